@@ -1,4 +1,4 @@
-"""The ring that talks to a real Apache BookKeeper: its bookies, its auto-recovery, its shell and its Java client.
+"""The ring of a real Apache BookKeeper: its bookies, its auto-recovery, its shell and its Java client.
 
 One cluster and one Java machine serve every test of a session. A test that takes a bookie away gives it back
 (``taken_away``), or starts a cluster of its own with ``own_cluster``.
@@ -67,13 +67,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def apache_jvm() -> ApacheJvm:
-    """Programs that live for minutes, and start in two thirds of the time (``class_data``)."""
+    """Programs with a life of minutes, which start in two thirds of the time (``class_data``)."""
     return quick_jvm(_java(), find_apache_lib())
 
 
 @pytest.fixture(scope="session")
 def java_classes(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver, compiled once for each state of its sources, or each time where the cache cannot be written."""
+    """The driver, compiled once for each state of its sources, or each time if the cache is not writable."""
     try:
         return compiled_driver(apache_jvm.java, apache_jvm.lib)
     except OSError:
@@ -84,7 +84,7 @@ def java_classes(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def apache_cluster(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
-    """Five bookies of Apache's on a root that Apache's shell made; the last two keep their indexes in RocksDB."""
+    """Five Apache bookies on a root made by Apache's shell; the last two keep their indexes in RocksDB."""
 
     async def start() -> ApacheCluster:
         cluster = await start_cluster(tmp_path_factory.mktemp("apache"), apache_jvm, bookies=BOOKIES_SORTED)
@@ -119,9 +119,9 @@ def _lent(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 async def lent(_lent: ApacheWorld) -> AsyncIterator[ApacheWorld]:
-    """Four bookies, without a ledger, for a test that may do with them as it likes: it is as if they were its own.
+    """Four bookies, without a ledger, for unrestricted use by a test, as if they were its own.
 
-    Each test gets them as the first one did: all running, nothing marked, every switch as it was.
+    Each test gets them in the same state as the first one: all running, nothing marked, every switch as it was.
     """
     await as_at_first(_lent)
     yield _lent
@@ -146,7 +146,7 @@ def shadow(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
 async def no_tasks(apache_cluster: ApacheCluster) -> AsyncIterator[None]:
     """The shared cluster has no task before the test and none after it.
 
-    A writer of ours that did not wait for all copies marks its ledger when it is closed, and a recovery may as well.
+    Our writer marks its ledger at close if it did not wait for all copies, and a recovery may as well.
     """
     async with await connect(apache_cluster.metadata_uri) as client:
         await no_tasks_in(client)
@@ -170,7 +170,7 @@ async def apache_metadata(apache_store: ZooKeeperStore, apache_cluster: ApacheCl
 
 @pytest.fixture
 async def taken_away(apache_cluster: ApacheCluster) -> AsyncIterator[Callable[[ApacheBookie], Awaitable[None]]]:
-    """Stop a bookie of the shared cluster in order; it is back at the end of the test."""
+    """Stop a bookie of the shared cluster in order; it is restarted at the end of the test."""
     stopped: list[ApacheBookie] = []
 
     async def take(bookie: ApacheBookie) -> None:

@@ -43,7 +43,7 @@ class JavaError(Exception):
 
 @dataclass(frozen=True)
 class JavaEntry:
-    """An entry as Apache's client gave it to its caller."""
+    """An entry as returned by Apache's client."""
 
     entry_id: int
     length: int
@@ -54,7 +54,7 @@ class JavaEntry:
 
 @dataclass(frozen=True)
 class JavaState:
-    """What a handle of Apache's knows of its ledger."""
+    """The view of a ledger in a handle of Apache's client."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -64,7 +64,7 @@ class JavaState:
 
 @dataclass(frozen=True)
 class JavaHandle:
-    """A ledger that Apache's client has created or opened."""
+    """A ledger created or opened by Apache's client."""
 
     driver: JavaDriver
     name: str
@@ -79,10 +79,10 @@ class JavaHandle:
         ids: Sequence[int] | None = None,
         is_aloud: bool = False,
     ) -> JavaState:
-        """Append ``count`` entries (or those of ``ids``, for own ids) whose payloads are ``payload(seed, id, size)``.
+        """Append ``count`` entries (or those of ``ids``, for own ids) with the payloads ``payload(seed, id, size)``.
 
-        The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns once every entry is acknowledged. With
-        ``is_aloud`` the process prints each acknowledged entry before that (``JavaDriver.acknowledged``).
+        The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns after every entry is acknowledged. With
+        ``is_aloud`` the process prints each acknowledged entry before the return (``JavaDriver.acknowledged``).
         """
         more: dict[str, Any] = {} if ids is None else {"ids": list(ids)}
         if is_aloud:
@@ -90,9 +90,9 @@ class JavaHandle:
         return _state(await self._call("write", count=count, seed=seed, sizes=list(sizes), **more))
 
     async def write_past_a_loss(self, count: int, *, seed: str = "", sizes: Sequence[int] = (100,)) -> None:
-        """Append ``count`` entries after a bookie has gone: one at a time until the writer has replaced it.
+        """Append ``count`` entries after the loss of a bookie: one at a time until the writer has replaced it.
 
-        All of a burst may be acknowledged by the other bookies before the writer is refused by this one; it would then
+        The other bookies may acknowledge a whole burst before this one refuses the writer; the writer would then
         replace it with its next entry.
         """
         before = await self._fragments()
@@ -116,16 +116,16 @@ class JavaHandle:
         return _state(await self._call("handle"))
 
     async def last_add_confirmed(self) -> int:
-        """Ask the bookies."""
+        """Read it from the bookies."""
         return int((await self._call("read_lac"))["lac"])
 
     async def wait_last_add_confirmed(self, entry_id: int, timeout_ms: int) -> tuple[int, list[JavaEntry]]:
-        """Long poll for ``entry_id``: the last add confirmed, and the entry if it came."""
+        """Long poll for ``entry_id``; returns the last add confirmed, and the entry if it was sent."""
         answer = await self._call("wait_lac", entry=entry_id, timeout_ms=timeout_ms)
         return int(answer["lac"]), [_entry(one) for one in answer["entries"]]
 
     async def force(self) -> JavaState:
-        """Have every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
+        """Make every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
         return _state(await self._call("force"))
 
     async def close(self) -> JavaState:
@@ -141,9 +141,9 @@ class JavaHandle:
 
 @dataclass
 class JavaDriver:
-    """The Java machine that runs the commands. ``call`` runs any; the other methods are for the frequent ones.
+    """The Java machine for the commands. ``call`` runs any; the other methods are for the frequent ones.
 
-    Clients are named: ``v3`` and ``v2`` (protocol version 2) are there, others come from ``new_client``.
+    Clients have names: ``v3`` and ``v2`` (protocol version 2) exist from the start, ``new_client`` makes others.
     """
 
     process: ManagedProcess
@@ -157,7 +157,7 @@ class JavaDriver:
         write_log_settings(logging, is_shell=False)
         command = jvm.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
         at = command.index("-cp") + 1
-        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin as that of the archive
+        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin with that of the archive
         process = ManagedProcess.start("java driver", command, log_path=directory / "log.txt")
         ready = await process.wait_for_line(r"^driver ready on (\d+)$", STATE_S)
         return cls(process, int(ready[1]))
@@ -167,12 +167,12 @@ class JavaDriver:
         await self.process.stop()
 
     async def kill9(self) -> None:
-        """SIGKILL, and wait until it is gone; commands under way fail."""
+        """Send SIGKILL and wait for the end of the process; commands under way fail."""
         self.process.kill9()
         await self.process.wait(STATE_S)
 
     def acknowledged(self, ledger_id: int) -> list[int]:
-        """The entries that the process has printed as acknowledged so far, between the lines of its log."""
+        """Return the entries printed by the process as acknowledged so far, between the lines of its log."""
         said = self.process.log_path.read_text(errors="replace")
         return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
 
@@ -202,7 +202,7 @@ class JavaDriver:
         await self.call("client", name=name, v2=v2, settings=dict(settings or {}), **more)
 
     async def drop_client(self, name: str) -> None:
-        """End a client without closing what it writes, as a process that dies does. Fine if there is none."""
+        """End a client without closing its ledgers, as if its process died. It is no error if there is none."""
         await self.call("drop_client", name=name)
 
     async def create(
@@ -297,7 +297,7 @@ def find_javac(java: Java) -> Path | None:
 
 
 def payload(seed: str, entry_id: int, size: int) -> bytes:
-    """What ``JavaHandle.write`` writes."""
+    """Return a payload as written by ``JavaHandle.write``."""
     blocks = (hashlib.sha256(f"{seed}/{entry_id}/{block}".encode()).digest() for block in range(-(-size // 32)))
     return b"".join(blocks)[:size]
 
@@ -308,7 +308,7 @@ def payloads(seed: str, ids: Sequence[int], sizes: Sequence[int]) -> list[bytes]
 
 
 def expected(contents: Sequence[bytes], first: int = 0) -> list[JavaEntry]:
-    """What Apache's client must read for these payloads, if all entries before ``first`` are empty."""
+    """Return the entries Apache's client must read for these payloads, if all entries before ``first`` are empty."""
     entries, length = [], 0
     for entry_id, content in enumerate(contents, first):
         length += len(content)

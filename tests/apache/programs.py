@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended."""
+    """A finished program."""
 
     exit_code: int
     printed: str
@@ -42,7 +42,7 @@ class Ended:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What it printed, as JSON."""
+        """Return its output, as JSON."""
         found: dict[str, Any] = json.loads(self.printed)
         return found
 
@@ -71,11 +71,11 @@ class Audit(Protocol):
     async def __call__(
         self, uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any
     ) -> dict[str, Any]:
-        """Run a check, which must succeed; its summary. Settings as for ``AuditSettings``."""
+        """Run a check, which must succeed, and return its summary. Settings as for ``AuditSettings``."""
 
 
 def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
-    """Checks that use a Spark session that is there; all else is done as by the command, marking included."""
+    """Checks in an existing Spark session; all else is done as by the command, marking included."""
 
     lend_session(monkeypatch, spark)
 
@@ -93,11 +93,11 @@ class Comparison(Protocol):
     """Compares with Apache's marks in this process, as ``bkheal audit shadow`` does; see the fixture ``shadow``."""
 
     async def __call__(self, uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
-        """Exit code and document of a comparison, to which a loss is old enough after ``settle_s``."""
+        """Return exit code and document of a comparison, which counts losses older than ``settle_s``."""
 
 
 def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
-    """Comparisons that use a Spark session that is there; all else is done as by the command."""
+    """Comparisons in an existing Spark session; all else is done as by the command."""
     lend_session(monkeypatch, spark)
 
     async def shadow(uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
@@ -119,7 +119,7 @@ def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Compariso
 
 
 async def audit_process(uri: str, directory: Path, *more: str) -> dict[str, Any]:
-    """Run ``bkheal audit run`` with these options, which must succeed; its summary."""
+    """Run ``bkheal audit run`` with these options, which must succeed, and return its summary."""
     where = str(directory / "reports")
     ended = await bkheal("audit", "run", "--report-dir", where, "--output", "json", *more, uri=uri)
     assert ended.exit_code == 0, ended.errors
@@ -134,7 +134,7 @@ class Replicator:
 
     @classmethod
     async def start(cls, uri: str, directory: Path, *more: str, config: Path | None = None) -> Replicator:
-        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows that file."""
+        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows the file."""
         directory.mkdir(parents=True, exist_ok=True)
         program = ("replicator",) if config is None else ("auditor.cli.main", "replicator", "--config", str(config))
         command = [sys.executable, "-m", *program, "--metadata-uri", uri, "--output", "json", *more]
@@ -149,13 +149,13 @@ class Replicator:
 
     @property
     def repaired(self) -> Sequence[int]:
-        """Ledgers that its log names as repaired, in order."""
+        """Return the ledgers repaired according to its log, in order."""
         return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
 
     async def wait(self, deadline_s: float = PROGRAM_S) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end, and return the exit code."""
         return await self.process.wait(deadline_s)
 
     async def stop(self) -> None:
-        """SIGTERM and wait."""
+        """Send SIGTERM and wait."""
         await self.process.stop(STATE_S)

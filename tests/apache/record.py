@@ -1,7 +1,8 @@
-"""Record what a real Apache cluster writes and sends into ``tests/data/apache``: ``python -m tests.apache.record``.
+"""Record the data written and sent by a real Apache cluster: ``python -m tests.apache.record``.
 
-Unit tests hold our codecs to these files, on machines without Java and Apache's jars. Recorded anew, ids, times and
-ports differ; the tests know no particular ones. Directories have neutral names, and this machine's name is replaced.
+The files are in ``tests/data/apache``. Unit tests compare our codecs with these files, on machines without Java and
+Apache's jars. A new recording has other ids, times and ports; the tests depend on no particular ones. Directories have
+neutral names, and this machine's name is replaced.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MADE_BY: Final = f"Apache BookKeeper {APACHE_VERSION}"
 
 
 async def record(directory: Path) -> None:
-    """Start a cluster in ``directory``, go through every kind of node, entry and message, write the files."""
+    """Start a cluster in ``directory``, produce every kind of node, entry and message, and write the files."""
     async with await ApacheCluster.start(directory / "cluster", bookies=4, is_zookeeper_durable=False) as cluster:
         classes = directory / "classes"
         await asyncio.to_thread(compile_java, cluster.jvm.java, cluster.jvm.lib, classes)
@@ -64,7 +65,7 @@ async def record(directory: Path) -> None:
 
 
 async def record_handshakes(directory: Path) -> None:
-    """Start a bookie with TLS and logins and one with neither, knock at both, write the file."""
+    """Start a bookie with TLS and logins and one with neither, connect to both, and write the file."""
     (directory / "pem").mkdir(parents=True)
     host = certificate(directory / "pem", "bookie", "IP:127.0.0.1")
     assert host.cert
@@ -103,9 +104,9 @@ async def entries(java: JavaDriver, cluster: ApacheCluster) -> list[dict[str, An
 
 
 async def frames(java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore) -> list[dict[str, Any]]:
-    """Frames of each operation of Apache's client. Its one bookie is a proxy, registered under a root of its own."""
+    """Frames of each operation of Apache's client. Its only bookie is a proxy, registered under a separate root."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
-    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under that root
+    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under the new root
     async with RecordingProxy(own.port) as proxy:
         bookie = await _registered(proxy, store)
         uri = _wire_uri(cluster)
@@ -126,7 +127,7 @@ async def _operations(
     found: list[tuple[str, dict[str, Any]]] = []
 
     def take(operation: str) -> None:
-        """Requests of both kinds of connection: a client of version 2 asks some things by version 3."""
+        """Take requests of both kinds of connection: a client of version 2 sends some requests by version 3."""
         for frame in proxy.frames:
             found.append((operation, {"is_request": frame.is_request, "body": frame.body.hex()}))
         proxy.frames.clear()
@@ -226,7 +227,7 @@ def _frame(wire: str, operation: str, frame: Frame) -> dict[str, Any]:
 
 
 async def _registered(proxy: RecordingProxy, store: ZooKeeperStore) -> str:
-    """Register the proxy as the bookie of a root of its own; the bookie's id."""
+    """Register the proxy as the bookie of a separate root, and return the bookie's id."""
     bookie = f"127.0.0.1:{proxy.port}"
     info = ServiceInfo((Endpoint("bookie", "127.0.0.1", proxy.port, PROTOCOL_APACHE),))
     await store.create(f"{WIRE_ROOT}/available/{bookie}", encode_service_info(info), is_ephemeral=True)

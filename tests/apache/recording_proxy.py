@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and one bookie that keeps every frame that passes, up to the beginning of TLS."""
+"""A TCP proxy between a client and one bookie, which keeps every passing frame up to the beginning of TLS."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RecordingProxy:
 
 
 def _begins_tls(frame: Frame) -> bool:
-    """Whether what follows in this direction is encrypted, or nothing."""
+    """Return whether the rest of this direction is encrypted, or empty."""
     if frame.body[0] == v2.VERSION:
         return False
     message = pb.Request if frame.is_request else pb.Response

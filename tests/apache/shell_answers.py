@@ -1,4 +1,4 @@
-"""What Apache's shell prints about ledgers, to be held against what our client reads."""
+"""The output of Apache's shell about ledgers, for comparison with our client's reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def printed_metadata(cluster: ApacheCluster, ledger_id: int) -> str:
 
 
 def as_printed(metadata: LedgerMetadata) -> str:
-    """The line that Apache's shell must print for metadata as we read it, without custom metadata."""
+    """Return the line expected from Apache's shell for the metadata as we read it, without custom metadata."""
     fields: list[tuple[str, object]] = [
         ("formatVersion", metadata.format_version),
         ("ensembleSize", metadata.ensemble_size),
@@ -59,7 +59,7 @@ def as_printed(metadata: LedgerMetadata) -> str:
 
 
 async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: bytes) -> list[PrintedEntry]:
-    """Every entry that ``readledger`` prints, with the bytes of its dump."""
+    """Return every entry printed by ``readledger``, with the bytes of its dump."""
     printed = await cluster.shell(
         *("-entryformat", "hex", "readledger", "-msg", "-ledgerid", str(ledger_id)),
         extra={"passwd": password.decode()},
@@ -68,13 +68,13 @@ async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: byte
 
 
 def entry_ids_in(printed: str, ledger_id: int) -> list[int]:
-    """The entries of a ledger that ``readledger`` printed without their bytes."""
+    """Return the entries of a ledger printed by ``readledger`` without their bytes."""
     found = (_header(line) for line in printed.splitlines())
     return [int(each["entry"]) for each in found if each and int(each["ledger"]) == ledger_id]
 
 
 def entries_of(ledger_id: int, payloads: Sequence[bytes]) -> Iterator[PrintedEntry]:
-    """What ``readledger`` must print for a ledger of these payloads."""
+    """Yield the expected output of ``readledger`` for a ledger of these payloads."""
     length = 0
     for entry_id, payload in enumerate(payloads):
         length += len(payload)

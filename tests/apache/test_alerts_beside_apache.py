@@ -1,7 +1,7 @@
 """Apache's auditor leads and its workers repair: a real Prometheus with the chart's alerts, fed by ``bkheal exporter``.
 
-An auditor of bkheal stands by. Every bookie is in every ensemble, so Apache's workers cannot repair what a lost bookie
-held until it returns, and the backlog is there to be seen.
+An auditor of bkheal stands by. Every bookie is in every ensemble. Apache's workers cannot repair the copies of a lost
+bookie until it returns, and the backlog stays visible.
 """
 
 from __future__ import annotations

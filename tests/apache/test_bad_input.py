@@ -1,6 +1,6 @@
-"""What is wrong is refused or reported, and nothing is changed: passwords, digest types, keys, a bookie that is silent.
+"""Bad input is refused or reported, and nothing is changed: passwords, digest types, keys, a silent bookie.
 
-On Apache's bookies, which check the key of a ledger themselves.
+The tests use Apache's bookies, which check the key of a ledger themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.apache
 
 Take = Callable[[ApacheBookie], Awaitable[None]]
 OLD = "keeps no passwords"
-"""A client that writes metadata of format 1, which has no place for a password or a digest type."""
+"""A client that writes metadata of format 1, which has no field for a password or a digest type."""
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ async def old(java: JavaDriver) -> AsyncIterator[str]:
 
 
 async def node(client: ConnectedBookKeeper, ledger_id: int) -> tuple[bytes, int]:
-    """A ledger's metadata as it is stored, and how often it was written."""
+    """Return a ledger's stored metadata, and the number of its writes."""
     found = await client.store.get(client.ports.ledgers.path(LedgerId(ledger_id)))
     return found.data, found.stat.version
 
 
 async def refused(uri: str, *arguments: str) -> None:
-    """A command that ends with one sentence about the password."""
+    """Run a command, which must end with one sentence about the password."""
     ended = await bkheal(*arguments, uri=uri)
     assert (ended.exit_code, ended.printed, ended.errors.count("\n")) == (1, "", 1), (arguments, ended)
     assert "password" in ended.errors
@@ -83,7 +83,7 @@ async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
     """The metadata keeps no password, so only the bookies can check it."""
     uri = apache_cluster.metadata_uri
     handle = await java.create(3, 2, 2, digest="CRC32", password=PASSWORD, client=old)
-    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has not heard of the ledger
+    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has no data of the ledger
     before, ledger = await node(client, handle.ledger_id), str(handle.ledger_id)
     assert before[0].startswith(b"BookieMetadataFormatVersion\t1")
     await asyncio.gather(
@@ -104,7 +104,7 @@ async def closed(handle: JavaHandle, digest: str) -> Ledger:
 
 
 async def endings(replicator: Replicator) -> dict[int, Mapping[str, Any]]:
-    """How the latest turn of each ledger ended."""
+    """Return the end of the latest turn of each ledger."""
     return {event["ledger_id"]: event for event in replicator.events() if "ending" in event}
 
 
@@ -132,7 +132,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     taken_away: Take,
     tmp_path: Path,
 ) -> None:
-    """The one bookie that is left over knows a ledger by another key; another ledger's metadata has no digest type."""
+    """The only spare bookie has another key for one ledger; another ledger's metadata has no digest type."""
     lost, bookies = apache_cluster.bookies[1], {bookie.bookie_id for bookie in apache_cluster.bookies}
     sound = await closed(await on(java, {lost.bookie_id}, 4, 2, 2, password=PASSWORD), "CRC32C")
     another_key = await closed(await on(java, {lost.bookie_id}, 4, 2, 2, password=PASSWORD), "CRC32C")
@@ -185,14 +185,14 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
     try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
         await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
-        await expire(apache_cluster.zookeeper, silent.running)  # until then it may be chosen to take copies
+        await expire(apache_cluster.zookeeper, silent.running)  # before that it may be chosen as a target for copies
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
         told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "the outcome of that one too")
         assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
         assert told[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before
         assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
-    finally:  # one that only went on would register again after another session timeout
+    finally:  # after a mere resume, it would register again only after another session timeout
         await silent.stop()
         await silent.start()
     await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired")

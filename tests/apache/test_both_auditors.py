@@ -1,4 +1,4 @@
-"""Apache's auditor and ours as candidates of one election: whichever leads, the loss of a bookie is found, once."""
+"""Apache's auditor and ours as candidates of one election: each leader finds the loss of a bookie, once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.deadlines import PROGRAM_S, STATE_S
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 SESSION_TIMEOUT_S = 40
-"""The longest that an auditor takes; ``ApacheWorld.kill9`` ends sessions."""
+"""The maximum an auditor accepts; ``ApacheWorld.kill9`` ends sessions."""
 LONG_S = 4321
 """Much longer than any test."""
 
@@ -51,7 +51,7 @@ async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    """Ends what it holds, also after a failure."""
+    """Closes its contents at the end, also after a failure."""
     async with AsyncExitStack() as held:
         yield held
 
@@ -86,11 +86,11 @@ class Auditor:
         return self
 
     async def lost(self) -> list[str]:
-        """Bookies that it knows to be lost and will look after in time."""
+        """Return the bookies known to it as lost, with a check due."""
         return [lost["bookie_id"] for lost in (await self.status())["bookies"]["lost"]]
 
     async def status(self) -> Any:
-        """What it knows."""
+        """Return its status."""
 
         def get() -> Any:
             with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=STATE_S) as answer:
@@ -117,7 +117,7 @@ async def all_agree_on(here: ApacheWorld, name: str) -> None:
 async def marked_once(
     here: ApacheWorld, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie
 ) -> None:
-    """Every ledger is marked for that bookie, and was marked by one and the same write."""
+    """Every ledger is marked for the lost bookie, by a single write."""
     wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
     await until(here.tasks, lambda found: found == wanted, "every ledger is marked", PROGRAM_S)
     for ledger in ledgers:
@@ -140,7 +140,7 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await until(lambda: candidates(client), lambda count: count == 2, "both stand for election")
     await all_agree_on(here, our_name)
 
-    # Our auditor reads the delay that Apache's shell sets.
+    # Our auditor reads the delay set by Apache's shell.
     await cluster.shell("lostbookierecoverydelay", "-set", str(LONG_S))
     delay = await bkheal("recovery", "delay", "--output", "json", uri=here.uri)
     assert delay.document["lost_bookie_delay_seconds"] == LONG_S
@@ -149,10 +149,10 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     (waiting,) = (await ours.status())["bookies"]["lost"]
     assert waiting["audit_due"] is not None
     assert await here.tasks() == {}
-    await cluster.shell("lostbookierecoverydelay", "-set", "1")  # which is the least that it takes
+    await cluster.shell("lostbookierecoverydelay", "-set", "1")  # the minimum it accepts
     await marked_once(here, client, ledgers, first)
     await first.start()
-    await no_work_left(here, client)  # Apache's worker finds that nothing is missing any more
+    await no_work_left(here, client)  # Apache's worker finds nothing missing any more
 
     await here.kill9(ours.process)
     await second.stop()
@@ -162,7 +162,7 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await second.start()
     await no_work_left(here, client)
 
-    # Apache's auditor reads the delay that our command sets.
+    # Apache's auditor reads the delay set by our command.
     assert (await bkheal("recovery", "delay", str(LONG_S), uri=here.uri)).exit_code == 0
     assert str(LONG_S) in await cluster.shell("lostbookierecoverydelay", "-get")
     await third.stop()
@@ -184,7 +184,7 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await marked_once(here, client, ledgers, first)
     await all_agree_on(here, await leader(client))
     bookies = [bookie.bookie_id for bookie in cluster.bookies]
-    await nothing_strange(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks are there
+    await nothing_strange(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks exist
     await first.start()
     await again.process.stop(STATE_S)
     await all_is_well(here.java, ledgers)

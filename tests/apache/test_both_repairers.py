@@ -1,4 +1,4 @@
-"""Apache's replication worker and ours in one cluster: each repairs what the other's side found, and both at once."""
+"""Apache's replication worker and ours in one cluster: each repairs the other side's findings, and both run at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.deadlines import STATE_S
 pytestmark = pytest.mark.apache
 
 SHAPES = ((3, 3, 3), (3, 2, 2), (4, 2, 2), (2, 2, 2))
-"""Acknowledged by all who keep a copy, so that nothing is short but what the tests take away."""
+"""Every bookie with a copy acknowledges, so only the copies taken away by the tests are missing."""
 UNSETTLED = 75
 
 
@@ -56,7 +56,7 @@ async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 
 async def write_backlog(here: ApacheWorld, count: int) -> list[Ledger]:
-    """Closed ledgers of several shapes; every third has a second fragment, made while a bookie was away."""
+    """Write closed ledgers of several shapes; every third has a second fragment, made while a bookie was away."""
     java = here.java
 
     async def one(number: int) -> tuple[JavaHandle, str]:
@@ -78,14 +78,14 @@ async def write_backlog(here: ApacheWorld, count: int) -> list[Ledger]:
 
 
 def throttle(config: Path, bytes_per_second: int) -> None:
-    """Bound what replicators that follow ``config`` copy; 0 for no bound."""
+    """Limit the copying of the replicators with ``config``; 0 for no limit."""
     made = config.with_suffix(".new")
     made.write_text(f"[replicator]\nbytes_per_second = {bytes_per_second}\n")
     made.rename(config)
 
 
 async def waits_for_the_switch(here: ApacheWorld, recovery: ApacheServer) -> None:
-    """Wait until Apache's worker has seen that recovery is off and waits for it to be on."""
+    """Wait until Apache's worker has found recovery disabled and waits until it is enabled."""
     jstack = here.cluster.jvm.java.executable.with_name("jstack")
 
     async def threads() -> str:
@@ -134,7 +134,7 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
         return hurt - left.keys() - {ledger_id for replicator in ours for ledger_id in replicator.repaired}
 
     assert (await bkheal("recovery", "enable", uri=here.uri)).exit_code == 0
-    # Our workers wait in their first or second ledger. Each may have repaired one that is not yet in its log.
+    # Our workers wait in their first or second ledger. Each may have repaired one before its log shows it.
     await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some")
     throttle(config, 0)
     for replicator in ours:
@@ -144,13 +144,13 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
 
     after = await seen(here.java, ledgers)
     by_us = [ledger_id for replicator in ours for ledger_id in replicator.repaired]
-    assert len(by_us) == len(set(by_us))  # none by both of ours
+    assert len(by_us) == len(set(by_us))  # none by both of our workers
     assert set(by_us) < hurt  # some by each side
     assert by_us
     for ledger in ledgers:
         was, now = before[ledger.ledger_id], after[ledger.ledger_id]
         writes, fragments = now.version - was.version, was.fragments_with(lost)
-        # Apache writes once for each fragment, we once for all: more would mean that both had repaired it.
+        # Apache writes once for each fragment, we once for all: more writes would mean a repair by both.
         assert writes == (min(fragments, 1) if ledger.ledger_id in by_us else fragments), (ledger, was, now)
     await nothing_was_copied_twice(here, after, hurt)
     await judged(here, ledgers, before, after, lost)
@@ -163,7 +163,7 @@ def most_named(found: dict[int, Seen], among: Sequence[ApacheBookie]) -> str:
 
 
 async def nothing_was_copied_twice(here: ApacheWorld, after: dict[int, Seen], hurt: set[int]) -> None:
-    """A bookie that no fragment names got nothing either: no copy was wasted."""
+    """A bookie named by no fragment has no entries either: no copy was wasted."""
     strays = [
         (bookie.bookie_id, ledger_id)
         for ledger_id in sorted(hurt)
@@ -197,14 +197,14 @@ async def make_read_only(bookie: ApacheBookie) -> None:
 async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_and_takes_nothing(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
-    """No bookie is left over when Apache's auditor marks, so that its own worker cannot repair."""
+    """When Apache's auditor marks, no spare bookie exists for its own worker, which cannot repair."""
     cluster, java = here.cluster, here.java
     for _ in range(4 - len(here.running)):
         await cluster.add_bookies(1)
     width = len(here.running)
     ledgers = await written(java, ((width, 2, 2), (width, 3, 2), (width, width, 2)), 9)
     reader, first, second = here.running[:3]
-    await make_read_only(reader)  # a copy that it has is the only one left of every fourth pair
+    await make_read_only(reader)  # it has the only remaining copy of every fourth pair
 
     await here.kill9(first)
     recovery = await cluster.start_auto_recovery(QUICK)

@@ -1,4 +1,4 @@
-"""Collectors of surplus copies beside slow repairs of the other kind: the lock keeps them from half a copy."""
+"""Collectors of surplus copies beside slow repairs of the other kind: the lock protects half a copy from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.sessions import LONG_SESSION_S
 pytestmark = pytest.mark.apache
 
 COLLECTS_OFTEN = {
-    # Without a table in memory, in which the collector would not see a ledger before there are megabytes of it.
+    # Without a table in memory: a ledger in it stays invisible to the collector until there are megabytes of data.
     "ledgerStorageClass": "org.apache.bookkeeper.bookie.InterleavedLedgerStorage",
     "gcWaitTime": "1000",
     "gcOverreplicatedLedgerWaitTime": "1000",
@@ -45,10 +45,10 @@ COLLECTS_OFTEN = {
     "majorCompactionInterval": "0",
 }
 ENTRIES, SIZE = 160, 60_000
-"""Much more than one request carries, so that a slow repair stands still in the middle."""
+"""Much more than one request carries, so a slow repair stands still in the middle."""
 RECOVERY_ADD = 2
 PASSES = 2
-"""Surplus copies that are deleted one after the other while a copy is paused: a whole pass between them."""
+"""Surplus copies deleted one after the other during the pause of a copy: a whole pass lies between them."""
 KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
 
 
@@ -66,11 +66,11 @@ async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 
 async def write_large(java: JavaDriver) -> int:
-    """A closed ledger with three copies of every entry; written after those whose copies Apache's collector will find.
+    """Write a closed ledger with three copies of every entry, after the ledgers with copies for Apache's collector.
 
-    Apache's collector (4.17.3) closes its ZooKeeper session after the last ledger that a bookie has, perhaps before it
-    has released that ledger's lock, which is then tried for ever on the thread that brings all answers of ZooKeeper. It
-    does not happen to a ledger that another one follows.
+    Apache's collector (4.17.3) closes its ZooKeeper session after the last ledger of a bookie, perhaps before it has
+    released the ledger's lock. It then retries the release for ever on the thread that delivers all answers of
+    ZooKeeper. A ledger followed by another one is not affected.
     """
     handle = await java.create(3, 3, 3, password=PASSWORD)
     await handle.write(ENTRIES, seed="large", sizes=(SIZE,))
@@ -79,7 +79,7 @@ async def write_large(java: JavaDriver) -> int:
 
 
 async def surplus_for(here: ApacheWorld, client: ConnectedBookKeeper, lost: str) -> list[Ledger]:
-    """Ledgers with one copy each, none of them on the bookie that will be lost."""
+    """Write ledgers with one copy each, none of them on the bookie to be lost."""
     found: list[Ledger] = []
     for _ in range(50):
         (ledger,) = await written(here.java, ((1, 1, 1),), 1, entries=4)
@@ -93,7 +93,7 @@ async def surplus_for(here: ApacheWorld, client: ConnectedBookKeeper, lost: str)
 
 
 async def collected(here: ApacheWorld, surplus: Sequence[Ledger], target: str) -> None:
-    """Give ``target`` copies that it should not have, each after the one before was deleted."""
+    """Give ``target`` surplus copies, each after the deletion of the one before."""
     for ledger in surplus:
         (holder,) = (await seen(here.java, [ledger]))[ledger.ledger_id].members
         where = {"ledger": ledger.ledger_id, "entry": 3}
@@ -116,7 +116,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
 async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
-    """The copy stands still at one byte a second until the collector has been by, then goes on at full speed."""
+    """The copy is slowed to one byte a second until the collector has passed, then continues at full speed."""
     java = here.java
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)
@@ -160,7 +160,7 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
 async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
-    """The slow worker dies in the middle; a quick one does all of it again."""
+    """The slow worker dies in the middle; a quick one repeats the whole repair."""
     java = here.java
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)

@@ -26,14 +26,14 @@ UNAVAILABLE_NAME = "nowhere:3181"
 
 
 async def printed(uri: str, *arguments: str) -> str:
-    """What a command that must succeed prints."""
+    """Return the output of a command, which must succeed."""
     ended = await bkheal(*arguments, uri=uri)
     assert ended.exit_code == 0, (arguments, ended.errors)
     return ended.printed
 
 
 async def document(uri: str, *arguments: str) -> dict[str, Any]:
-    """What a command that must succeed prints as JSON."""
+    """Return the JSON output of a command, which must succeed."""
     found: dict[str, Any] = json.loads(await printed(uri, *arguments, "--output", "json"))
     return found
 

@@ -49,9 +49,9 @@ class Written:
 
 
 async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
-    """Ledgers of every digest, over both wires, striped and not, some of several fragments; one left open.
+    """Write ledgers of every digest, over both wires, striped and not, some of several fragments; one is left open.
 
-    The bookie that stops for a while is the one that the tests remove later.
+    The bookie stopped for a while is the one removed later by the tests.
     """
     open_handles: list[tuple[JavaHandle, Written]] = []
     for digest in DIGESTS:
@@ -102,7 +102,7 @@ async def members(java: JavaDriver, ledger: Written) -> set[str]:
 
 
 def ids_in(printed: str) -> set[int]:
-    """Ledger ids that Apache's shell listed, one a line: by themselves, and since 4.18 as an attribute."""
+    """Return the ledger ids listed by Apache's shell, one a line: by themselves, and since 4.18 as an attribute."""
     return {int(first or second) for first, second in re.findall(r"^(\d+)\b|\bledgerId=(\d+)", printed, re.MULTILINE)}
 
 
@@ -114,7 +114,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
     *closed, left_open = ledgers
     uri, lost = cluster.metadata_uri, victim.bookie_id
     assert (await audit(uri, tmp_path, is_dry_run=True))["verdict"] == "clean"
-    # What was acknowledged before its writer gave the stopped bookie up may be missing there, and nowhere else.
+    # Only there, entries acknowledged before the writer replaced the stopped bookie may be missing.
     assert await short_bookies(java, closed) <= {lost}
 
     async with await connect(uri) as client:
@@ -158,7 +158,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
 async def check_copies(
     java: JavaDriver, client: ConnectedBookKeeper, ledger: Written, lost: BookieId, before: set[str]
 ) -> None:
-    """Each member holds all that its position stores; those that took over hold nothing else."""
+    """Each member holds all entries of its position; the new members hold nothing else."""
     found = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
     assert found.last_entry_id == ledger.entries - 1
     stored: Counter[str] = Counter()
@@ -177,7 +177,7 @@ async def check_copies(
 
 
 async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> None:
-    """Our client reads every byte, of an open ledger what is confirmed; Apache's shell prints what we read."""
+    """Our client reads every byte, of an open ledger the confirmed ones; Apache's shell prints the same."""
     read: dict[int, list[bytes]] = {}
     for ledger in ledgers:
         reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)

@@ -1,4 +1,4 @@
-"""Apache's bookies hang after they listed the entries of too many ledgers. Ours repair and audit without lists."""
+"""Apache's bookies hang after listing the entries of too many ledgers. Ours repair and audit without lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sessions import kill9
 pytestmark = [pytest.mark.apache, pytest.mark.long]
 
 PAGES = 16
-"""Of the index cache of each bookie; the bookies hold many more ledgers."""
+"""Pages of the index cache of each bookie; the bookies hold many more ledgers."""
 LEDGERS = 40
 
 

@@ -1,4 +1,4 @@
-"""Bookies that take larger frames than Apache's do by default, as Pulsar's with a raised `maxMessageSize`."""
+"""Bookies with a larger frame limit than Apache's default, like Pulsar's with a raised `maxMessageSize`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.apache
 FRAME_BYTES = 20 << 20
 LARGE = 9_000_000
 SIZES = (100, 100, LARGE, 100, 3000, 0, LARGE, 1)
-"""Two of the large ones, so that every member of an ensemble of 3 has one."""
+"""Two large ones give every member of an ensemble of 3 one of them."""
 TOLD = "exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
@@ -63,7 +63,7 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
         )
         await without.stop()
         assert len(await client.ports.tasks.list()) == len(ledgers)
-        assert not await client.parked.list()  # nothing is final about it
+        assert not await client.parked.list()  # the failure is not final
 
         replicator = await Replicator.start(uri, tmp_path / "with", "--once", *option)
         assert await replicator.wait() == 0

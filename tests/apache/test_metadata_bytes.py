@@ -1,4 +1,4 @@
-"""Ledger metadata that Apache's client wrote, read and written again by ours: not one byte differs."""
+"""Ledger metadata written by Apache's client, read and written again by ours: not one byte differs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def client_of(java: JavaDriver) -> Callable[[int], str]:
 
 
 class Ledgers:
-    """Reads nodes of ledgers as bytes and as our values, and holds the two against each other."""
+    """Reads nodes of ledgers as bytes and as our values, and compares the two."""
 
     def __init__(self, store: ZooKeeperStore, cluster: Cluster) -> None:
         self.store = store
         self.ledgers = LedgerStore(store, cluster, random.Random(1))
 
     async def read(self, ledger_id: int) -> LedgerMetadata:
-        """Our reading of the node, once it was seen to give the same bytes again."""
+        """Return our reading of the node, after a check that it encodes to the same bytes."""
         path = self.ledgers.path(LedgerId(ledger_id))
         await self.store.sync(path)
         data = (await self.store.get(path)).data
@@ -71,7 +71,7 @@ def ledgers(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Ledgers:
 
 
 def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
-    """Apache writes the bytes that we write; since 4.18 with other escapes in the text of format 2.
+    """Apache writes the same bytes as our codec; since 4.18 with other escapes in the text of format 2.
 
     4.18.0 writes ``??`` for a character beyond U+FFFF in a name of custom metadata.
     """
@@ -174,7 +174,7 @@ async def test_several_fragments_and_a_recovery_that_got_stuck(
     client_of: Callable[[int], str],
     number: int,
 ) -> None:
-    """A bookie goes while a ledger is written, and all but one when another is recovered."""
+    """A bookie is lost while a ledger is written, and all but one while another is recovered."""
     by_id = {bookie.bookie_id: bookie for bookie in apache_cluster.bookies}
     handle = await java.create(3, 3, 2, custom=CUSTOM, client=client_of(number))
     await handle.write(3)
@@ -201,7 +201,7 @@ async def test_several_fragments_and_a_recovery_that_got_stuck(
 
 
 def crafted(rng: random.Random, number: int) -> LedgerMetadata:
-    """Metadata as any history may leave it."""
+    """Metadata as any history may produce it."""
     ensemble = rng.randint(1, 5)
     write_quorum = rng.randint(1, ensemble)
     firsts = sorted(rng.sample(range(1, 1000), rng.randint(0, 4)))
@@ -245,7 +245,7 @@ async def test_apache_reads_what_we_write_and_would_write_the_same(java: JavaDri
 async def test_listing_and_ids_are_those_of_apache(
     java: JavaDriver, ledgers: Ledgers, apache_store: ZooKeeperStore
 ) -> None:
-    """Ids of both clients come from the same counter, and long ids lie where both look for them."""
+    """Ids of both clients come from the same counter, and long ids have the path expected by both."""
     ours = LedgerStore(apache_store, ledgers.ledgers._cluster, random.Random(2))
     short = (await java.create(1, 1, 1)).ledger_id
     mine = await ours.new_id()

@@ -57,7 +57,7 @@ SHAPES = ((3, 3, 3), (3, 2, 2))
 
 @dataclass(frozen=True)
 class Mixed:
-    """A cluster of three bookies of each kind, and ledgers that are on one kind alone, or on both."""
+    """A cluster of three bookies of each kind, and ledgers on one kind alone, or on both."""
 
     world: ApacheWorld
     ours: Sequence[EmbeddedBookie]
@@ -90,7 +90,7 @@ async def start_all(bookies: Sequence[EmbeddedBookie]) -> None:
 
 
 async def both_versions(java: JavaDriver, shapes: Sequence[Sequence[int]]) -> list[Ledger]:
-    """By clients that have just connected: they know of the bookies that are there now, and of no others."""
+    """Write ledgers by newly connected clients, which see the current bookies and no others."""
     for wire in ("v2", "v3"):
         await java.drop_client(wire)
     return [ledger for wire in ("v2", "v3") for ledger in await written(java, shapes, 2 * len(shapes), client=wire)]
@@ -230,7 +230,7 @@ async def test_we_recover_on_both_kinds_what_either_writer_left_and_apaches_clie
 
 
 async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple[Ledger, BookieId]:
-    """A closed ledger that lacks one entry on one of its members, and that member: one of this kind."""
+    """Return a closed ledger with a missing entry on one of its members, and the member: one of this kind."""
     writer = await client.create_ledger(LedgerOptions(4, 3, 3), password=PASSWORD)
     await writer.abandon()
     ledger = Ledger(writer.ledger_id, "CRC32C", 20)
@@ -288,7 +288,7 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
     await no_work_left(here, client)
     await here.kill9(recovery)
     healed = await seen(java, mixed.ledgers)
-    for ledger in mixed.on_ours:  # the other two of ours were members already
+    for ledger in mixed.on_ours:  # our other two bookies were members already
         assert healed[ledger.ledger_id].members & mixed.their_names
     assert {key for key, one in before.items() if one.version != healed[key].version} == {
         key for key, one in before.items() if lost.bookie_id in one.members
@@ -299,7 +299,7 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
     await here.kill9(gone_too)
     await gone(client, gone_too.bookie_id)
     await audit(here.uri, tmp_path)
-    hurt = set(await here.tasks())  # those that other tests wrote among them
+    hurt = set(await here.tasks())  # ledgers of other tests may be among them
     assert hurt >= {key for key, one in healed.items() if gone_too.bookie_id in one.members}
     ours = await Replicator.start(here.uri, tmp_path / "ours", "--once")
     assert await ours.wait() == 0

@@ -1,8 +1,8 @@
 """A cluster as Pulsar's operators lay it out: a root inside another path, long ledger ids, metadata of Pulsar's own.
 
-Some ledgers have metadata of the older formats, as clusters that have been upgraded do. A bookie is lost and healed by
-us. Of the ledgers' metadata nothing changes but where the copies are, and in the tree
-that is Apache's there is nothing, before or after, that Apache has no name for.
+Some ledgers have metadata of the older formats, as in upgraded clusters. A bookie is lost and healed by us. In the
+ledgers' metadata only the places of the copies change. Apache's tree contains only nodes with a name known to Apache,
+before and after.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 PARENT, ROOT = "/pulsar/bk", "/pulsar/bk/ledgers"
 BOOKIES = [f"bk-of-pulsar-{number}" for number in (1, 2, 3, 4)]
 LOST, SPARE = b"bk-of-pulsar-2", b"bk-of-pulsar-4"
-"""Of the same length, so that swapping one for the other in the metadata moves no other byte."""
+"""Of the same length: a swap of one for the other in the metadata moves no other byte."""
 ENTRIES = 30
 IDS = (None, 2**31 - 2, 2**31 - 1, 1_234_567_890_123_456_789)
-"""None: whatever Apache's generator gives."""
+"""None stands for an id of Apache's generator."""
 PLACEMENT = {
     "policyClass": "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy",
     "properties": {"isolationBookieGroups": "group-1", "secondaryIsolationBookieGroups": "group-2"},
@@ -69,7 +69,7 @@ class NestedCluster(ApacheCluster):
 
     @property
     def metadata_uri(self) -> str:
-        """How clients reach the cluster."""
+        """Return the URI of the cluster."""
         return f"zk+{LayoutKind.LONG_HIERARCHICAL.value}://{self.zookeeper.connect_string}{ROOT}"
 
     async def _format(self, is_by_apache: bool) -> None:
@@ -83,7 +83,7 @@ class NestedCluster(ApacheCluster):
 
 @dataclass(frozen=True)
 class Nested:
-    """A cluster of three bookies, and ledgers that are on all of them."""
+    """A cluster of three bookies, and ledgers on all of them."""
 
     world: ApacheWorld
     ledgers: list[Ledger]
@@ -163,7 +163,7 @@ async def test_a_loss_is_healed_and_nothing_else_is_changed(
 
     lost = BookieId(LOST.decode())
     await here.kill9(here.bookie(lost))
-    await add_bookie(here, SPARE.decode())  # the only one to take over
+    await add_bookie(here, SPARE.decode())  # the only candidate for the copies
     await gone(client, lost)
     await audit_process(here.uri, tmp_path)
     everything = [*nested.ledgers, *nested.old]

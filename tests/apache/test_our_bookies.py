@@ -1,4 +1,4 @@
-"""Apache's client where all bookies are ours: its requests other than adds and reads, and TLS."""
+"""Apache's client on a cluster of our bookies alone: its requests other than adds and reads, and TLS."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ pytestmark = pytest.mark.apache
 SEED = "all ours"
 SIZES = (1, 0, 100, 5_000)
 LONG_WAIT_MS = 100_000
-"""Of a long poll that something must wake."""
+"""The timeout of a long poll that ends by an event."""
 SOON_MS = 200
-"""Of a long poll that nothing wakes."""
+"""The timeout of a long poll without an event."""
 ENCRYPTED_ROOT = "/encrypted"
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Three bookies of ours, and Apache's client."""
+    """Three of our bookies, and Apache's client."""
 
     cluster: EmbeddedCluster
     java: JavaDriver
@@ -121,7 +121,7 @@ async def test_what_was_forced_survives_the_death_of_every_bookie(here: Ours) ->
     java = here.java
     contents = payloads(SEED, range(5), SIZES)
     writer = await java.create(3, 3, 2, deferred_sync=True)
-    assert (await writer.write(5, seed=SEED, sizes=SIZES)).last_add_confirmed == -1  # before that nothing is durable
+    assert (await writer.write(5, seed=SEED, sizes=SIZES)).last_add_confirmed == -1  # nothing is durable yet
     assert (await writer.force()).last_add_confirmed == 4
     await kill9(here.cluster.zookeeper, *here.cluster.bookies)
     await asyncio.gather(*(bookie.start() for bookie in here.cluster.bookies))
@@ -159,7 +159,7 @@ async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(ja
 
 @pytest.fixture
 async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsSettings]]:
-    """URI of a cluster of two bookies that require TLS, and the files of a client."""
+    """The URI of a cluster of two bookies with mandatory TLS, and the files of a client."""
     bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
     connect_string = here.cluster.zookeeper.connect_string
     uri = f"zk+hierarchical://{connect_string}{ENCRYPTED_ROOT}"

@@ -1,4 +1,4 @@
-"""A writer dies with adds under way: whoever recovers keeps what was acknowledged, and both clients see one end."""
+"""A writer dies with adds under way: either recovery keeps the acknowledged entries, and both clients see one end."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.apache
 SIZES = (1, 0, 100, 3_000)
 SEED = "in flight"
 ACKNOWLEDGED = 40
-"""Entries of an open ledger that all bookies have."""
+"""Entries of an open ledger on all bookies."""
 LEDGERS = 4
 FIRST = 200
-"""Entries that are acknowledged before a bookie falls silent."""
+"""Entries acknowledged before a bookie falls silent."""
 MORE = 150
-"""Entries that reach another bookie while one is silent, and before the writer is killed."""
+"""Minimum number of entries on another bookie while one is silent, before the writer is killed."""
 ENDLESS = 200_000
-"""More entries than a writer comes to before it is killed."""
+"""More entries than a writer can write before it is killed."""
 PAUSE_S = 0.001
-"""Between lines, so that there is not much to read back."""
+"""The pause between lines, which keeps the amount to read back small."""
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ async def members_of(client: ConnectedBookKeeper, ledger_id: int) -> Sequence[Bo
 
 
 async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: int) -> int:
-    """The last entry that a bookie has, acknowledged or not; -1 for none."""
+    """Return the last entry on a bookie, acknowledged or not; -1 for none."""
     reply = await client.ports.transport.ask(bookie, ReadLast(LedgerId(ledger_id)), STATE_S)
     return reply.results[0].entry_id if reply.results and reply.results[0].status is Status.OK else -1
 
 
 async def recovered_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
-    """Last entry and length; None if it gave way to the other."""
+    """Return last entry and length; None if the other recovery won."""
     try:
         state = await (await java.open(ledger_id, recovery=True, client=wire)).state()
     except JavaError:
@@ -89,7 +89,7 @@ async def recovered_by_us(client: ConnectedBookKeeper, ledger_id: int) -> tuple[
 async def is_read_alike(
     java: JavaDriver, client: ConnectedBookKeeper, ledger_id: int, contents: Sequence[bytes]
 ) -> tuple[int, int]:
-    """Last entry and length of a closed ledger, which both clients read to that end: the first of ``contents``."""
+    """Return last entry and length of a closed ledger; both clients read it to its end: the first of ``contents``."""
     found = await metadata_of(client, ledger_id)
     assert found.state is LedgerState.CLOSED
     assert found.last_entry_id is not None
@@ -121,7 +121,7 @@ async def left_by_our_writer(client: ConnectedBookKeeper, contents: Sequence[byt
 async def with_a_lonely_entry(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str, number: int, contents: Sequence[bytes]
 ) -> int:
-    """An open ledger of which all bookies have every entry but the last, which one alone has."""
+    """Write an open ledger whose entries are on all bookies, except for the last one, which is on a single bookie."""
     confirmed, whole = contents[:-1], sum(map(len, contents))
     left = left_by_apaches_writer(java, confirmed) if writer == "apache's" else left_by_our_writer(client, confirmed)
     ledger_id = LedgerId(await left)
@@ -137,9 +137,9 @@ async def with_a_lonely_entry(
 async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str
 ) -> None:
-    """Where Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
+    """If Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
 
-    (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by what it reads beyond.)
+    (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by the entries beyond.)
     """
     contents = payloads(SEED, range(ACKNOWLEDGED + 1), SIZES)
     whole = sum(map(len, contents))
@@ -162,7 +162,7 @@ async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_
 
 @asynccontextmanager
 async def silent(cluster: ApacheCluster, client: ConnectedBookKeeper, ledger_id: int) -> AsyncIterator[BookieId]:
-    """One member of the ledger neither stores nor answers anything before the end of the block; yields another."""
+    """One member of the ledger stores and answers nothing until the end of the block; yields another member."""
     members = await members_of(client, ledger_id)
     quiet: ApacheBookie = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
     async with paused(client, quiet):
@@ -188,7 +188,7 @@ async def fed_writer(uri: str, ack_quorum: int) -> AsyncIterator[Process]:
 
 
 async def feed(process: Process, first: int, fed: list[bytes]) -> None:
-    """Give it one line after the other, for as long as it takes them; ``fed`` gets each before it does."""
+    """Write one line after the other, as long as the process accepts them; ``fed`` receives each line before it."""
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
         for number in range(first, ENDLESS):
@@ -202,7 +202,7 @@ async def feed(process: Process, first: int, fed: list[bytes]) -> None:
 async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, ack_quorum: int
 ) -> None:
-    """With an ack quorum of 2 acknowledgements go on while a bookie is silent; with 3 nothing is acknowledged then."""
+    """With an ack quorum of 2 acknowledgements continue while a bookie is silent; with 3 there are none."""
     before = set((await java.call("ledgers"))["ledgers"])
     fed = [line(number) for number in range(FIRST)]
 
@@ -239,7 +239,7 @@ async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
 async def dying_java(
     directory: Path, cluster: ApacheCluster, jvm: ApacheJvm, classes: Path, *, is_v2: bool
 ) -> AsyncIterator[JavaDriver]:
-    """A Java machine of its own, whose client ``dying`` waits for a silent bookie instead of replacing it."""
+    """A separate Java machine, whose client ``dying`` waits for a silent bookie instead of replacing it."""
     driver = await JavaDriver.start(directory, cluster, jvm, classes)
     try:
         await driver.new_client("dying", v2=is_v2, settings={"addEntryTimeoutSec": "120"})
@@ -249,7 +249,7 @@ async def dying_java(
 
 
 async def write_until_killed(handle: JavaHandle) -> None:
-    with contextlib.suppress(OSError, ValueError):  # an answer that never came, or was cut short
+    with contextlib.suppress(OSError, ValueError):  # no answer, or an incomplete one
         await handle.write(ENDLESS, seed=SEED, sizes=SIZES, is_aloud=True)
         raise AssertionError("the writer came to an end before it was killed")
 
@@ -265,7 +265,7 @@ async def test_we_recover_what_apaches_killed_process_said_was_acknowledged(
     ack_quorum: int,
     wire: str,
 ) -> None:
-    """With an ack quorum of 2 acknowledgements go on while a bookie is silent; with 3 nothing is acknowledged then."""
+    """With an ack quorum of 2 acknowledgements continue while a bookie is silent; with 3 there are none."""
     async with dying_java(tmp_path, apache_cluster, apache_jvm, java_classes, is_v2=wire == "v2") as dying:
         handle = await dying.create(3, 3, ack_quorum, client="dying")
         await handle.write(FIRST, seed=SEED, sizes=SIZES, is_aloud=True)

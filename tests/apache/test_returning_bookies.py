@@ -1,4 +1,4 @@
-"""Apache's bookies come back: somewhere else, on empty disks, or when a recovery got stuck without them."""
+"""Apache's bookies return: at another address, on empty disks, or after a recovery got stuck without them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def mark(java: JavaDriver, ledgers: Sequence[Ledger], *missing: ApacheBook
 
 
 async def endings(uri: str, directory: Path) -> dict[int, str]:
-    """How a replicator ends each task."""
+    """Return how a replicator ends each task."""
     replicator = await Replicator.start(uri, directory, "--once")
     assert await replicator.wait() == 0
     return {event["ledger_id"]: event["ending"] for event in replicator.events() if "ending" in event}
@@ -154,7 +154,7 @@ async def left_open(java: JavaDriver) -> list[Ledger]:
 async def recovery_by_apache_killed(
     here: ApacheWorld, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
 ) -> None:
-    """Apache's client begins a recovery that waits for bookies which do not answer, and is killed."""
+    """Apache's client begins a recovery, waits for silent bookies, and is killed."""
     for bookie in silent:
         bookie.running.pause()
     recovery = asyncio.create_task(second.open(ledger.ledger_id, password=PASSWORD, recovery=True))

@@ -1,4 +1,4 @@
-"""Apache's bookies that ask for a login and speak TLS: who is let in, and what those read who are not."""
+"""Apache's bookies with logins and TLS: which clients are admitted, and which errors the other clients read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NAME, SECRET = "keeper", 'pa"ss, word\\1'
 UNAVAILABLE, CONFIGURATION, FAILED = 69, 78, 1
 CLIENT = "secured"
 ENTRIES = 10
-"""Apache's client that logs in."""
+"""The number of entries of each ledger written by Apache's client with a login."""
 ROLES = {
     "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
     "authorizedRoles": "keeper",
@@ -63,7 +63,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Secured:
-    """A cluster whose bookies ask for a login; what to log in with, right and wrong; and a ledger on each bookie."""
+    """A cluster whose bookies require a login; right and wrong credentials; and a ledger on each bookie."""
 
     world: ApacheWorld
     directory: Path
@@ -118,7 +118,7 @@ def make_pem(directory: Path) -> None:
 
 
 def make_role(directory: Path, name: str, role: str) -> None:
-    """A certificate whose organizational unit names a role, in the way that Apache's bookies read it."""
+    """Make a certificate whose organizational unit names a role, in the form read by Apache's bookies."""
     make_certificate(directory, name, "our-ca", "DNS:client", subject=f"/OU=0:{role}/CN={name}")
 
 
@@ -139,7 +139,7 @@ async def restart(*bookies: ApacheBookie) -> None:
 
 @pytest.fixture(scope="module")
 def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Bookies that ask for a login; without TLS as yet."""
+    """Bookies with a login; without TLS as yet."""
     directory = tmp_path_factory.mktemp("secured")
     make_pem(directory)
     sasl = ApacheSasl({NAME: SECRET}, NAME)
@@ -154,7 +154,7 @@ def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """It ended with that exit code and one sentence that has these words and no secret."""
+    """The program ended with this exit code and one sentence, which has these words and no secret."""
     assert ended.exit_code == code, ended
     assert ended.printed == ""
     (sentence,) = ended.errors.splitlines()
@@ -163,7 +163,7 @@ def refused(ended: Ended, code: int, *words: str) -> None:
 
 
 async def unchanged(secured: Secured) -> object:
-    """What no failed attempt may change."""
+    """Return the state that failed attempts must not change."""
     java = secured.world.java
     ledgers = sorted((await java.call("ledgers"))["ledgers"])
     metadata = await each(ledgers, lambda ledger_id: java.call("metadata", ledger=ledger_id))
@@ -198,7 +198,7 @@ async def test_our_client_logs_in_and_reads_and_writes(secured: Secured, tmp_pat
 
 
 async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_sentence(secured: Secured) -> None:
-    """Apache's bookies offer DIGEST-MD5 alone; and none of these speaks TLS."""
+    """Apache's bookies offer only DIGEST-MD5, and none of these uses TLS."""
     where, ledger = secured.directory, secured.ledgers[0]
     before = await unchanged(secured)
     wrong = ("--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
@@ -215,7 +215,7 @@ async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_s
     refused(by_tls, UNAVAILABLE, "does not speak TLS")
     assert await unchanged(secured) == before
     writing = await bkheal(*wrong, "ledger", "write", "-n", "3", uri=secured.world.uri)
-    note, sentence = writing.errors.splitlines()  # a ledger is begun before any bookie is asked
+    note, sentence = writing.errors.splitlines()  # a ledger is created before the first request to a bookie
     assert note.startswith("note: ledger ")
     refused(Ended(writing.exit_code, writing.printed, sentence), UNAVAILABLE, f"login of '{NAME}'")
 
@@ -249,7 +249,7 @@ async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) ->
 
 
 async def failures(replicator: Replicator) -> list[str]:
-    """Why it could not repair what it tried to."""
+    """Return the reasons for its failed repairs."""
     return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
 
 
@@ -258,7 +258,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 ) -> None:
     here = secured.world
     lost, other, _ = here.running
-    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie is where a copy could go
+    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie could take a copy
     await here.kill9(lost)
     async with await connect(here.uri) as client:
         await gone(client, lost.bookie_id)
@@ -286,7 +286,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 
 
 async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
-    """From here on the bookies speak TLS and want certificates; that of the last one is for another host."""
+    """From here on the bookies use TLS and require certificates; that of the last one is for another host."""
     here, where = secured.world, secured.directory
     *others, impostor = (bookie.bookie_id for bookie in here.running)
     good, other = [await secured.written_on(members) for members in (others[:2], [others[0], impostor])]
@@ -323,7 +323,7 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
 
 
 async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_without(secured: Secured) -> None:
-    """From here on two bookies ask for no login but for a role, which a certificate names; so TLS is a must."""
+    """From here on two bookies require no login but a role, which a certificate names; so TLS is necessary."""
     here, where, ledger = secured.world, secured.directory, secured.ledgers[0]
     make_role(where, "keeper", role="keeper")
     bookies = [here.bookie(member) for member in (await seen(here.java, [ledger]))[ledger.ledger_id].members]

@@ -24,14 +24,14 @@ SASL = ApacheSasl({"ours": 'a "word" \\', "theirs": "another"}, own_name="theirs
 
 
 def certificate(directory: Path, name: str, host: str) -> TlsSettings:
-    """One signed by ``ca.pem``, which is made if need be."""
+    """Return one signed by ``ca.pem``, which is made if necessary."""
     if not (directory / "ca.pem").exists():
         make_ca(directory, "ca")
     return make_certificate(directory, name, "ca", host)
 
 
 async def cross(uri: str, security: BookieSecurity, java_client: str, java: JavaDriver) -> None:
-    """What our client writes Apache's reads, and the other way round."""
+    """Check that Apache's client reads our client's entries, and the reverse."""
     async with await connect(uri, security=security) as ours:
         async with ours.create_ledger(LedgerOptions(2, 2, 2)) as ledger:
             for content in CONTENTS:

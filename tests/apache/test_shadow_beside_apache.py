@@ -24,7 +24,7 @@ LEDGERS = 4
 async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
     lent: ApacheWorld, shadow: Comparison, tmp_path: Path
 ) -> None:
-    """Every bookie has a copy of every ledger, so that Apache's worker cannot repair while one is away."""
+    """Every bookie has a copy of every ledger: Apache's worker cannot repair while one is away."""
     here = lent
     ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
     lost = here.cluster.bookies[0]
@@ -35,7 +35,7 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
             return await current_auditor(client.store, LEDGERS_ROOT)
 
         await until(leader, lambda name: name == recovery.address, "Apache's auditor leads")
-        # Its first check of all ledgers reads from their bookies, and marks what it could not read.
+        # Its first check of all ledgers reads from their bookies, and marks the unreadable ones.
         checks = CheckTimes(client.store, client.cluster)
         await until(lambda: checks.read(CheckKind.ALL_LEDGERS), lambda time: time != NO_TIME, "it has checked all")
         await lost.stop()
@@ -49,7 +49,7 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         assert (found["only_here"], found["only_there"], found["differ"], found["items"]) == (0, 0, 0, [])
         assert await here.tasks() == wanted
 
-        recovery.running.pause()  # it leads for as long as its session lasts, and marks nothing again
+        recovery.running.pause()  # it leads until its session ends, and marks nothing again
         taken = ledgers[1]
         await client.store.delete(task_path(LEDGERS_ROOT, LedgerId(taken)))
         code, found = await shadow(here.uri, tmp_path, settle_s=0)
@@ -58,4 +58,4 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         (item,) = found["items"]
         assert (item["ledger_id"], item["outcome"], item["reason"]) == (taken, "only here", "not marked")
         assert (item["found"], item["marked"]) == ([lost.bookie_id], None)
-        assert taken not in await here.tasks()  # and nothing was marked by looking
+        assert taken not in await here.tasks()  # and the comparison marked nothing

@@ -125,7 +125,7 @@ async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leav
 async def test_a_mark_that_came_during_a_repair_outlives_it(
     java: JavaDriver, tasks: UnderReplication, other: str, is_ours: bool
 ) -> None:
-    """Both repairers, each with both programs that mark again during the repair."""
+    """Test both repairers, each with both programs that mark again during the repair."""
     await tasks.marking.mark(LedgerId(8), [A])
     if is_ours:
         held = await tasks.locks.lock(LedgerId(8), "our-host")
@@ -242,7 +242,7 @@ async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> N
         assert encode_task(decode_task(data)) == data
         assert found[0].ctime_ms > 0
 
-        # A second auditor, ours, waits for the first to go, and takes over.
+        # Our auditor, as the second one, waits for the end of the first, and takes over.
         async with standing(store, root, "ours") as election:
             await until(lambda: asyncio.sleep(0, election.state.leader), lambda name: name == auditor, "we know it")
             assert not election.is_leader()

@@ -1,4 +1,4 @@
-"""Our transport on Apache's bookies, of both storages: what each request brings, and what travels in bulk."""
+"""Our transport on Apache's bookies, of both storages: the result of each request, and the entries sent in bulk."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ BOOKIE = BookieId("the-bookie")
 KEY, WRONG_KEY = master_key(b"right"), master_key(b"wrong")
 DIGEST = digest_for(DigestType.CRC32C, b"right")
 LONG_WAIT_S = 3600.0
-"""Of a long poll that something must wake."""
+"""The timeout of a long poll that ends by an event."""
 SOON_S = 0.2
-"""Of a long poll that nothing wakes; of a bookie's silence where there can be no answer."""
+"""The timeout of a long poll without an event, and of a list if the bookie does not support lists."""
 
 
 @dataclass
 class OneBookie:
-    """The transport, and its requests for a ledger of which the bookie has nothing."""
+    """The transport, and its requests for a ledger without data on the bookie."""
 
     name: BookieId
-    """As Apache's client knows the bookie."""
+    """The bookie's name in Apache's client."""
     transport: ApacheTransport
     ledger_id: LedgerId
     has_lists: bool
@@ -93,7 +93,7 @@ class OneBookie:
 
     @asynccontextmanager
     async def polling(self, beyond: int) -> AsyncIterator[asyncio.Task[LacReply]]:
-        """A long poll that is on its way to the bookie, and not answered while other requests are."""
+        """A long poll on its way to the bookie, unanswered while other requests are answered."""
         waiting = WaitLac(self.ledger_id, EntryId(beyond), LONG_WAIT_S)
         poll = asyncio.create_task(self.transport.ask(BOOKIE, waiting, LONG_WAIT_S + STATE_S))
         try:
@@ -112,13 +112,13 @@ class OneBookie:
         return [pb.Request.FromString(body) for body in bodies]
 
     def asked_v2(self, frames: Sequence[Frame]) -> list[int]:
-        """Opcodes."""
+        """Return the opcodes of the requests in version 2."""
         return [frame.body[1] for frame in frames if frame.is_request and frame.body[0] == v2.VERSION]
 
 
 @dataclass
 class Behind:
-    """A resolver that knows the proxy alone."""
+    """A resolver that returns only the proxy."""
 
     proxy: RecordingProxy
 
@@ -130,7 +130,7 @@ class Behind:
 async def bookie(
     request: pytest.FixtureRequest, apache_cluster: ApacheCluster, java: JavaDriver
 ) -> AsyncIterator[OneBookie]:
-    """A ledger that is in the metadata, so that no collector takes it, and that no bookie has heard of."""
+    """A ledger in the metadata, which protects it from collectors, but with no data on any bookie."""
     has_lists = request.param == "sorted"
     target = apache_cluster.bookies[0 if has_lists else -1]
     ledger_id = LedgerId((await java.create(1, 1, 1, password=b"right")).ledger_id)
@@ -205,7 +205,7 @@ async def test_a_long_poll_waits_until_an_explicit_lac_wakes_it(bookie: OneBooki
 
 async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
-    # With DbLedgerStorage a poll that arrives after the entry is woken only if the bookie had an LAC in memory before.
+    # With DbLedgerStorage the entry wakes a later poll only if the bookie had an LAC in memory before.
     assert await bookie.write_lac(0) is Status.OK
     async with bookie.polling(beyond=0) as poll:
         assert await bookie.add(2) is Status.OK
@@ -236,14 +236,14 @@ async def test_info_list_and_force(bookie: OneBookie) -> None:
 
 
 async def test_copies_in_bulk_travel_by_version_2_and_are_the_same_bytes(bookie: OneBookie, java: JavaDriver) -> None:
-    """First more than one answer of a batch read holds, then scattered entries, then some that are missing."""
+    """The reads are for more than one answer of a batch read, then for scattered entries, then for missing ones."""
     packets = [bookie.entry(each, 120_000) for each in range(60)]
     for first in range(0, 60, 8):
         assert await bookie.add_packets(packets[first : first + 8], KEY, is_recovery=True) is Status.OK
     sent = bookie.proxy.frames[:]
     assert bookie.asked_v2(sent) == [v2.ADD_ENTRY] * 56
     asked = [request.addRequest.entryId for request in bookie.asked_v3(sent)]
-    assert asked == [56, 57, 58, 59]  # so few are not worth the other connection
+    assert asked == [56, 57, 58, 59]  # too few for the other connection
     for entry_id in (0, 55, 59):
         stored = await java.call("read_copy", bookie=bookie.name, ledger=bookie.ledger_id, entry=entry_id)
         assert bytes.fromhex(stored["data"]) == packets[entry_id]

@@ -1,6 +1,6 @@
-"""A bookie of Apache's comes back on empty disks while ledgers are written, and denies what it acknowledged.
+"""An Apache bookie returns on empty disks while ledgers are written, and denies entries it acknowledged.
 
-Nothing is closed here, so nothing but the other members shows what is missing.
+Nothing is closed here, so only the other members show the missing entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES = 20
 
 
 async def lose_disks(cluster: ApacheCluster, client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
-    """Delete a dead bookie's disks, and the cookie that would keep it from starting without them."""
+    """Delete a dead bookie's disks and its cookie, which would keep it from starting without them."""
     await gone(client, BookieId(bookie.bookie_id))
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
     try:
@@ -55,7 +55,7 @@ async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: Apach
     left = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (3, 2, 2))]
     idle = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (2, 2, 2))]
     await lent.kill9(victim)
-    for handle in left:  # which makes a second fragment
+    for handle in left:  # this makes a second fragment
         await handle.write_past_a_loss(ENTRIES, seed="CRC32C", sizes=SIZES)
     async with await connect(cluster.metadata_uri) as client:
         await lose_disks(cluster, client, victim)

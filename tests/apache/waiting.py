@@ -1,4 +1,4 @@
-"""Wait for a state of another process by looking again, with a deadline."""
+"""Wait for a state of another process by polling, with a deadline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 async def until(
     look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = STATE_S
 ) -> T:
-    """Return what ``look`` sees once it ``holds``; ``what`` names that state in the failure.
+    """Return the result of ``look`` once it ``holds``; ``what`` names this state in the failure.
 
-    An error of Apache's client does not show the state, so the state is read again: a bookie that is asked for a
-    ledger while it deletes that ledger answers that reading failed.
+    An error of Apache's client does not show the state, so the state is read again: a bookie that receives a read of a
+    ledger while it deletes this ledger answers with a read error.
     """
     seen: list[T | JavaError] = []
     try:

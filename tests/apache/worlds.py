@@ -1,4 +1,4 @@
-"""A cluster for the tests of one file, and ledgers on it whose every byte Apache's client can be asked for."""
+"""A cluster for the tests of one file, and ledgers whose every byte can be read by Apache's client."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ LONG_SESSION: Final[Mapping[str, str]] = {"zkTimeout": str(round(1000 * LONG_SES
 """For every program of Apache's: a stall of a busy machine loses nothing. ``ApacheWorld.kill9`` ends sessions."""
 QUICK: Final[Mapping[str, str]] = {
     # Apache's worker (4.17.3) keeps a lock for ever if it takes a ledger again at the moment at which its own timer
-    # releases it. So the timer comes first: after a failure the worker waits longer than it keeps the lock.
+    # releases it. So the timer is shorter: after a failure the worker waits longer than it keeps the lock.
     "rwRereplicateBackoffMs": "1000",
     "lockReleaseOfFailedLedgerGracePeriod": "200",
-    # It fails what is not answered in time: not at each stall of a busy machine.
+    # It reports requests without an answer in time as failed: not at each stall of a busy machine.
     "addEntryTimeoutSec": "40",
     "readEntryTimeoutSec": "40",
 }
-"""For Apache's auto-recovery: it soon tries again what it could not repair."""
+"""For Apache's auto-recovery: it soon repeats failed repairs."""
 CHOICES: Final = 300
-"""How often a test asks for a new ledger until one lands where it should; one of ten, or of fewer, does."""
+"""Maximum attempts to create a ledger with the intended members; one of ten, or of fewer, succeeds."""
 _AT_A_TIME: Final = 8
 _TASK: Final = r"urL\d{10,19}"
 _KNOWN_TO_APACHE: Final = (
@@ -60,7 +60,7 @@ _KNOWN_TO_APACHE: Final = (
     rf"underreplication/ledgers(/[0-9a-f]{{4}}){{4}}/{_TASK}",
     rf"underreplication/locks(/{_TASK})?",
 )
-"""Paths below a ledgers root, but for those that end in a bookie's id."""
+"""Paths below a ledgers root, except those with a bookie's id at the end."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,20 +75,20 @@ class ApacheWorld:
 
     @property
     def uri(self) -> str:
-        """How clients reach the cluster."""
+        """Return the URI of the cluster."""
         return self.cluster.metadata_uri
 
     @property
     def running(self) -> list[ApacheBookie]:
-        """Apache's bookies that run."""
+        """Return the running Apache bookies."""
         return [bookie for bookie in self.cluster.bookies if bookie.running.is_running]
 
     def bookie(self, bookie_id: str) -> ApacheBookie:
-        """The bookie of that id."""
+        """Return the bookie with this id."""
         return next(bookie for bookie in self.cluster.bookies if bookie.bookie_id == bookie_id)
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """SIGKILL these at once; on return their registrations, votes and locks are gone, as after a timeout."""
+        """SIGKILL these at once; on return their registrations, votes and locks no longer exist, as after a timeout."""
         await kill9(self.cluster.zookeeper, *killed)
 
     async def tasks(self) -> dict[int, list[str]]:
@@ -109,7 +109,7 @@ async def start_cluster(
 
 
 async def end_cluster(cluster: ApacheCluster) -> None:
-    """SIGKILL: what a cluster does when it is stopped is judged elsewhere."""
+    """Send SIGKILL: other tests cover the regular stop of a cluster."""
     for server in (*cluster.auto_recoveries, *cluster.bookies):
         if server.process is not None:
             server.process.kill9()
@@ -159,7 +159,7 @@ async def as_at_first(here: ApacheWorld) -> None:
         if bookie.settings.pop("forceReadOnlyBookie", None):
             await bookie.stop()
     await asyncio.gather(*(bookie.start() for bookie in cluster.bookies))
-    for client in ("v2", "v3"):  # one that connects later finds the bookies that are there then
+    for client in ("v2", "v3"):  # a client connected later finds the current bookies
         await here.java.drop_client(client)
     for ledger_id in (await here.java.call("ledgers"))["ledgers"]:
         await here.java.call("delete", ledger=ledger_id)
@@ -175,7 +175,7 @@ async def as_at_first(here: ApacheWorld) -> None:
 
 
 async def no_tasks_in(client: ConnectedBookKeeper) -> None:
-    """Take every task away, done or not."""
+    """Remove every task, done or not."""
     for task in await client.ports.tasks.list():
         held = await client.ports.tasks.locks.lock(task.ledger_id, "the test")
         assert held is not None, task
@@ -184,7 +184,7 @@ async def no_tasks_in(client: ConnectedBookKeeper) -> None:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A ledger that Apache's client wrote, and can be asked for."""
+    """A ledger written by Apache's client, with all it takes to compare its contents."""
 
     ledger_id: int
     digest: str
@@ -205,7 +205,7 @@ class Seen:
 
     @property
     def members(self) -> set[str]:
-        """Every bookie that is named."""
+        """Return all named bookies."""
         return {member for members in self.ensembles.values() for member in members}
 
     def fragments_with(self, bookie: str) -> int:
@@ -214,7 +214,7 @@ class Seen:
 
 
 async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Do ``work`` for every item, a few at a time; the results in order."""
+    """Do ``work`` for every item, a few at a time; returns the results in order."""
     turn = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: T) -> R:
@@ -225,7 +225,7 @@ async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]
 
 
 async def begin(java: JavaDriver, shape: Sequence[int], digest: str = "CRC32C", client: str = "v3") -> JavaHandle:
-    """Create a ledger that ``extend`` and ``finish`` go on with."""
+    """Create a ledger for ``extend`` and ``finish``."""
     return await java.create(*shape, digest=digest, password=PASSWORD, client=client)
 
 
@@ -263,7 +263,7 @@ async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
 async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
     """Apache's checker finds nothing, and Apache's client reads every byte, in both versions of the protocol.
 
-    For ledgers whose entries are acknowledged by all copies: what a smaller quorum acknowledged may stay short.
+    This is for ledgers whose entries all copies acknowledge: after a smaller quorum, copies may remain missing.
     """
 
     async def one(ledger: Ledger) -> None:
@@ -277,7 +277,7 @@ async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequ
 
 
 async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3") -> int:
-    """How many entries of a ledger a bookie has."""
+    """Return the number of entries of a ledger on a bookie."""
     try:
         listed = await java.call("available_entries", bookie=bookie, ledger=ledger_id, client=client)
     except JavaError as error:
@@ -289,7 +289,7 @@ async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3"
 
 @asynccontextmanager
 async def paused(client: ConnectedBookKeeper, *bookies: ApacheBookie) -> AsyncIterator[None]:
-    """These bookies neither store nor answer within the block (SIGSTOP). After it they do, and are registered."""
+    """These bookies store and answer nothing within the block (SIGSTOP). After it they do, and are registered."""
     for bookie in bookies:
         bookie.running.pause()
     try:
@@ -315,7 +315,7 @@ async def on(java: JavaDriver, wanted: Collection[str], *shape: int, **more: Any
 
 
 async def gone(client: ConnectedBookKeeper, *bookies: BookieId) -> None:
-    """Wait until ZooKeeper knows that these bookies are not there any more."""
+    """Wait until ZooKeeper no longer lists these bookies."""
     await until(
         client.ports.registrations.list,
         lambda found: not found.registered & set(bookies),
@@ -347,9 +347,9 @@ async def names_below(store: ZooKeeperStore, top: str) -> set[str]:
 
 
 def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
-    """Those of these names below a ledgers root that Apache has no use for; ``bookies`` are the ids of all there were.
+    """Return the names below a ledgers root that Apache does not use; ``bookies`` are the ids of all bookies ever.
 
-    A name that is fine in one place is strange in every other.
+    A name allowed in one place is strange in every other.
     """
     one_of_them = "|".join(re.escape(bookie) for bookie in bookies)
     of_bookies = rf"(available|available/readonly|cookies)/({one_of_them})"
@@ -358,5 +358,5 @@ def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
 
 
 async def nothing_strange(store: ZooKeeperStore, root: str, bookies: Collection[str]) -> None:
-    """Below a cluster's ledgers root there is no node that Apache does not know; ``bookies`` as for ``strange_in``."""
+    """Below a cluster's ledgers root every node is known to Apache; ``bookies`` as for ``strange_in``."""
     assert strange_in(await names_below(store, root), bookies) == []

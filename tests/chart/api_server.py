@@ -1,4 +1,4 @@
-"""A real Kubernetes API server on loopback: kube-apiserver and etcd, nothing that acts on what it holds."""
+"""A real Kubernetes API server on loopback: kube-apiserver and etcd, without controllers for its objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ApiServer:
         return self.directory / "certs" / "apiserver.crt"
 
     def kubectl(self, *arguments: str, text: str | None = None, token: str = _ADMIN) -> str:
-        """Run kubectl and return all that it printed, warnings as well.
+        """Run kubectl and return its whole output, warnings as well.
 
         Raises:
             KubectlError: it failed.

@@ -33,7 +33,7 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 """The only supported one; podman gets the same option below."""
-# A mount namespace of the container's own, in which the mixture of cgroup versions that crun refuses is not there.
+# A separate mount namespace for the container, without the mixture of cgroup versions that crun refuses.
 _ALONE: Final = """
 mount --make-rprivate /
 for at in $(awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | sort -r); do umount -l "$at"; done
@@ -43,12 +43,12 @@ exec podman "$@"
 
 
 class RefusedError(Exception):
-    """A security context, variable or volume of a kind that is not understood here."""
+    """A security context, variable or volume of an unsupported kind."""
 
 
 @dataclass
 class Container:
-    """A container that runs, or has run."""
+    """A running or finished container."""
 
     name: str
     address: str
@@ -66,11 +66,11 @@ class Container:
         return (self.home / "log").read_text(errors="replace")
 
     def wait(self, deadline_s: float = PROGRAM_S) -> int:
-        """Its exit code."""
+        """Wait for its end, and return its exit code."""
         return self.process.wait(deadline_s)
 
     def kill9(self) -> None:
-        """SIGKILL its first process, and so all of it; nothing where it has ended."""
+        """SIGKILL its first process, and so all of it; this does nothing after its end."""
         if self.process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 os.kill(int((self.home / "pid").read_text()), signal.SIGKILL)
@@ -83,7 +83,7 @@ class Container:
 
 @dataclass
 class Node:
-    """A machine with a bridge that leads nowhere else; every name of ``names`` has an address on it."""
+    """A machine with an isolated bridge; every name of ``names`` has an address on it."""
 
     directory: Path
     names: Sequence[str]
@@ -171,7 +171,7 @@ class Node:
         )
 
     def _volumes(self, made: Release, pod: Pod, name: str) -> dict[str, Path]:
-        """The directories of the pod's volumes; those of claims stay for the next pod of that name."""
+        """Return the directories of the pod's volumes; those of claims stay for the next pod with the same name."""
         claims = [claim["metadata"]["name"] for claim in pod.owner["spec"].get("volumeClaimTemplates", [])]
         found = {claim: self.directory / "claims" / name / claim for claim in claims}
         for volume in pod.spec["volumes"]:
@@ -229,7 +229,7 @@ def node(directory: Path, names: Sequence[str]) -> Iterator[Node]:
 
 
 def variables_of(spec: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
-    """The container's variables; ``known`` are the fields of the pod that they may name."""
+    """Return the container's variables; ``known`` are the pod fields permitted in them."""
     found: dict[str, str] = {}
     for each in spec.get("env", []):
         if "valueFrom" in each:

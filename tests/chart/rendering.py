@@ -1,6 +1,6 @@
 """Renders the chart with a real helm, once per set of values.
 
-The sets are the files in ``helm/bkheal/ci``, where helm's chart testing looks for them as well.
+The sets are the files in ``helm/bkheal/ci``, as helm's chart testing looks for them there as well.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Object: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """What helm made of one set of values."""
+    """The result of helm for one set of values."""
 
     name: str
     objects: tuple[Object, ...]
-    """Test hooks included."""
+    """The objects, test hooks included."""
     notes: str
 
     def of(self, kind: str) -> list[Object]:
@@ -61,7 +61,7 @@ class Pod:
 
 
 def need_helm() -> None:
-    """Skip the running test where what it takes to render the chart is not installed, or fail it if it is required."""
+    """Skip the running test if the tools for rendering the chart are not installed, or fail it if it is required."""
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         missing("helm", f"{', '.join(absent)} not installed; run pip install -e '.[dev]'")
 
@@ -91,7 +91,7 @@ def render(values: Mapping[str, Any], name: str = "demo", chart: Path = CHART, n
 
 
 def pods(made: Release) -> Iterator[Pod]:
-    """Every pod of a release: its own, those that controllers make, and Spark's executors."""
+    """Every pod of a release: its own, those made by controllers, and Spark's executors."""
     for item in made.objects:
         match item["kind"]:
             case "Pod":
@@ -113,7 +113,7 @@ def pod_of(made: Release, component: str) -> Pod:
 
 
 def executor_template(made: Release) -> Object | None:
-    """The pod template that Spark is given, if it is."""
+    """Return Spark's pod template, if it has one."""
     for item in made.of("ConfigMap"):
         if "executor.yaml" in item.get("data", {}):
             template: Object = yaml.load(item["data"]["executor.yaml"], yaml.CSafeLoader)

@@ -23,12 +23,12 @@ CHART: Final = ROOT / "helm" / "bkheal"
 RULE_FILES: Final = tuple(sorted((CHART / "files" / "rules").glob("*.yaml")))
 TOKEN: Final = re.compile(r"@([a-z][a-z0-9_]*)@")
 RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
-"""Where these tests publish docs/operations.md."""
+"""The address at which these tests publish docs/operations.md."""
 AUDITOR: Final = "https://bkheal.example"
-"""Where browsers find the auditors of these tests."""
+"""The address of the auditors of these tests, for browsers."""
 ANY_RELEASE: Final = 'namespace=~".*"'
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
-"""Labels that a scrape adds."""
+"""Labels added by a scrape."""
 _USE: Final = re.compile(r"(?<![:\w])(bkheal_\w+)(?::|(\{[^}]*\})?)")
 _RECORDED: Final = re.compile(r"\b\w+:bkheal_\w+:\w+")
 _MATCHER: Final = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
@@ -45,7 +45,7 @@ def thresholds() -> Mapping[str, object]:
 def filled_in(
     text: str, changed: Mapping[str, object] | None = None, selector: str = "", own: str = ANY_RELEASE
 ) -> str:
-    """A rules file as the chart makes it; ``changed`` replaces thresholds."""
+    """Return a rules file as the chart makes it; ``changed`` replaces thresholds."""
     values = {
         **thresholds(),
         "runbook_base": RUNBOOK,
@@ -78,7 +78,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def recorded() -> dict[str, str]:
-    """Expressions of recording rules, by the names that they record."""
+    """Return the expressions of recording rules, by the names of their records."""
     return {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
 
 
@@ -92,7 +92,7 @@ def write_rules(folder: Path, changed: Mapping[str, object] | None = None) -> li
 
 
 def find_program(name: str) -> str:
-    """A program of Debian's package prometheus; without it the test is skipped, or fails where it is required."""
+    """A program of Debian's package prometheus; without it the test is skipped, or fails if it is required."""
     found = shutil.which(name)
     if found is None:
         missing(name, f"no {name}: install Debian's package prometheus")
@@ -100,7 +100,7 @@ def find_program(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> tuple[bool, str]:
-    """Whether promtool succeeded, and its output."""
+    """Run promtool, and return whether it succeeded, and its output."""
     command = [find_program("promtool"), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     return ended.returncode == 0, ended.stdout + ended.stderr
@@ -108,7 +108,7 @@ def promtool(*arguments: str | Path) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Use:
-    """One metric in a query, and the labels that it is selected by."""
+    """One metric in a query, and its label selectors."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
@@ -126,7 +126,7 @@ def recorded_in(expression: str) -> set[str]:
 
 
 def problems_of(expression: str) -> list[str]:
-    """What the catalog of metrics does not know: names, labels, and values of labels."""
+    """Return everything missing from the catalog of metrics: names, labels, and values of labels."""
     series = dict(_series())
     found = [f"{name} is not recorded" for name in recorded_in(expression) - recorded().keys()]
     labels = set(TARGET_LABELS) | {"le"}

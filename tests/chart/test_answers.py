@@ -1,4 +1,4 @@
-"""The script of ``helm test`` that asks a process for its paths, against a small server."""
+"""The script of ``helm test`` for the paths of a process, against a small server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real API server takes every object, as a namespace that enforces the restricted profile.
+"""A real API server accepts every object, in a namespace with the restricted profile.
 
 Needs BKHEAL_KUBE_APISERVER (built by .ci/build_kube_apiserver.sh), BKHEAL_ETCD (Debian: etcd-server) and kubectl.
-Nothing is scheduled or run: this is about what the server accepts.
+Nothing is scheduled or run: the tests only cover the server's acceptance.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def manifests(name: str, namespace: str = "bk") -> str:
-    """All objects of a set that Kubernetes itself knows."""
+    """All objects of a set of a kind built into Kubernetes."""
     return known(render(load_values(name), namespace=namespace).objects, namespace)
 
 
 def known(objects: Iterable[Object], namespace: str) -> str:
-    """Those that Kubernetes itself knows."""
+    """Those of a kind built into Kubernetes."""
     items = [item for item in objects if item["kind"] not in CUSTOM]
     for item in items:
         item["metadata"].setdefault("namespace", namespace)
@@ -111,12 +111,12 @@ def test_the_server_takes_an_upgrade_from_an_earlier_release(
 
 
 def installed(objects: Iterable[Object]) -> list[Object]:
-    """Those that are no hooks."""
+    """Those other than hooks."""
     return [item for item in objects if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
 
 
 def identities(server: ApiServer, namespace: str) -> dict[str, str]:
-    """What would be another object if it was made again: the identity of everything with fields that cannot change."""
+    """Return the uid of every object with immutable fields: a recreated object would have another one."""
     kinds = ",".join(FIXED)
     items = json.loads(server.kubectl("-n", namespace, "get", kinds, "-o", "json"))["items"]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
@@ -135,7 +135,7 @@ def test_the_namespace_is_restricted(server: ApiServer) -> None:
 
 
 def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path: Path) -> None:
-    """The chart's own test of rights, run against this server with the driver's token, and with another's."""
+    """The chart's own test of rights, run against this server with the driver's token, and with another token."""
     namespace = "rights"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("everything", namespace))
@@ -146,11 +146,11 @@ def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path
 
 
 def test_spark_starts_executors_that_the_server_takes(server: ApiServer, tmp_path: Path) -> None:
-    """A Spark driver with the chart's settings and the driver's token asks for pods; they keep the profile."""
+    """A Spark driver with the chart's settings and the driver's token requests pods; they conform to the profile."""
     namespace = "executors"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("cron-k8s-client", namespace))
-    driver = f"{RELEASE}-test-cluster"  # any pod that is there; executors belong to the driver's
+    driver = f"{RELEASE}-test-cluster"  # any existing pod; executors belong to the driver's
     with spark_driver(server, namespace, driver, tmp_path) as log:
         executors = wait_for_executors(server, namespace, log)
     for pod in executors:

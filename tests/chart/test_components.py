@@ -1,4 +1,4 @@
-"""What single values do."""
+"""The effects of single values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_one_service_reaches_the_leader_whatever_auditor_it_selects() -> None:
 
 
 def test_monitors_scrape_each_auditor_once() -> None:
-    """They select both Services of auditors, by their labels; only one of them has a port of that name."""
+    """They select both Services of auditors, by their labels; only one of them has a port with this name."""
     made = render({"bookkeeper": URI, "metrics": {"serviceMonitor": {"enabled": True}}})
     [monitor] = [item for item in made.of("ServiceMonitor") if item["metadata"]["name"].endswith("auditor")]
     [endpoint] = monitor["spec"]["endpoints"]
@@ -347,7 +347,7 @@ def reports_claim(pod: dict[str, Any]) -> str:
 
 
 def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
-    """So each auditor serves all reports, also those of an earlier leader and of one-off runs."""
+    """Each auditor serves all reports, also those of an earlier leader and of one-off runs."""
     made = release("service-secured")
     [claim] = made.of("PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -510,7 +510,7 @@ def test_bookies_keep_their_names_and_disks() -> None:
     names = [each["name"] for each in container["env"]]
     host = environment(container)["BKHEAL_BOOKIE_ADVERTISED_HOST"]
     assert host == "$(POD_NAME).bkheal-bookie.bk.svc.cluster.local"
-    assert names.index("POD_NAME") < names.index("BKHEAL_BOOKIE_ADVERTISED_HOST")  # Kubernetes fills in what it knows
+    assert names.index("POD_NAME") < names.index("BKHEAL_BOOKIE_ADVERTISED_HOST")  # expanded only if defined before
     assert bookies["spec"]["serviceName"] == "bkheal-bookie"
     headless = made.one("Service", "bkheal-bookie")["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
@@ -646,7 +646,7 @@ def test_without_a_name_nobody_logs_in() -> None:
 
 
 def inventory_token_file(spec: dict[str, Any]) -> str | None:
-    """Path in the first container of the token for inventories; None: it has none."""
+    """Return the path in the first container of the token for inventories; None: it has none."""
     mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "inventory-token"]
     if not mounts:
         return None

@@ -1,4 +1,4 @@
-"""Containers start with arguments and files that the processes know."""
+"""Containers start with arguments and files accepted by the processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_files_are_valid(name: str, tmp_path: Path) -> None:
-    """With the variables of the containers, so that ``bkheal config validate`` gives the same result in a pod."""
+    """With the variables of the containers ``bkheal config validate`` gives the same result as in a pod."""
     from typer.testing import CliRunner
 
     from auditor.cli.main import app
@@ -46,7 +46,7 @@ def test_files_are_valid(name: str, tmp_path: Path) -> None:
 
 
 def problems_here(done: Result) -> list[str]:
-    """What is wrong with a file, but that secrets and maps which a pod mounts are not on this machine."""
+    """Return the problems of a file, except for the secrets and maps mounted by a pod, which this machine lacks."""
     if done.exception is None or isinstance(done.exception, SystemExit):
         return [] if done.exit_code == 0 else [done.output]
     assert isinstance(done.exception, ConfigurationError)

@@ -45,7 +45,7 @@ def init_command() -> list[str]:
 
 
 def make_root(zookeeper: EmbeddedZooKeeper, root: str) -> None:
-    """As the init container does."""
+    """Make the root like the init container."""
 
     async def make() -> None:
         store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -74,7 +74,7 @@ def test_a_container_starts_answers_its_probes_and_stops(
         container = pod_of(release("own-cluster"), component).spec["containers"][0]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             wait_for_answer(base + container[probe]["httpGet"]["path"], process, tmp_path / "log")
-        wait_for_line(rf"{component}( \S+)? ready", process, tmp_path / "log")  # before, a signal cancels its start
+        wait_for_line(rf"{component}( \S+)? ready", process, tmp_path / "log")  # earlier, a signal cancels its start
         process.send_signal(signal.SIGTERM)
         ended = process.wait(pod_of(release("own-cluster"), component).spec["terminationGracePeriodSeconds"])
     assert ended == 0, (tmp_path / "log").read_text()[-2000:]
@@ -97,7 +97,7 @@ def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
 def test_auditors_and_replicators_call_bookies_over_tls(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
-    """The auditor's API has the disks' free space, which it asks the bookies for, and these require TLS."""
+    """The auditor's API has the disks' free space, which it requests from the bookies, and these require TLS."""
     env = environment(zookeeper, fresh_root)
     make_root(zookeeper, fresh_root)
     made = own_cluster_with_tls()
@@ -110,7 +110,7 @@ def test_auditors_and_replicators_call_bookies_over_tls(
             process, bases[component] = stack.enter_context(running(component, env, home, made, certificates=tmp_path))
             wait_for_answer(f"{bases[component]}/readyz", process, home / "log")
         deadline = time.monotonic() + STATE_S
-        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # a late bookie is asked again
+        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # late bookies are asked again
             assert time.monotonic() < deadline, (homes["auditor"] / "log").read_text()[-2000:]
             time.sleep(1)
     assert free_bytes > 0
@@ -136,7 +136,7 @@ def make_certificates(directory: Path) -> None:
 
 
 def the_bookie(base: str) -> dict[str, Any]:
-    """What an auditor knows of the only one."""
+    """Return an auditor's view of the only bookie."""
     with urllib.request.urlopen(f"{base}/api/v1/bookies", timeout=ANSWER_S) as answer:
         [found] = json.load(answer)["items"]
     assert isinstance(found, dict)

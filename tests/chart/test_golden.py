@@ -1,4 +1,4 @@
-"""What holds for every pod and object, whatever the values."""
+"""Properties of every pod and object, for all values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES_OF_SECRETS = {
     "BKHEAL_ZK_TLS_CERT",
     "BKHEAL_ZK_TLS_KEY",
 }
-"""Settings and variables that name a file, which is of a Secret."""
+"""Settings and variables with the name of a file, which is of a Secret."""
 
 
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -123,7 +123,7 @@ def test_secrets_are_given_by_reference(name: str) -> None:
 
 
 def test_everything_that_names_the_cluster_logs_in_at_its_zookeeper() -> None:
-    """Of each pod all containers, also those that run first, and Helm's tests."""
+    """This includes all containers of each pod, also the init containers, and Helm's tests."""
     seen = 0
     for pod in all_pods("service-locked-zookeeper"):
         for container in [*pod.spec.get("initContainers", []), *pod.spec["containers"]]:
@@ -187,7 +187,7 @@ def test_selectors_find_their_pods_and_no_others(name: str) -> None:
 
 
 def selectors(made: Release) -> Iterator[tuple[Object, dict[str, str], str]]:
-    """Each object that selects pods, with what it selects and the component that it is of."""
+    """Each object with a selector for pods, with the selector and the object's component."""
     for item in made.objects:
         spec: Any = item.get("spec", {})
         match item["kind"]:

@@ -1,6 +1,7 @@
-"""The image, built from its recipe, runs: its entry point, and a cluster of the chart's pods that loses a bookie.
+"""The image, built from its recipe, runs: its entry point, and a cluster of the chart's pods with a lost bookie.
 
-Needs root, podman, crun, iproute2, and BKHEAL_IMAGE_STORE, where ``.ci/build_image.sh`` left the image.
+Needs root, podman, crun, iproute2, and BKHEAL_IMAGE_STORE, the directory in which ``.ci/build_image.sh`` left the
+image.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The pods of a release that runs bookies of its own."""
+    """The pods of a release with its own bookies."""
 
     machine: Node
     release: Release
@@ -52,7 +53,7 @@ class Cluster:
     replicator: Container
 
     def bkheal(self, *arguments: str) -> str:
-        """The output of a command in a pod of its own, which must succeed."""
+        """Run a command, which must succeed, in a separate pod, and return its output."""
         made = self.machine.run("client", *arguments, variables={"BKHEAL_METADATA_URI": URI})
         assert made.wait() == 0, made.log
         return made.output
@@ -102,7 +103,7 @@ def test_it_says_its_version_and_refuses_what_it_does_not_know(machine: Node) ->
 
 
 def test_a_login_by_kerberos_asks_for_a_ticket(machine: Node) -> None:
-    """The package and the library that it needs are in the image."""
+    """The image contains the package and its library."""
     said = machine.run("client", "--zk-login", "GSSAPI", "bookies", "--metadata-uri", "zk://127.0.0.1:1/ledgers")
     said.wait()
     assert "no Kerberos ticket for zookeeper/127.0.0.1" in said.log

@@ -1,4 +1,4 @@
-"""Options that processes take over while they run restart no pods; every other option does."""
+"""Options applied by running processes restart no pods; every other option does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIVE_OPTIONS: Final = [(words[0], option) for words, options in LIVE.items() for
 
 
 def another(schema: dict[str, Any], now: Any) -> Any:
-    """A value that the schema takes, other than ``now``."""
+    """A value accepted by the schema, other than ``now``."""
     if "enum" in schema:
         return next(each for each in schema["enum"] if each != now)
     match schema["type"]:
@@ -50,12 +50,12 @@ def rendered_with(table: str, values: dict[str, Any]) -> Release:
 
 @functools.cache
 def before() -> Release:
-    """The release that all others are compared with."""
+    """The release to compare all others with."""
     return render(VALUES)
 
 
 def options() -> Iterator[tuple[str, str]]:
-    """Every option of the free tables of processes that stay."""
+    """Every option in the free tables of long-running processes."""
     for table in PROCESSES:
         for name in SCHEMA["properties"]["config"]["properties"][table]["properties"]:
             yield table, name

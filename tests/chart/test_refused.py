@@ -1,4 +1,4 @@
-"""Values that cannot work are refused before anything is installed, and the text names them."""
+"""Invalid values are refused before anything is installed, and the text names them."""
 
 from __future__ import annotations
 

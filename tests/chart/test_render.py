@@ -1,4 +1,4 @@
-"""Every set of values lints, renders, and fits the schemas of all Kubernetes releases that the chart is for."""
+"""Every set of values lints, renders, and fits the schemas of all Kubernetes releases supported by the chart."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ IMMEDIATE = {
     "BkhealBookieIoErrors",
     "BkhealBookieCorruptEntries",
 }
-"""All others have to hold for a while."""
+"""All other alerts must hold for some time."""
 TARGET = {"cluster": "eu", "namespace": "bk"}
 
 
@@ -45,7 +45,7 @@ class Case:
     def as_test(
         self, target: Mapping[str, str], *, is_doubled: bool = False, is_scraped_twice: bool = False
     ) -> dict[str, Any]:
-        """In promtool's form. The series of the alerts is queried, as it shows labels without texts."""
+        """Return the case in promtool's form. The series of the alerts is queried, as it shows labels without texts."""
         alert = alerts()[self.alert]
         name = f'alertname="{self.alert}"'
         firing: list[dict[str, Any]] = []
@@ -92,7 +92,7 @@ def with_labels(series: str, labels: Mapping[str, str]) -> str:
 
 
 class Texts(yaml.SafeLoader):
-    """Takes ``0x10`` as the text that it is, and no other scalar for anything else either."""
+    """Keeps ``0x10`` as text, and converts no other scalar either."""
 
     yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
@@ -111,7 +111,7 @@ CASES = tuple(cases())
 
 
 def tried(alert: str, folder: Path, every: str, tests: list[dict[str, Any]]) -> tuple[bool, str]:
-    """Run promtool on one alert and, where it uses some, the recording rules before it."""
+    """Run promtool on one alert and, if it uses some, the recording rules before it."""
     recording = next(group for group in groups() if group["name"] == "bkheal-recording")
     chosen = [recording] if recorded_in(alerts()[alert]["expr"]) else []
     chosen.append({"name": "alert", "rules": [alerts()[alert]]})
@@ -151,7 +151,7 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, tmp_path: P
 
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
-    """promtool prints the texts of alerts that were not expected, which is how they are seen here."""
+    """promtool prints the texts of unexpected alerts, so the test expects none."""
     case = next(case for case in CASES if case.alert == alert and case.fires is not None)
     test = case.as_test(TARGET)
     del test["promql_expr_test"]

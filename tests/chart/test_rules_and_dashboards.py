@@ -1,4 +1,4 @@
-"""How files of alert rules and dashboards become objects; the rules themselves are tested with promtool."""
+"""The objects made of alert rules and dashboards; the rules themselves are tested with promtool."""
 
 from __future__ import annotations
 
@@ -131,6 +131,6 @@ def test_a_release_that_shows_no_cluster_does_not_miss_it() -> None:
 
 
 def never_scraped(made: Release) -> str:
-    """The expression of that alert; empty if it is left out."""
+    """Return the expression of the never-scraped alert; empty if it is left out."""
     rules = [rule for group in groups(made).values() for rule in group["rules"]]
     return next((str(rule["expr"]) for rule in rules if rule.get("alert") == "BkhealAuditorNeverScraped"), "")

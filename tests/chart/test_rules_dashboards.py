@@ -1,4 +1,4 @@
-"""Dashboards are those of their definitions, ask for what exists, and have no panels over each other."""
+"""Dashboards equal their definitions, query existing metrics, and have no overlapping panels."""
 
 from __future__ import annotations
 

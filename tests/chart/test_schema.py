@@ -1,4 +1,4 @@
-"""The chart's schema is made of the options of the commands, and values set the options whose rules they have."""
+"""The chart's schema is generated from the options of the commands, and values set options with the same rules."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TEXTS: Final = {
     "url": "http://pushgateway:9091",
     "username": "bkheal",
 }
-"""A text that is not the default, by the last part of a value's name."""
+"""A text other than the default, by the last part of a value's name."""
 LOGIN: Final = {"username": "name", "existingSecret": "login"}
 """A login is given as a whole."""
 
 
 def of_options(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Each value that sets an option, with its path and the option's table and key."""
+    """Each value for an option, with its path and the option's table and key."""
     for name, part in node.get("closed", {}).items():
         named = part.get("option", ())
         for option in [named] if isinstance(named, str) else named:
@@ -59,7 +59,7 @@ def taken_by(path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def another(path: tuple[str, ...]) -> Any:
-    """A value that the schema takes and that is not the default."""
+    """A value accepted by the schema, other than the default."""
     default, schema = value_at(DEFAULTS, list(path)), taken_by(path)
     if "enum" in schema:
         return next(each for each in schema["enum"] if each != default)
@@ -80,7 +80,7 @@ def rendered_with(path: tuple[str, ...], value: Any, table: str) -> Release:
     bookkeeper["metadataServiceUri"] = "zk://zookeeper:2181/ledgers"
     if "clientSasl" in bookkeeper:
         bookkeeper["clientSasl"] = LOGIN | bookkeeper["clientSasl"]
-        bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN wants it
+        bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN requires it
     if table == "audit.run":
         values["mode"] = "cron"
     if table == "exporter":

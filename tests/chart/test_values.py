@@ -22,7 +22,7 @@ LEFT_TO_USERS: Final = {
     "successThreshold",
     "terminationGracePeriodSeconds",
 }
-"""Keys inside resources and probes that need no default."""
+"""Keys inside resources and probes without a default."""
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -33,14 +33,14 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every path of named properties, not into lists."""
+    """Yield every path of named properties, without those in lists."""
     for name, part in resolved(schema).get("properties", {}).items():
         yield (*path, name)
         yield from schema_paths(part, (*path, name))
 
 
 def closed_value_paths(value: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every path of the defaults, down to where the schema leaves the keys to users."""
+    """Every path of the defaults, down to the maps whose keys the schema leaves to users."""
     properties = resolved(schema).get("properties")
     if not isinstance(value, dict) or properties is None:
         return
@@ -84,7 +84,7 @@ def test_the_schema_is_sound_and_uses_all_its_definitions() -> None:
 
 
 def test_every_value_is_documented() -> None:
-    """By its own comment, by one on a map around it, or by comments on all that is in it."""
+    """By its own comment, by one on a map around it, or by comments on all its parts."""
     covered = {tuple(each.path.split(".")) for each in documented()}
     leaves = [path for path in closed_value_paths(DEFAULTS, SCHEMA) if not has_below(path)]
     assert [path for path in leaves if not is_covered(path, value_at(DEFAULTS, list(path)), covered)] == []

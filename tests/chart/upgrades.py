@@ -1,6 +1,6 @@
-"""What an upgrade of a release must not change: fields that Kubernetes refuses to change, and names of what keeps data.
+"""The parts of a release that an upgrade must not change: immutable fields, and names of objects with data.
 
-A release of the chart is stored as these fields, with the values that they came from, and as an archive of the chart
+A release of the chart is stored as these fields, with the values they came from, and as an archive of the chart
 for tests that install it. So no history is needed.
 ``python -m tests.chart.upgrades NAME CHART`` stores them for the chart in a folder, as for each release:
 ``git archive TAG helm/bkheal | tar x -C FOLDER``.
@@ -27,20 +27,20 @@ FIXED: Final[Mapping[str, tuple[str, ...]]] = {
     "Service": ("clusterIP",),
     "RoleBinding": ("roleRef",),
 }
-"""Fields of a spec, or of the object, that cannot change while it exists. A headless Service cannot get an address."""
+"""Immutable fields of a spec, or of the object. A headless Service cannot get an address."""
 REQUIRED: Final = {"metrics": {"prometheusRule": {"thresholds": {"runbook_base": "https://runbooks.example"}}}}
-"""Values that later releases require; CHANGELOG.md lists them. No value that an earlier release took is refused."""
+"""Values required by later releases; CHANGELOG.md lists them. All values of an earlier release remain accepted."""
 
 
 def fixed(made: Release) -> dict[str, dict[str, Any]]:
-    """These fields of each object that has some, by kind and name."""
+    """Return these fields of each object with some of them, by kind and name."""
     return {
         f"{item['kind']}/{item['metadata']['name']}": fields(item) for item in made.objects if item["kind"] in FIXED
     }
 
 
 def fields(item: Object) -> dict[str, Any]:
-    """The fixed fields of one object that it sets."""
+    """Return the fixed fields set by one object."""
     of = item.get("spec", item)
     return {name: of[name] for name in FIXED[item["kind"]] if name in of}
 

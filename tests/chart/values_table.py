@@ -25,7 +25,7 @@ _SHOWN_MAX: Final = 60
 
 @dataclass(frozen=True)
 class Documented:
-    """A value with a comment that begins with ``# --``."""
+    """A value with a comment beginning with ``# --``."""
 
     path: str
     text: str

@@ -1,4 +1,4 @@
-"""Wait for what a process that was started serves over HTTP."""
+"""Wait for the HTTP answers of a started process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Final
 from tests.deadlines import STATE_S
 
 ANSWER_S: Final = 30.0
-"""For one request."""
+"""The timeout of one request."""
 _AGAIN_S: Final = 0.2
 
 
 def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
-    """The text at ``url``, once there is one."""
+    """Return the text at ``url``, after it exists."""
     deadline = time.monotonic() + STATE_S
     while True:
         with (
@@ -34,7 +34,7 @@ def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
 
 
 def wait_for_line(pattern: str, process: subprocess.Popen[Any], log: Path) -> None:
-    """Return once the process has printed a line that begins so."""
+    """Return after the process has printed a line with this beginning."""
     deadline = time.monotonic() + STATE_S
     while not re.search(f"^{pattern}", said := log.read_text(errors="replace"), re.MULTILINE):
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A listener of Apache's protocol on a real socket, over a bookie in memory, and a client that speaks frames."""
+"""A listener of Apache's protocol on a real socket, over a bookie in memory, and a client on the level of frames."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Client:
         return await self.answer()
 
     async def is_closed(self) -> bool:
-        """Wait for the end of the connection; whatever else comes is dropped."""
+        """Wait for the end of the connection, and drop all bytes received until then."""
         await self.received()
         return True
 
     async def received(self) -> int:
-        """Wait for the end of the connection; how many bytes came until then."""
+        """Wait for the end of the connection, and return the number of bytes received until then."""
         count = 0
         async with asyncio.timeout(DEADLINE_S):
             with suppress(ConnectionError):
@@ -75,7 +75,7 @@ class Client:
 
 
 class HeldAdds(BookieService):
-    """Adds wait until ``may_go`` is set."""
+    """A service whose adds wait until ``may_go`` is set."""
 
     def __init__(self, storage: LedgerStorage, ledgers: MemoryDisk, identity: BookieIdentity) -> None:
         super().__init__(storage, ledgers, identity)

@@ -1,6 +1,6 @@
 """The metadata stores in one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
 
-It also runs on the twin and on ZooKeeper through the store that joins requests, with each request joined.
+It also runs on the twin and on ZooKeeper through the request-joining store, with each request joined.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ KERBEROS_ACCESS: Final = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creat
 
 
 class Backend(Protocol):
-    """What a test needs besides the port: sessions, and the faults that only the other side can cause."""
+    """What a test needs besides the port: sessions, and the faults only the other side can cause."""
 
     name: str
 
     async def open(self) -> MetadataStore:
-        """Another session on the same data."""
+        """Open another session on the same data."""
         ...
 
     async def expire(self, store: MetadataStore) -> None:
-        """End the store's session; returns once a new one has begun."""
+        """End the store's session, and return after a new one has begun."""
         ...
 
     async def interrupt(self, store: MetadataStore) -> None:
-        """Break the store's connection, and let it come back in the same session."""
+        """Break the store's connection, and let it reconnect in the same session."""
         ...
 
     def deny(self, path: str) -> None:
@@ -68,7 +68,7 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every session that was opened."""
+        """End every opened session."""
         ...
 
 
@@ -157,7 +157,7 @@ class ZooKeeperBackend:
                 await store.wait_session_changed(store.session)
 
     def deny(self, path: str) -> None:
-        admin_only = 16  # enough to give the permissions back, which removing the node needs
+        admin_only = 16  # enough to restore the permissions, which the removal of the node requires
         with self._admin() as client:
             client.set_acls(path, [ACL(admin_only, Id("world", "anyone"))])
         self._denied.append(path)
@@ -245,7 +245,7 @@ class AccompaniedStore(CombiningStore):
 
 
 class raw_client:  # noqa: N801  # reads as a function
-    """A bare kazoo client for what the port does not offer."""
+    """A bare kazoo client for operations outside the port."""
 
     def __init__(self, hosts: str, **options: Any) -> None:
         self._client = KazooClient(hosts, **options)
@@ -261,7 +261,7 @@ class raw_client:  # noqa: N801  # reads as a function
 
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """One ZooKeeper for the whole session that speaks TLS, and knows logins."""
+    """One ZooKeeper with TLS and logins for the whole session."""
     made = asyncio.run(start_secured(tmp_path_factory.mktemp("secured")))
     yield made
     asyncio.run(made.server.stop())
@@ -358,7 +358,7 @@ async def base(store: MetadataStore) -> str:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
-    """By whose they are. All but the stranger's are of one authority."""
+    """Certificates by the name of their owner. All but the stranger's are of one authority."""
     directory = tmp_path_factory.mktemp("certificates")
     make_ca(directory, "our-ca")
     make_ca(directory, "strange-ca")
@@ -372,7 +372,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSetti
 
 @dataclass
 class RotatedFiles:
-    """The TLS files of a server, which another process replaces."""
+    """The TLS files of a server, replaced by another process."""
 
     tls: TlsSettings
     known: dict[str, TlsSettings]
@@ -392,7 +392,7 @@ class RotatedFiles:
 
 @pytest.fixture
 def rotated(certificates: dict[str, TlsSettings], tmp_path: Path) -> RotatedFiles:
-    """A server's files, which are those of ``bookie`` at first."""
+    """A server's files, at first those of ``bookie``."""
     tls = TlsSettings(certificates["bookie"].ca, tmp_path / "tls.crt", tmp_path / "tls.key")
     files = RotatedFiles(tls, certificates)
     files.put("bookie")
@@ -406,5 +406,5 @@ async def cluster(store: MetadataStore, base: str) -> Cluster:
 
 @pytest.fixture
 def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
-    """Awaits with a deadline, so that a lost wake-up fails instead of hanging."""
+    """Awaits with a deadline: a lost wake-up fails instead of hanging."""
     return lambda awaitable: asyncio.wait_for(awaitable, STATE_S)

@@ -1,4 +1,4 @@
-"""A cluster that is not ours to handle, as its owner sees it, and commands that are run on it in this process."""
+"""A cluster that we must not touch, as its owner sees it, and commands run on it in this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def others_read() -> list[ACL]:
 
 
 class Foreign:
-    """A cluster with one closed ledger that lost a bookie, as its owner sees it."""
+    """A cluster with one closed ledger and a lost bookie, as its owner sees it."""
 
     def __init__(self, client: KazooClient, hosts: str, root: str, directory: Path) -> None:
         self.client = client
@@ -64,7 +64,7 @@ class Foreign:
         self.client.set_acls(f"{self.root}/{name}".rstrip("/"), acl)
 
     def tree(self, path: str | None = None) -> dict[str, tuple[bytes, int, int]]:
-        """Everything below the ledgers root."""
+        """Return all nodes below the ledgers root."""
         path = path or self.root
         data, stat = self.client.get(path)
         found = {path: (data, stat.version, stat.czxid)}
@@ -104,7 +104,7 @@ def environment(uri: str) -> dict[str, str]:
 
 
 class Bkheal(Protocol):
-    """Runs a command against a metadata URI in a directory: its exit code, and its whole output."""
+    """Runs a command against a metadata URI in a directory, and returns its exit code and its whole output."""
 
     def __call__(self, command: str, uri: str, directory: Path, options: Sequence[str] = ()) -> tuple[int, str]:
         """``options``: those before the command."""

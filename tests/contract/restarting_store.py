@@ -1,4 +1,4 @@
-"""A store that is restarted before each operation: the contract must hold across every restart."""
+"""A store with a restart before each operation: the contract must hold across every restart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENDS = ("close", "abort")
 
 @dataclass
 class RestartingStore:
-    """Stands for a ``LedgerStorage``. Operations that run at the same time share one store.
+    """Stands for a ``LedgerStorage``. Concurrent operations share one store.
 
     Attributes:
-        engine: the store of this moment.
+        engine: the current store.
         restart: closes the store, or aborts it as a crash would, and returns the next one.
-        restarts: how often.
+        restarts: the number of restarts.
     """
 
     engine: LedgerStorage
@@ -43,7 +43,7 @@ class RestartingStore:
                     is_marked = name == "collect" and self.engine.is_marked(*arguments)
                     self.restarts += 1
                     self.engine = await self.restart(self.engine, self.restarts % 2 == 0)
-                    if is_marked:  # a mark does not outlive its process, and the collector makes another one
+                    if is_marked:  # a mark ends with its process, and the collector makes another one
                         arguments = (arguments[0], self.engine.mark(arguments[0]))
                 self._running += 1
             try:

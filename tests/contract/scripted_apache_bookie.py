@@ -27,9 +27,9 @@ KEY = b"k" * 20
 DEADLINE_S = STATE_S
 """Never reached if the test passes."""
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 AFTER_AN_ANSWER_S = 1.0
-"""For calls that must time out, but not before a first answer came."""
+"""For calls expected to time out, but only after a first answer."""
 
 _DIGEST = digest_for(DigestType.CRC32C, b"")
 
@@ -54,7 +54,7 @@ class Client(asyncio.Protocol):
         self._splitter = FrameSplitter(FRAME_BYTES_TAKEN)
         self.transport: asyncio.Transport | None = None
         self.is_lost = asyncio.Event()
-        self._early: list[bytes] | None = None  # what comes while TLS begins: it may be done before its caller knows
+        self._early: list[bytes] | None = None  # data received before ``start_tls`` returns
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -89,7 +89,7 @@ class Client(asyncio.Protocol):
         self.transport.close()
 
     def stop_listening(self) -> None:
-        """Take whatever comes from now on, and do nothing with it."""
+        """Accept all further data and ignore it."""
         self._early = []
 
     async def encrypt(self, context: ssl.SSLContext) -> None:
@@ -103,7 +103,7 @@ class Client(asyncio.Protocol):
 
 @dataclass
 class Received:
-    """One request, and the ways to answer it."""
+    """One request, and the methods for its answer."""
 
     request: pb.Request
     client: Client = field(repr=False)
@@ -122,7 +122,7 @@ class Received:
         return pb.Response(header=header, status=status)  # type: ignore[arg-type]
 
     def answer(self, status: int = pb.EOK, **content: object) -> None:
-        """Answer with the content that belongs to the operation, its ids as they were asked for."""
+        """Answer with the content of the operation, under the ids of the request."""
         self.client.send(self.answered(status, **content).SerializeToString())
 
     def answered(self, status: int = pb.EOK, **content: object) -> pb.Response:
@@ -164,9 +164,9 @@ class ScriptedApacheBookie:
     def __init__(self) -> None:
         self.requests: asyncio.Queue[Received] = asyncio.Queue()
         self.react: Callable[[Received], None] | None = None
-        """Answers at once, in place of the queue."""
+        """Answers immediately, in place of the queue."""
         self.is_deaf = False
-        """Whether new connections are never read from."""
+        """Whether new connections are accepted but never read."""
         self.clients: list[Client] = []
         self.port = 0
 
@@ -177,7 +177,10 @@ class ScriptedApacheBookie:
 
 
 async def connect(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    """A round trip. A call that must time out goes over this connection; it might not be sent if it had to connect."""
+    """Make a round trip.
+
+    A call expected to time out uses this connection. It might not be sent if it had to connect first.
+    """
     info = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
     (await bookie.next(pb.GET_BOOKIE_INFO)).answer()
     assert (await info).status is Status.OK
@@ -197,7 +200,7 @@ async def scripted_bookie() -> AsyncIterator[ScriptedApacheBookie]:
 
 
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     def __init__(self, port: int) -> None:
         self.address: BookieAddress | None = BookieAddress("127.0.0.1", port, APACHE_PROTOCOL)

@@ -1,4 +1,4 @@
-"""The administration of a bookie over a real gRPC server: who may do what, what it does, and its bounds."""
+"""The administration of a bookie over a real gRPC server: permissions, effects and limits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add(bookie: Administered, ledger_id: LedgerId, *entry_ids: int, is_recovery:
 
 
 def in_background(bookie: Administered, work: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], None]:
-    """Start a task of the bookie; the function ends it."""
+    """Start a task of the bookie; the returned function stops it."""
 
     async def begin() -> asyncio.Task[Any]:
         return guarded("of a test", work())
@@ -263,7 +263,7 @@ def test_an_inventory_of_ends_has_the_first_and_the_last_entry_of_each_ledger(bo
 
 
 def answering(bookie: Administered, monkeypatch: pytest.MonkeyPatch, *batches: pb.InventoryBatch) -> None:
-    """Every call has these messages."""
+    """Answer every call with these messages."""
 
     async def inventory(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         for batch in batches:
@@ -469,7 +469,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
 def test_a_change_that_has_begun_is_finished_without_its_caller(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A checkpoint that is cancelled at a write of the index could be overtaken by the next one."""
+    """The next checkpoint could overtake one cancelled at a write of the index."""
     add(bookie, L1, 0)
     gates = {"force": asyncio.Event(), "read-only": asyncio.Event()}
     reached = {name: asyncio.Event() for name in gates}

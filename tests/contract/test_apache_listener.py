@@ -1,4 +1,4 @@
-"""The listener of Apache's protocol over real sockets: many requests, bad ones, half ones, slow clients, the end."""
+"""The listener of Apache's protocol over real sockets: many, invalid and incomplete requests, slow clients, the end."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_a_client_that_fetches_no_answers_is_held_back_and_harms_nobody() 
         assert (await writer.ask(add(entry(0, size=size)))).status == pb.EOK
         slow = socket.create_connection(("127.0.0.1", world.port))
         slow.sendall(framed(read(0).SerializeToString()) * count)
-        assert (await writer.ask(read(0))).status == pb.EOK  # others are served, in the end the slow one as well
+        assert (await writer.ask(read(0))).status == pb.EOK  # others are served, and finally the slow one as well
         slow.settimeout(DEADLINE_S)
         received = await asyncio.to_thread(drained, slow, count * size)
         assert received >= count * size

@@ -1,4 +1,4 @@
-"""A bookie process with ``--apache-port``: found, spoken to, measured and started again as any other."""
+"""A bookie process with ``--apache-port``: found, used, measured and restarted like any other."""
 
 from __future__ import annotations
 

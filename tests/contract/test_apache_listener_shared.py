@@ -1,4 +1,4 @@
-"""What all connections of the listener share: bounded, and no connection can occupy it all. And when adds go on."""
+"""The resources shared by all connections of the listener: bounded, and no connection can occupy them all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbered(message: pb.Request, txn: int) -> pb.Request:
 
 
 async def settled(world: Listening) -> None:
-    """Let what has been sent arrive, and what can begin begin."""
+    """Wait until all sent data has arrived, and all possible work has begun."""
     before = -1
     while before != len(world.service.batches):
         before = len(world.service.batches)
@@ -35,7 +35,7 @@ async def settled(world: Listening) -> None:
 
 
 async def stored(world: Listening, size: int) -> None:
-    """Entry 0, of this size."""
+    """Store entry 0 with this size."""
     writer = await world.connect()
     assert (await writer.ask(add(entry(0, size=size)))).status == pb.EOK
     writer.close()
@@ -118,7 +118,7 @@ async def test_who_fetches_no_answers_holds_nobody_back() -> None:
 async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_others_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """That the others are not is shown on virtual time; here a machine that stalls may be taken for a slow client."""
+    """A test on virtual time shows that the others stay open; here a stalled machine can look like a slow client."""
     size, count = 4 << 20, 16
     limits = ListenerLimits(unsent_bytes_max=64 << 10, all_answer_bytes_max=1 << 20, unfetched_s=0.2, reads_max=1)
     async with listening(limits) as world:
@@ -141,7 +141,7 @@ async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_oth
 
 
 def closed_peers(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """Whose connections were closed because they did not fetch their answers."""
+    """Return the peers whose connections were closed because they did not read their answers."""
     warnings = [record.__dict__ for record in caplog.records if record.levelno == logging.WARNING]
     return {warning["peer"] for warning in warnings if "did not fetch" in warning["reason"]}
 
@@ -191,7 +191,7 @@ async def test_a_large_frame_that_does_not_come_is_given_up_when_others_wait(cap
 
 
 def one_and_a_half(first: int, size: int = 5) -> tuple[bytes, bytes]:
-    """An add and the beginning of the next one, and the rest of that."""
+    """Return an add with the beginning of the next one, and the rest of the second add."""
     frames = [
         framed(numbered(add(entry(number, size=size)), number).SerializeToString()) for number in (first, first + 1)
     ]

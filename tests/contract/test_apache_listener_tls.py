@@ -1,4 +1,4 @@
-"""START_TLS: both sides authenticate; a bookie with TLS refuses plain connections, and our client reports that."""
+"""START_TLS: both sides authenticate; a bookie with TLS refuses plain connections, and our client reports this."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_nothing_is_served_in_the_clear(certificates: dict[str, TlsSetting
 
 
 async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str]]:
-    """Status and detail of each kind of request; the last two are large enough to be tried in bulk first."""
+    """Return status and detail of each kind of request; the last two are large enough for an attempt in bulk."""
     many = [EntryId(number) for number in range(BULK_ENTRIES_MIN)]
     replies = (
         await transport.add(BOOKIE, batch(0), DEADLINE_S),
@@ -94,7 +94,7 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
 async def test_our_client_without_tls_is_told_so_and_stores_nothing(
     certificates: dict[str, TlsSettings], security: BookieSecurity, told: str
 ) -> None:
-    """The bookie is as good as not there: its refusal is no word on the ledger, its password or its entries."""
+    """The bookie counts as absent: its refusal is no statement on the ledger, its password or its entries."""
     async with listening(tls=certificates["bookie"]) as world:
         transport = ApacheTransport(Directory(world.port), security=security)
         assert await everything_asked(transport) == [(Status.UNREACHABLE, told)] * 7
@@ -162,7 +162,7 @@ async def test_answers_in_the_clear_leave_before_the_consent_to_tls(certificates
 async def test_who_shook_hands_may_be_silent_for_longer_than_who_did_not(certificates: dict[str, TlsSettings]) -> None:
     async with listening(ListenerLimits(first_request_s=1.0), certificates["bookie"]) as world:
         early = await encrypted(world, context(certificates["client"]))
-        assert await (await world.connect()).is_closed()  # it came later, and asked for nothing
+        assert await (await world.connect()).is_closed()  # it came later, and sent no request
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
@@ -186,7 +186,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
     mine = context(certificates["client"])
     async with listening(tls=rotated.tls) as world:
         standing = await encrypted(world, mine)
-        rotated.put("elsewhere")  # for another host, so that clients notice it
+        rotated.put("elsewhere")  # for another host, to make the change visible to clients
         with pytest.raises(ssl.SSLCertVerificationError):
             await encrypted(world, mine)
         rotated.put("bookie", only_cert=True)  # half of a rotation

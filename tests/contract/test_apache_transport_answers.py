@@ -1,4 +1,4 @@
-"""What the transport makes of each answer over Apache's protocol, and what it sends for it.
+"""The transport's result for each answer over Apache's protocol, and the requests it sends.
 
 Source: docs/formats.md#operations, #recovery.
 """

@@ -1,4 +1,4 @@
-"""Copies in bulk over Apache's protocol: what goes over version 2, and what needs version 3.
+"""Copies in bulk over Apache's protocol: which requests use version 2, and which need version 3.
 
 Source: docs/formats.md#version-2.
 """
@@ -77,7 +77,7 @@ class Peer(asyncio.Protocol):
 
 
 class Bookie:
-    """Serves ``entries`` in both versions; a test changes what it does in version 2 by ``on_v2``."""
+    """Serves ``entries`` in both versions; a test changes its behaviour in version 2 by ``on_v2``."""
 
     def __init__(self) -> None:
         self.entries = dict(STORED)
@@ -87,7 +87,7 @@ class Bookie:
         self.asked_v3: list[pb.Request] = []
         self.on_v2: Callable[[Peer, v2.RequestV2], None] = self.serve
         self.refusal: int = pb.EOK
-        """Of adds over version 3."""
+        """The status of adds over version 3."""
 
     def serve(self, peer: Peer, request: v2.RequestV2) -> None:
         peer.say(self.answered_v2(request))
@@ -135,7 +135,7 @@ class Bookie:
 
     @property
     def kinds(self) -> list[str]:
-        """Of the requests in version 2."""
+        """Return the kinds of the requests in version 2."""
         return [type(request).__name__ for request in self.asked_v2]
 
 
@@ -256,7 +256,7 @@ async def test_a_peer_without_version_2_is_asked_in_it_once(bookie: Bookie, tran
 
 
 async def test_a_bookie_without_batch_reads_reads_one_by_one(bookie: Bookie, transport: ApacheTransport) -> None:
-    """Before 4.17 a bookie closes the connection upon what it cannot decode."""
+    """Before 4.17 a bookie closes the connection after a request it cannot decode."""
 
     def without_batches(peer: Peer, request: v2.RequestV2) -> None:
         if isinstance(request, v2.BatchReadV2):
@@ -281,7 +281,7 @@ async def test_silence_in_version_2_is_met_once(bookie: Bookie, transport: Apach
 
 
 async def test_a_late_answer_is_nobody_elses(bookie: Bookie, transport: ApacheTransport) -> None:
-    """Without transaction ids the answer to a request that was given up looks like that to the next one."""
+    """Without transaction ids, the answer to an abandoned request looks like the answer to the next one."""
     wanted = range(0, 40, 2)
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
     [first] = [peer for peer in bookie.peers if peer.asked and isinstance(peer.asked[0], v2.ReadV2)]
@@ -365,7 +365,7 @@ async def test_any_number_may_wait_for_a_connection_that_cannot_be_had() -> None
     results: list[EntryResult] = []
     calls = [asyncio.create_task(link.fetch(LEDGER, [EntryId(1)], results))]
     async with asyncio.timeout(DEADLINE_S):
-        while not calls[0].done():  # each turn of the loop another one comes
+        while not calls[0].done():  # each turn of the loop adds another one
             calls.append(asyncio.create_task(link.fetch(LEDGER, [EntryId(1)], results)))
             await asyncio.sleep(0)
         await asyncio.gather(*calls)

@@ -1,4 +1,4 @@
-"""TLS and logins over Apache's protocol: both sides prove who they are, or nothing passes.
+"""TLS and logins over Apache's protocol: both sides authenticate, or nothing passes.
 
 Source: docs/formats.md#tls-and-login.
 """
@@ -68,13 +68,13 @@ def server_context(tls: TlsSettings, *, asks_for_certificates: bool = False) -> 
 
 
 def with_tls(context: ssl.SSLContext, inside: Callable[[Received], None]) -> Callable[[Received], None]:
-    """A bookie that begins TLS when it is asked to, and reacts by ``inside`` from there on."""
+    """A bookie with START_TLS, which reacts by ``inside`` after the handshake."""
 
     async def encrypt(received: Received) -> None:
         try:
             await received.client.encrypt(context)
         except OSError:
-            return  # the client did not want to
+            return  # the client refused the handshake
 
     def react(received: Received) -> None:
         if received.operation == pb.START_TLS:
@@ -159,7 +159,7 @@ async def test_bytes_smuggled_in_before_tls_end_the_connection(certificates: dic
 
 
 def late_refusal(received: Received) -> None:
-    """What Apache's bookies send once TLS stands, if TLS alone does not identify the client."""
+    """Answer like Apache's bookies after the TLS handshake, if TLS alone does not identify the client."""
     received.client.send(received.response(pb.EIO, txn_id=1, operation=pb.START_TLS).SerializeToString())
 
 
@@ -184,7 +184,7 @@ async def test_a_bookie_may_refuse_a_client_after_the_handshake(certificates: di
 async def test_tls_is_named_as_what_is_missing_where_there_is_none(
     certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, told: str
 ) -> None:
-    """A bookie that knows clients by their certificates refuses logins in the clear like everything else."""
+    """A bookie that identifies clients by their certificates refuses logins in the clear like everything else."""
     async with scripted_bookie() as bookie:
         bookie.react = lambda received: received.refuse(pb.EUA)
         reply = await info(bookie, BookieSecurity(sasl=sasl))
@@ -248,7 +248,7 @@ def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, T
 
 
 class DigestMd5Bookie:
-    """A bookie that wants a DIGEST-MD5 login, as Apache's do it, and answers everything after it."""
+    """A bookie that requires a DIGEST-MD5 login, as Apache's do it, and answers everything after it."""
 
     def __init__(self, password: str = PASSWORD, *, is_silent: bool = False) -> None:
         self._password = password

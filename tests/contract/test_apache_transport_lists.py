@@ -1,4 +1,4 @@
-"""Lists from bookies of Apache's: of those that answer, of those that never do, and of those that are slow."""
+"""Lists from Apache's bookies: from answering, silent and slow ones."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def listing(
 
 
 async def listed(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    """Ask for a list and get it."""
+    """Request a list and receive it."""
     call = listing(transport)
     (await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)).answer(availabilityOfEntriesOfLedger=LISTED.encode())
     assert await call == ListReply(Status.OK, LISTED)
 
 
 async def unlisted(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    """Find out that the bookie does not list."""
+    """Find out by a request: the bookie does not support lists."""
     call = listing(transport)
     await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(7))

@@ -1,4 +1,4 @@
-"""The transport over Apache's protocol against a bookie that is slow, broken, restarted or lying (rules S6 and S18)."""
+"""The transport over Apache's protocol against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def is_reachable_again(transport: ApacheTransport, bookie: ScriptedApacheB
     call = adding(transport, batch(9))
     (await bookie.next(pb.ADD_ENTRY)).answer()
     assert (await call).status is Status.OK
-    assert bookie.requests.empty()  # what was in flight was not sent again
+    assert bookie.requests.empty()  # requests in flight were not sent again
 
 
 @pytest.mark.parametrize("length", [0, -1, (1 << 30) - 3, (1 << 31) - 1])
@@ -237,7 +237,7 @@ async def test_an_impossible_frame_ends_the_connection(
 
 
 def too_long(received: Received) -> bytes:
-    """The frame of an answer whose entry makes it longer than a client takes by default."""
+    """Return the frame of an answer with an entry too long for a client's default limit."""
     packet = entry(received.request.readRequest.entryId, bytes(FRAME_BYTES_MAX))
     return framed(received.answered(body=packet).SerializeToString())
 
@@ -347,7 +347,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
 async def test_adds_wait_for_room_in_their_order(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     large, blocked, small = (adding(transport, batch(n, payload=bytes(size))) for n, size in enumerate((600, 600, 1)))
     first = await bookie.next(pb.ADD_ENTRY)
-    await connect(transport, bookie)  # a round trip in which anything that was sent would have arrived
+    await connect(transport, bookie)  # a round trip: everything sent before has arrived
     assert bookie.requests.empty()
     first.answer()
     rest = [await bookie.next(pb.ADD_ENTRY) for _ in range(2)]
@@ -455,7 +455,7 @@ async def test_silence_is_a_timeout(transport: ApacheTransport, bookie: Scripted
 async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
-    adds = [adding(transport, batch(n, payload=bytes(900))) for n in range(2)]  # the second one waits for room
+    adds = [adding(transport, batch(n, payload=bytes(900))) for n in range(2)]  # the second one waits for space
     read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     fence = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
     for _ in range(3):
@@ -483,7 +483,7 @@ async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(
         ("..", 3181),
         ("a\0b", 3181),
         ("127.0.0.1", 70_000),
-        ("localhost", 70_000),  # whose lower 16 bits are the port of another program
+        ("localhost", 70_000),  # its lower 16 bits are the port of another program
         ("127.0.0.1", -1),
         ("localhost", -1),
     ],

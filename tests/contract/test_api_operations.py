@@ -35,7 +35,7 @@ NOW_MS = EPOCH_MS
 
 
 class Figures(WithoutAdds):
-    """Answers for one bookie, and for no other."""
+    """Answers for one bookie only."""
 
     def __init__(self) -> None:
         self.asked: list[BookieId] = []
@@ -167,7 +167,7 @@ async def test_every_known_bookie_has_its_state(
         (D, BookieState.LOST, "", None),
     ]
     await operations.bookies()
-    assert sorted(figures.asked) == [A, B]  # the second answer cost nothing
+    assert sorted(figures.asked) == [A, B]  # the second answer sent no request
     clock.now_s += 15
     await operations.bookies()
     assert len(figures.asked) == 4
@@ -212,7 +212,7 @@ def test_worst_fragment_decides() -> None:
 async def test_a_page_costs_the_same_however_many_ledgers_are_marked(
     store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
 ) -> None:
-    """Every process answers on its event loop, on which the leader confirms its vote."""
+    """Every process answers on its event loop, which the leader also uses to confirm its vote."""
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
     await tasks.marking.mark_many([(LedgerId(number), [A]) for number in range(3_000)])

@@ -1,4 +1,4 @@
-"""TLS of both faces: who is let in, and certificates that change while the service runs."""
+"""TLS of both faces: which clients are admitted, and certificates replaced while the service runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def connector(folder: Path, client: str | None, ca: str = "our-ca") -> aiohttp.T
 
 @asynccontextmanager
 async def through_another_auditor(port: int) -> AsyncIterator[int]:
-    """A port that leads to ``port``, as that of an auditor that does not lead."""
+    """A port forwarded to ``port``, like the port of an auditor that is not the leader."""
     leader = LeaderPort("http", ("127.0.0.1", 0), lambda: ("127.0.0.1", port), ManualClock())
     await leader.start()
     try:
@@ -155,7 +155,7 @@ async def test_client_authority_admits_its_clients_alone(
 async def told_to_a_command(
     tmp_path: Path, folder: Path, server: str, ca: str | None, client: str | None = None, *, is_mutual: bool = False
 ) -> str:
-    """What a command gets from a service: the kind of the document, or the error."""
+    """Return a command's result from a service: the kind of the document, or the error."""
     files = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
     tls = server_tls(folder, server, is_mutual=is_mutual)
     async with running(tmp_path, connector=connector(folder, "client"), tls=tls) as world:
@@ -213,7 +213,7 @@ def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path: Path) -> No
 
 
 async def served_certificate(port: int) -> bytes:
-    """What a port shows to a client that believes everything."""
+    """Return the certificate of a port, as seen by a client without verification."""
     pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=STATE_S)
     return ssl.PEM_cert_to_DER_cert(pem)
 

@@ -1,4 +1,4 @@
-"""The backlog counted in a thread: the same figures, on sessions of its own that come and go."""
+"""The backlog counted in a thread: the same figures, on separate short-lived sessions."""
 
 from __future__ import annotations
 

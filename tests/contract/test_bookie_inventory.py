@@ -1,4 +1,4 @@
-"""What a run asks bookies for their inventory, over a real gRPC server: every bookie leaves an answer, and no error."""
+"""Inventory requests of a run over a real gRPC server: every bookie leaves an answer, and no error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bookie(tmp_path: Path) -> Iterator[Administered]:
 
 
 class At(Resolver):
-    """Finds every bookie at one address, or nowhere."""
+    """Resolves every bookie to one address, or to none."""
 
     def __init__(self, address: BookieAddress | None) -> None:
         self.address = address
@@ -62,7 +62,7 @@ def asked(
     files: SecurityFiles = NO_FILES,
     token_file: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows before the answer, and the answer."""
+    """Return the rows before the answer, and the answer."""
     address = address or BookieAddress("127.0.0.1", bookie.port)
 
     async def ask() -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_a_token_in_a_file_is_read_each_time_a_bookie_is_asked(tmp_path: Path) -
 
 
 def test_a_token_that_cannot_be_used_leaves_the_bookie_unasked(tmp_path: Path) -> None:
-    """Also one that would list its ledgers without a token."""
+    """This includes a bookie that would list its ledgers without a token."""
     file = tmp_path / "token"
     with administered(tmp_path) as bookie:
         add(bookie, L1, 0)
@@ -173,7 +173,7 @@ def test_files_that_are_not_there_are_named(bookie: Administered) -> None:
 
 
 def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call gives two ledgers, and is then refused; in the end the bookie is too busy for good."""
+    """Each call lists two ledgers and is then refused; in the end the bookie is always too busy."""
     for ledger_id in range(1, 6):
         add(bookie, LedgerId(ledger_id), 0)
     real, calls = Node.inventory, list[int]()
@@ -230,7 +230,7 @@ def test_a_bad_answer_is_named_and_what_came_before_it_counts(
 def test_tasks_ask_and_look_again_on_a_real_zookeeper(
     bookie: Administered, zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
-    """The two functions that Spark calls, without Spark: batches go in and come out."""
+    """The two functions called by Spark, without Spark: batches go in and come out."""
     add(bookie, L1, 0, 1)
     uri = f"zk://{zookeeper.connect_string}{fresh_root}"
 

@@ -1,4 +1,4 @@
-"""Held collections and what is allowed: the same on the twin, the simulator's store and a real ZooKeeper."""
+"""Held collections and permissions: the same on the twin, the simulator's store and a real ZooKeeper."""
 
 from __future__ import annotations
 

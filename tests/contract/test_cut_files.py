@@ -1,7 +1,7 @@
 """Every file of a bookie is cut at its last bytes, and has bits flipped: outcomes as docs/failure-model.md says.
 
-Whatever is damaged, a store serves right bytes or says that it cannot; or it refuses to open, twice in the same way,
-and the command that its message names lets it open again with nothing denied that was acknowledged.
+After any damage, a store serves the right bytes or reports an error; or it refuses to open, twice in the same way,
+and the command named in its message makes it open again, without denying anything acknowledged.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from tests.contract.test_rebuilt_index import COOKIE, store_in
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, add, entry
 
 Held = Mapping[LedgerId, int]
-"""How many entries of each ledger were acknowledged."""
+"""The number of acknowledged entries of each ledger."""
 ACKNOWLEDGED: Final = {L1: 10, L2: 2, L3: 1}
 WIDE: Final = {**ACKNOWLEDGED, L4: 600}
 """The keys of these entries fill several pages of a table of the index."""
 STEP: Final = 20
-"""Most entries that are read at a time."""
+"""Maximum number of entries per read."""
 LAST: Final = {(L1, 8), (L1, 9)}
-"""The last batch, which may be taken for a torn tail for a second after it was written (J12)."""
+"""The last batch, which may count as a torn tail for a second after it was written (J12)."""
 UNREADABLE: Final = (Status.CORRUPT, Status.IO_ERROR, Status.LIMBO)
 IGNORED: Final = ("LOCK", "LOG", ".bkheal.lock", VERSION_FILE, INCARNATION_FILE)
-"""Locks, the text that RocksDB writes for people, and the files of ``test_damaged_identity``."""
+"""Locks, RocksDB's log text for people, and the files of ``test_damaged_identity``."""
 REMEDIES_MAX: Final = 3
 MEMORY: Final = Path("/dev/shm")
 LENGTH_AT, TYPE_AT, HEADER_BYTES = 4, 6, 7
-"""Of a record of a log of the index: see ``bookie.storage.disks.rocks_logs``."""
+"""Offsets and size in a record of a log of the index: see ``bookie.storage.disks.rocks_logs``."""
 
 Damage = Callable[[bytes], bytes]
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, if there is such a file system: what is synced is not the question here."""
+    """A directory in memory, if such a file system exists: these tests are not about syncing."""
     if not os.access(MEMORY, os.W_OK):
         yield tmp_path
         return
@@ -102,18 +102,18 @@ async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> st
 
 
 async def started(home: Path, held: Held, *, is_mended: bool) -> tuple[str, str]:
-    """What is served after a start, and an empty text; or an empty text, and why the start is refused."""
+    """Return what is served after a start, and an empty text; or an empty text, and the reason for the refusal."""
     try:
         async with store_in(home) as store:
             if is_mended:
-                await store.set_limbo(list(held))  # as the start does with what the metadata names
+                await store.set_limbo(list(held))  # as the start does for the ledgers in the metadata
             return await served(store, held, may_lack_last=not is_mended), ""
     except FatalError as error:
         return "", str(error)
 
 
 async def outcome(home: Path, held: Held) -> str:
-    """What a start makes of the directories, up to the end of the remedies that it names."""
+    """Return the outcome of starting on the directories, after all remedies named by the refusals."""
     found, refusal = await started(home, held, is_mended=False)
     remedies: list[str] = []
     while not found and len(remedies) < REMEDIES_MAX:
@@ -125,7 +125,7 @@ async def outcome(home: Path, held: Held) -> str:
 
 
 async def mended(home: Path, refusal: str) -> str:
-    """Run the command that a refusal names."""
+    """Run the command named in a refusal."""
     journal, ledgers, clock, rng = home / "journal", [home / "ledgers"], SystemClock(), random.Random(1)
     if "salvage-journal" in refusal:
         try:
@@ -217,7 +217,7 @@ async def test_a_cut_or_a_flip_in_each_kind_of_file_ends_as_documented(home: Pat
 
 @pytest.mark.parametrize("kind", ["log", "manifest"])
 async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_refused(home: Path, kind: str) -> None:
-    """One flipped bit makes the type of a record one that only reused logs have."""
+    """One flipped bit gives a record a type found only in reused logs."""
     await filled(home / "filled")
     [path] = [path for path in files(home / "filled") if kind_of(path) == kind and path.name != "CURRENT"]
     place = second_record(home / "filled" / path) + TYPE_AT
@@ -226,7 +226,7 @@ async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_
 
 
 def second_record(log: Path) -> int:
-    """Where the second record of a log of the index begins."""
+    """Return the offset of the second record of a log of the index."""
     return HEADER_BYTES + int.from_bytes(log.read_bytes()[LENGTH_AT:TYPE_AT], "little")
 
 

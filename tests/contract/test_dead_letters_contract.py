@@ -64,7 +64,7 @@ class World:
             )
 
     async def state(self, ledger_id: LedgerId) -> tuple[bool, bool, bool]:
-        """Whether the ledger has a task, a parked record and a lock."""
+        """Return whether the ledger has a task, a parked record and a lock."""
         task, parked = await self.tasks.read(ledger_id), await self.parked.get(ledger_id)
         return task is not None, parked is not None, ledger_id in await self.tasks.locks.locked()
 

@@ -107,7 +107,7 @@ async def test_what_a_read_at_once_returns_is_what_a_read_returns(disk: Disk, di
     with deciding_by(lambda name: name == "disk.in_memory"):
         file = await disk.create("entries/a")
         await file.append([b"one", b"two"])
-        assert file.read_at_once(1, 4) in (b"netw", None)  # not every system can read so
+        assert file.read_at_once(1, 4) in (b"netw", None)  # not every system supports this read
         assert file.read_at_once(4, 2) in (b"wo", None)
         assert file.read_at_once(4, 3) is None
         assert file.read_at_once(6, 1) is None

@@ -69,7 +69,7 @@ async def test_whoever_waits_learns_of_the_first_drain_and_of_every_change(
     waiting = guarded("waiting", watching.wait_changed(seen))
     await drains.start(FIRST)
     seen = await soon(waiting)
-    while not seen.bookies:  # the parent alone was there first
+    while not seen.bookies:  # the first change was the creation of the parent
         seen = await soon(watching.wait_changed(seen))
     assert seen.bookies == {A}
     waiting = guarded("waiting", watching.wait_changed(seen))

@@ -1,7 +1,7 @@
-"""Clusters that are not ours to handle: other drivers and layouts, and nodes whose ACL keeps us out.
+"""Clusters that we must not touch: other drivers and layouts, and nodes whose ACL denies us access.
 
 Each is refused with a sentence about what to do, with an exit code and without a traceback, and nothing is changed in
-the cluster. What is noticed by a run in Spark is in the ring of Spark.
+the cluster. The ring of Spark covers what a run in Spark detects.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> It
 
 @pytest.fixture
 def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bkheal:
-    """The command's entry point, in this process. A command that starts Spark fails."""
+    """Run the command's entry point in this process. A command that starts Spark fails."""
 
     def session(settings: object, beside: object) -> AbstractContextManager[SparkSession]:
         pytest.fail("Spark was started")
@@ -201,7 +201,7 @@ def test_a_process_with_another_state_root_than_the_cluster_is_refused(
 def test_a_state_root_that_was_chosen_too_late_is_refused(
     command: str, foreign: Foreign, bkheal: Bkheal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R90: the state of before would not be found."""
+    """R90: otherwise the previous state would not be found."""
     used = state_path(DEFAULT_STATE_ROOT, "drains", foreign.root)
     foreign.client.ensure_path(used)
     before = foreign.tree()
@@ -313,7 +313,7 @@ def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_pa
 
 
 def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path, bkheal: Bkheal) -> None:
-    """In a ZooKeeper of its own, as that root is the same for all clusters."""
+    """The test uses a separate ZooKeeper, as all clusters have the same state root."""
     server = asyncio.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
     try:
         with a_cluster(server.connect_string, "/ledgers", tmp_path) as foreign:

@@ -20,7 +20,7 @@ from bookie.wire.requests import Read
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, KEY, LEDGER, TransportWorld, a_world, entry, served
 
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 OLD = grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -29,17 +29,17 @@ def piece(entry_ids: Sequence[int], packet: bytes = b"stored", *, is_last: bool 
 
 
 class Shelf(rpc.BookieServicer):
-    """Has every entry of every ledger, and answers joint reads as the test says."""
+    """Has every entry of every ledger, and answers joint reads as set by the test."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
         self.alone: list[int] = []
         self.pieces: dict[int, list[pb.EntryBatch]] = {}
-        """What is sent for a ledger in place of its entries."""
+        """The batches sent for a ledger in place of its entries."""
         self.cut_after: int | None = None
-        """How many ledgers of a call are answered before it ends."""
+        """The number of ledgers of a call answered before it ends."""
         self.code: grpc.StatusCode | None = None
-        """What each joint call ends with."""
+        """The final status of each joint call."""
         self.unasked: list[int] = []
         self.stuck: set[int] = set()
         self.has_ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The first request to a bookie whose connection takes its time: a lost packet, a pause, a machine under load."""
+"""The first request to a bookie with a slow connection: a lost packet, a pause, a busy machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def pumped(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def hesitant(port: int) -> AsyncIterator[int]:
-    """The port of a proxy for ``port`` that forwards nothing at first, on each connection."""
+    """The port of a proxy for ``port``; the proxy forwards nothing at first, on each connection."""
     is_over = asyncio.Event()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Clients that ask for much and take nothing: a real gRPC server holds a bounded part of their answers."""
+"""Clients with large requests that read no answers: a real gRPC server holds a bounded part of their answers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.deadlines import STATE_S
 BOOKIE, LEDGER = BookieId("b:1"), LedgerId(7)
 PACKET = bytes(1 << 20)
 LIMITS = UnsentLimits(taken_within_s=STATE_S)
-"""The limits of a bookie, but nothing is ended while a test runs."""
+"""The limits of a bookie, but no call is ended during a test."""
 
 
 class LargeEntries(BookieHandler):
-    """Has a MiB for each entry that is asked for."""
+    """Has a MiB for each requested entry."""
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         raise AssertionError("these tests only read")
@@ -60,9 +60,9 @@ class Server:
         return BookieAddress("127.0.0.1", self.port)
 
     async def slow_reads(self, count: int, ledgers: int = 0) -> AsyncExitStack:
-        """On a connection of its own, reads of 8 MiB whose answers are never taken; closing it ends them.
+        """Start reads of 8 MiB on a separate connection, without reading the answers; closing it ends them.
 
-        With ``ledgers``, each call reads so many MiB of each of so many ledgers.
+        With ``ledgers``, each call reads ``ledgers`` MiB of each of ``ledgers`` ledgers.
         """
         mine = await self._stack.enter_async_context(AsyncExitStack())
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -73,11 +73,11 @@ class Server:
             reads=[pb.LedgerRead(ledger_id=each, entry_ids=range(ledgers)) for each in range(ledgers)]
         )
         calls = [stub.ReadLedgers(several) if ledgers else stub.Read(request) for _ in range(count)]
-        mine.callback(calls.clear)  # a call that is dropped is cancelled
+        mine.callback(calls.clear)  # dropping a call cancels it
         return mine
 
     async def until(self, is_reached: Callable[[int], bool]) -> None:
-        """Wait until the unsent bytes are as wanted, and watch how many there are."""
+        """Wait until the condition holds for the unsent bytes, and record their maximum."""
         async with asyncio.timeout(STATE_S):
             while not is_reached(self.servicer.unsent.bytes):
                 self._note_bytes()
@@ -102,7 +102,7 @@ async def test_five_hundred_slow_readers_hold_a_bounded_part_of_their_answers(st
     await server.start()
     readers = [await server.slow_reads(25) for _ in range(20)]
     async with asyncio.timeout(STATE_S):
-        while await server.read() is Status.OK:  # buffers of the connections took some answers: ask for more
+        while await server.read() is Status.OK:  # buffers of the connections took some answers: request more
             readers.append(await server.slow_reads(25))
     assert server.most_bytes <= LIMITS.total_bytes_max + LIMITS.reads_max * READ_BYTES_MAX  # all answers: 4 GB
     for reader in readers:

@@ -1,4 +1,4 @@
-"""TLS between transport and bookie: both sides prove who they are, or nothing passes."""
+"""TLS between transport and bookie: both sides authenticate, or nothing passes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
     standing = GrpcTransport(Directory(port), tls=certificates["client"])
     try:
         assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
-        rotated.put("elsewhere")  # for another host, so that clients notice it
+        rotated.put("elsewhere")  # for another host, to make the change visible to clients
         assert await status_of_new_connection() is Status.UNREACHABLE
         assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
         rotated.put("bookie", only_cert=True)  # half of a rotation

@@ -1,4 +1,4 @@
-"""The gRPC transport against a bookie that is slow, broken, restarted or lying (rules S6 and S18)."""
+"""The gRPC transport against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -30,11 +30,11 @@ LEDGER = LedgerId(7)
 DEADLINE_S = STATE_S
 """Never reached if the test passes."""
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 
 
 class ScriptedBookie(rpc.BookieServicer):
-    """Hands every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
+    """Passes every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
 
     def __init__(self) -> None:
         self.adds: asyncio.Queue[ReceivedAdd] = asyncio.Queue()
@@ -108,7 +108,7 @@ class ReceivedAdd:
 
 
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     def __init__(self) -> None:
         self.address: BookieAddress | None = None
@@ -201,7 +201,7 @@ async def test_acks_that_match_no_request_are_dropped(transport: GrpcTransport, 
 
 
 async def test_a_late_ack_is_not_taken_for_the_next_adds(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
-    await round_trip(transport, bookie)  # connects: a call that times out before that is never sent
+    await round_trip(transport, bookie)  # connects: without it, a call may time out unsent
     assert (await transport.add(BOOKIE, batch(), SOON_S)).status is Status.TIMEOUT
     late = await bookie.adds.get()
     call = adding(transport, batch())
@@ -226,13 +226,13 @@ async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_an
     call = adding(transport, batch())
     await (await bookie.adds.get()).ack()
     assert (await call).status is Status.OK
-    assert bookie.adds.empty()  # what was in flight was not sent again
+    assert bookie.adds.empty()  # requests in flight were not sent again
 
 
 async def test_adds_wait_for_room_in_their_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     large, blocked, small = (adding(transport, batch(bytes(size))) for size in (600, 600, 1))
     first = await bookie.adds.get()
-    await round_trip(transport, bookie)  # anything that was sent would have arrived
+    await round_trip(transport, bookie)  # everything sent before has arrived
     assert bookie.adds.empty()
     await first.ack()
     rest = [await bookie.adds.get() for _ in range(2)]
@@ -337,7 +337,7 @@ async def test_silence_is_a_timeout(transport: GrpcTransport, bookie: ScriptedBo
 async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
-    adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for room
+    adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for space
     read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     fence = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, b"key"), DEADLINE_S))
     await bookie.adds.get()

@@ -1,4 +1,4 @@
-"""The files of an image, in a directory and in stores: a changed byte names no ledger, or the same ones."""
+"""The files of an image, in a directory and in stores: after a changed byte it names no ledger, or the same ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def put(place: Place, name: str, data: bytes) -> None:
 def written(
     image: Place, ledgers: Sequence[Ledger] = LEDGERS, run_id: str = "20270115T080000Z-000000", **values: Any
 ) -> tuple[Place, Manifest]:
-    """A generation that is current."""
+    """Write a current generation."""
     writing = files.begin(image, CLUSTER, run_id)
     part = ImagePart(place_of(writing.to_text()))  # as an executor does
     for ledger_id, write_quorum, bookies in ledgers:
@@ -301,7 +301,7 @@ def test_without_an_image_there_is_a_reason(image: Place) -> None:
 
 
 def part_of_a_run(writing: Place, read_from_ms: int, ledger_id: int = 1) -> None:
-    """What a task leaves in the folder of a run."""
+    """Write the file that a task leaves in the folder of a run."""
     part = ImagePart(place_of(writing.to_text()), read_from_ms)
     part.add(ledger_id, 3, 1, 1, 1, ("a:1",))
     part.listed(0, LeafStat(1, 2, 3, 1), 1)
@@ -313,7 +313,7 @@ def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_readi
     writing = files.begin(image, CLUSTER, manifest.run_id)
     files.note_beginning(writing, manifest)
     part_of_a_run(writing, NOW_MS)
-    part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the reading before
+    part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the previous reading
     (left,) = files.unfinished(files.cluster_place(image, CLUSTER))
     found = files.begun(left)
     assert len(found.leaves) == 1
@@ -321,7 +321,7 @@ def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_readi
 
 
 def test_two_runs_at_once_do_not_mix(image: Place) -> None:
-    """As if the lock of their kind had failed: the second one removes what the first one writes."""
+    """The lock of their kind has failed: the second run removes the files of the first one."""
     ids = ("20280115T080000Z-000000", "20280115T080001Z-000000")
     first = files.begin(image, CLUSTER, ids[0])
     part_of_a_run(first, NOW_MS)

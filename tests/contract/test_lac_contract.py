@@ -1,4 +1,4 @@
-"""Last adds confirmed through the transport port: reading, telling, and waiting for them; by every transport."""
+"""Last adds confirmed through the transport port: reading, sending, and waiting for them; by every transport."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def wait_lac(world: TransportWorld, beyond: int, wait_s: float = DEADLINE_
 
 
 async def waiting(world: TransportWorld, *beyond: int) -> list[asyncio.Task[LacReply]]:
-    """Long polls that have looked, found nothing and have their places."""
+    """Start long polls, each of which has looked, found nothing and taken its place."""
     polls = []
     for one in beyond:
         looked = world.index.before = Looked()

@@ -1,4 +1,4 @@
-"""What a bookie's store promises about collection, compaction and the end of limbo, on the twins and on real files."""
+"""The promises of a bookie's store about collection, compaction and the end of limbo, on twins and on real files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ON_ALL = pytest.mark.parametrize(
     ["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)],
     indirect=True,
 )
-"""For what holds across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
+"""For properties across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
 ONLY_RESTARTED = pytest.mark.parametrize(
     "bookie", [f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)], indirect=True
 )
 PASSES_MAX = 3
-"""Each second restart is a crash, after which what was collected may be there again until the next pass."""
+"""Each second restart is a crash, after which collected ledgers may exist again until the next pass."""
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -98,7 +98,7 @@ async def test_what_a_crash_restores_is_collected_by_the_next_pass(bookie: Booki
 
 
 async def collected_at_last(bookie: Bookie, ledger_id: LedgerId, left: list[LedgerId]) -> None:
-    """Collect a ledger as often as a bookie does until only others are there."""
+    """Collect a ledger repeatedly, as a bookie does, until only other ledgers exist."""
     for _ in range(PASSES_MAX):
         assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
         await bookie.store.checkpoint()
@@ -232,7 +232,7 @@ async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
 
 @pytest.mark.parametrize("ledgers", [1, 40])
 async def test_entries_that_were_stored_again_give_their_space_back(bookie: Bookie, ledgers: int) -> None:
-    """Repeated copies, recoveries and Apache's workers send entries that are stored already."""
+    """Repeated copies, recoveries and Apache's workers send entries stored before."""
     for number in range(5):
         for ledger_id in range(ledgers):
             await bookie.store.add(batch(*range(30 + number), ledger_id=LedgerId(100 + ledger_id)))
@@ -253,7 +253,7 @@ async def test_entries_that_were_stored_again_give_their_space_back(bookie: Book
 
 @ON_ALL
 async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie: Bookie) -> None:
-    """What the journal brings back is stored again; the copies of before give their space back."""
+    """The journal stores the recovered entries again; the space of the previous copies is released."""
     for _ in range(4):
         await bookie.store.add(batch(*range(30)))
         await bookie.store.checkpoint()
@@ -270,7 +270,7 @@ async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie
 
 @dataclass
 class FlushThatFails:
-    """Appends to entry logs fail from the given one on, after half of the page was written."""
+    """Makes appends to entry logs fail from the given one on, after half of the page was written."""
 
     error: type[DiskError]
     good_pages: int
@@ -290,7 +290,7 @@ class FlushThatFails:
 
 
 async def is_all_given_back(bookie: Bookie, ledger_ids: Sequence[LedgerId]) -> bool:
-    """Whether no entry log is left when all ledgers are deleted."""
+    """Return whether no entry log remains after all ledgers are deleted."""
     for ledger_id in ledger_ids:
         assert await bookie.store.collect(ledger_id, bookie.store.mark(ledger_id))
     await bookie.store.checkpoint()
@@ -309,7 +309,7 @@ async def used_bytes(bookie: Bookie) -> int:
 async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
     bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the power fails again before the bookie is done with it. The entries that were stored are served."""
+    """This also holds if the power fails again before the bookie has finished. The stored entries are served."""
     await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
     for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
@@ -356,7 +356,7 @@ async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
 async def test_a_log_that_was_compacted_and_not_removed_is_removed_by_the_next_run(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the share of live entries that a log needs was lowered since."""
+    """This also holds if the required share of live entries in a log was lowered since."""
     for ledger_id, count in ((LEDGER, 10), (OTHER, 25)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -467,13 +467,13 @@ async def test_the_id_of_a_log_of_which_the_index_has_a_record_is_not_used_again
 
 
 def older_header(log_id: int) -> bytes:
-    """The header of an entry log that a release without recorded ends wrote."""
+    """Return the header of an entry log as written by a release without recorded ends."""
     header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, log_id)
     return header + struct.pack(">I", crc32c(header))
 
 
 async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
-    """Write to the index of a bookie that is stopped."""
+    """Write to the index of a stopped bookie."""
     index: EntryIndex
     if bookie.kind.startswith("memory"):
         journal, ledgers, twin = bookie.twins
@@ -491,14 +491,14 @@ async def restart_with(bookie: Bookie, settings: StorageSettings) -> None:
 
 
 async def left_logs(bookie: Bookie) -> list[str]:
-    """The entry logs of a bookie that is stopped."""
+    """Return the entry logs of a stopped bookie."""
     if bookie.kind.startswith("memory"):
         return await logs(bookie)
     return sorted(path.name for path in (bookie.root / "ledgers" / "entries").iterdir())
 
 
 def tear(bookie: Bookie, name: str, how: str) -> None:
-    """What a power loss makes of a log whose last page was not synced: its last bytes are lost, or zeros, or stay."""
+    """Imitate a power loss in a log whose last page was not synced: its last bytes are lost, or zeros, or stay."""
     content = read_log(bookie, name)
     if how == "cut" and len(content) > HEADER_SIZE:
         cut_log(bookie, name, len(content) - min(20, len(content) - HEADER_SIZE))
@@ -538,7 +538,7 @@ async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     seen: set[Status] = set()
     while not compacting.done():
         seen |= await served(bookie, OTHER, 20)
-        await asyncio.sleep(0)  # what the read cache answers takes no turn
+        await asyncio.sleep(0)  # answers from the read cache take no turn
     assert (await compacting).removed_logs == 1
     assert seen | await served(bookie, OTHER, 20) == {Status.OK}
 

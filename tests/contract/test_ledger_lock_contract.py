@@ -1,4 +1,4 @@
-"""The lock of a ledger that may not be marked, as collectors take it, on the twin and on ZooKeeper."""
+"""The lock of a ledger without a mark, as collectors take it, on the twin and on ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie's store promises, on the twins in memory, on real files with RocksDB, and restarted at each step."""
+"""The promises of a bookie's store, on the twins in memory, on real files with RocksDB, and restarted at each step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ids(numbers: Sequence[int]) -> list[EntryId]:
 
 @dataclass
 class Bookie:
-    """A store that can be restarted: closed, or aborted as a crash would."""
+    """A restartable store: it is closed, or aborted as a crash would."""
 
     kind: str
     root: Path
@@ -121,7 +121,7 @@ class Bookie:
         return (await self.store.add(batch(*entry_ids, is_recovery=is_recovery))).status
 
     async def add_patiently(self, entries: list[bytes]) -> None:
-        """Add although the caches are small and the flush may be late."""
+        """Add in spite of small caches and a late flush."""
         while (reply := await self.store.add(AddBatch(LEDGER, KEY, entries))).status is Status.TOO_MANY_REQUESTS:
             await self.store.checkpoint()
         assert reply.status is Status.OK
@@ -157,7 +157,7 @@ async def bookie(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture(params=["in memory", "in the logs", "after a restart", "after a crash"])
 async def place(request: pytest.FixtureRequest) -> str:
-    """Where the entries are that a test looks at."""
+    """The place of the entries under test."""
     return str(request.param)
 
 

@@ -99,7 +99,7 @@ async def test_what_is_not_a_cluster_is_refused(store: MetadataStore, cluster: C
 
 
 async def test_a_cluster_whose_metadata_migrates_is_not_opened(store: MetadataStore, cluster: Cluster) -> None:
-    """R88; a phase of a later release is not taken for the absence of a migration."""
+    """R88; an unknown phase of a later release does not count as the absence of a migration."""
     path = migration_path(cluster.root)
     for record in (b'{"phase":"NOT_STARTED"}', b'{"phase":"FAILED","targetUrl":"oxia://o:6648"}'):
         await put(store, path, record)

@@ -1,4 +1,4 @@
-"""What the metadata store promises: every result and every error that the port names, on the twin and on ZooKeeper."""
+"""The promises of the metadata store: every result and error named by the port, on the twin and on ZooKeeper."""
 
 from __future__ import annotations
 

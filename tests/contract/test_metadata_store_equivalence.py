@@ -1,4 +1,4 @@
-"""The twin and the simulator's store answer as a real ZooKeeper does, operation by operation, on random histories."""
+"""The twin and the simulator's store give the same answers as a real ZooKeeper, on random histories of operations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _data(rng: random.Random) -> bytes:
 
 
 async def _answer(store: MetadataStore, name: str, arguments: tuple[Any, ...], base: str) -> Any:
-    """The answer without what may differ: transaction ids, times, and the order of names."""
+    """Return the answer without the variable parts: transaction ids, times, and the order of names."""
     try:
         if name == "create":
             path, data, is_ephemeral, is_sequential = arguments

@@ -17,7 +17,7 @@ from tests.worlds.clocks import ManualClock
 
 @pytest.fixture(autouse=True)
 def own_state_root(base: str) -> Iterator[None]:
-    """Readers of all clusters are in one place, so that each test needs one of its own."""
+    """Use a separate state root for each test, as readers of all clusters share one place."""
     before = access_in_use()
     use_access(replace(before, state_root=f"{base}/own"))
     yield
@@ -25,7 +25,7 @@ def own_state_root(base: str) -> Iterator[None]:
 
 
 async def joined(store: MetadataStore, run_id: str, *, has_rates: bool = False) -> tuple[Sharing, float]:
-    """A run's count, and how long it waited."""
+    """Return a run's count, and the time it waited."""
     clock = ManualClock(turns=1)
     return await join(Readers(store, run_id), run_id, clock, has_rates=has_rates), clock.now_s
 
@@ -76,6 +76,6 @@ async def test_a_list_that_is_denied_leaves_the_number_as_it_was(backend: Backen
 
 
 async def joined_in_vain(store: MetadataStore) -> None:
-    """A run that may not count the others is not alone."""
+    """A run without permission to count the others does not assume to be alone."""
     sharing, waited_s = await joined(store, "r3", has_rates=True)
     assert (sharing.count, waited_s) == (UNKNOWN, JOIN_S)

@@ -1,4 +1,4 @@
-"""The index of a stopped bookie's directories is made again, on the real engine and interrupted at every step."""
+"""The index of a stopped bookie's directories is rebuilt, on the real engine and with an interruption at every step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def store_in(home: Path) -> AsyncIterator[LedgerStorage]:
 
 
 async def filled(home: Path) -> None:
-    """A bookie that wrote, fenced, deleted and compacted, and stopped."""
+    """Fill a bookie by writing, fencing, deleting and compacting, and stop it."""
     async with store_in(home) as store:
         await add(store, L1, *range(10))
         await add(store, L2, *range(10))
@@ -128,7 +128,7 @@ async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeate
     for at in range(100):
         home = tmp_path / str(at)
         shutil.copytree(tmp_path / "filled", home)
-        (home / "ledgers" / CURRENT / "index").mkdir()  # as a start makes it
+        (home / "ledgers" / CURRENT / "index").mkdir()  # as at a start
         steps = 0
 
         def step(at: int = at) -> None:

@@ -1,4 +1,4 @@
-"""Reservations, and ledger changes that depend on them, on the twin and on ZooKeeper."""
+"""Reservations, and ledger changes depending on them, on the twin and on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ledgers(store: MetadataStore, cluster: Cluster) -> LedgerStore:
 
 
 async def stands(store: MetadataStore, path: str, version: int) -> bool:
-    """Whether a transaction that checks the reservation goes through."""
+    """Return whether a transaction with a check of the reservation succeeds."""
     try:
         await store.multi([Check(path, version)])
     except MultiFailedError:

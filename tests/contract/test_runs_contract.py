@@ -123,7 +123,7 @@ async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backe
 
 
 async def test_the_end_of_a_run_is_on_record_although_the_write_before_it_was_cancelled(runs: Runs) -> None:
-    """As when a run ends while its progress is being written: the store may change, and its answer is not awaited."""
+    """A run ends while its progress is being written: the store may change, and its answer is not awaited."""
     await runs.write(record(1))
     for turns in range(4):
         writing = asyncio.ensure_future(runs.write(record(1, done=turns + 1)))

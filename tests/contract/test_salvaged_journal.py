@@ -1,4 +1,4 @@
-"""A damaged journal of a stopped bookie is salvaged, on the real engine and interrupted at every step."""
+"""A damaged journal of a stopped bookie is salvaged, on the real engine and with an interruption at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 8
 
 
 async def filled(home: Path) -> None:
-    """A bookie that was killed with entries and a fence in its journal alone."""
+    """Fill a bookie and kill it with entries and a fence only in its journal."""
     async with store_in(home) as store:
         await add(store, L1, 0, 1)
         await store.checkpoint()
@@ -156,7 +156,7 @@ async def test_a_journal_that_is_lost_as_a_whole_is_given_up_only_on_request(
     [(incarnation, pending, before)] = identity(tmp_path)
     assert incarnation == pending != "before"
     assert before == "before"
-    assert not (tmp_path / "journal" / CURRENT / VERSION_FILE).exists()  # the start writes it, as its last step
+    assert not (tmp_path / "journal" / CURRENT / VERSION_FILE).exists()  # the start writes it in its last step
     await check_served(tmp_path, 2, 3, 4, 5)
 
 
@@ -196,7 +196,7 @@ async def test_a_start_salvages_a_journal_once_and_goes_on_with_a_salvage_that_w
         await salvage_at_start([journal], [ledgers], *directories, problem, random.Random(1), SystemClock())
 
     await start()
-    shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # as a crash after the rename leaves it
+    shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # the state after a crash after the rename
     await start()
     for mark in (tmp_path / "journal" / CURRENT / "journal").iterdir():
         mark.write_bytes(b"rubbish")

@@ -1,4 +1,4 @@
-"""Ending another process's session does what a timeout does, without waiting for it."""
+"""Ending another process's session has the effect of a timeout, without waiting for it."""
 
 from __future__ import annotations
 

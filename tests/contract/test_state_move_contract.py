@@ -34,7 +34,7 @@ BOOKIE = BookieId("bk1:3181")
 
 
 def use_root(path: str) -> None:
-    """Be a process with this ``--state-root``."""
+    """Act as a process with this ``--state-root``."""
     use_access(replace(access_in_use(), state_root=path))
 
 
@@ -45,7 +45,7 @@ def roots(base: str) -> tuple[str, str]:
 
 
 async def fill(store: MetadataStore, root: str) -> dict[str, bytes]:
-    """State of several kinds and depths below the root of this process; its nodes, without that root."""
+    """Write state of several kinds and depths below the root of this process; return its nodes, without the root."""
     await Drains(store, root).start(Drain(BOOKIE, "me@host", 1000))
     await Changes(store, root, SystemClock()).record("me", "command", "drain")
     await put(store, f"{own_path('runs', root)}/records/a/b", b"deep")
@@ -211,7 +211,7 @@ class Ending(MemoryStore):
 
 
 async def is_to_be_continued(store: MetadataStore, cluster: Cluster, source: str, target: str) -> bool:
-    """Whether the new root is not the one of the cluster; a process of either root is then refused, or sees all."""
+    """Return whether the cluster does not use the new root yet; a process of either root is refused, or sees all."""
     before = await state_below(store, source, cluster.root)
     works = []
     for root in (source, target):

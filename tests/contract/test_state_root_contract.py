@@ -26,7 +26,7 @@ LANE = RunLane(RunKind.BOOKIES, is_dry_run=False)
 
 
 def use_root(path: str) -> None:
-    """Be a process with this ``--state-root``."""
+    """Act as a process with this ``--state-root``."""
     use_access(replace(access_in_use(), state_root=path))
 
 
@@ -64,7 +64,7 @@ async def test_of_two_processes_that_start_with_different_roots_one_works(
     store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
     async def start(root: str) -> str:
-        use_root(root)  # before anything is awaited, so each claims its own
+        use_root(root)  # before the first await, so each claims its own
         await claim_state_root(store, cluster.root)
         return root
 
@@ -154,7 +154,7 @@ async def test_what_an_operator_asks_for_claims_the_root_first(
 async def test_runs_of_two_roots_would_not_exclude_each_other(
     store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
-    """The reason for all of this."""
+    """This is the reason for the record of the state root."""
     for name in "ab":
         use_root(f"{base}/{name}")
         assert (await RunLocks(store, cluster.root).acquire(LANE, "run", "me:1")).is_held

@@ -1,4 +1,4 @@
-"""The commands that look into the directories of a stopped bookie, on the real engine."""
+"""The commands for the directories of a stopped bookie, on the real engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORD = RECORD_HEADER_SIZE + len(entry(1, 0))
 
 @pytest.fixture
 async def home(tmp_path: Path) -> Path:
-    """A bookie with entries in entry logs, one ledger in limbo, one that was deleted, and one in the journal alone."""
+    """A bookie with entries in entry logs, one ledger in limbo, one deleted, and one only in the journal."""
     async with store_in(tmp_path) as store:
         await add(store, L1, *range(10), *range(20, 25))
         await add(store, L2, 0)
@@ -58,7 +58,7 @@ def document(home: Path, *words: str, exit_code: ExitCode = ExitCode.OK) -> dict
 
 
 def files(home: Path) -> dict[str, bytes]:
-    """Everything but the index, whose database has files of its own."""
+    """Return all files but the index, whose database creates new files."""
     found = [path for path in home.rglob("*") if path.is_file() and "index" not in path.parts]
     return {str(path): path.read_bytes() for path in found if not path.name.startswith(".")}
 

@@ -154,7 +154,7 @@ async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, o
 
 
 async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, others: UnderReplication) -> None:
-    """Completing prunes the parents under the feet of the one who marks."""
+    """Completing prunes the parent nodes during the marking."""
 
     async def repair() -> None:
         for _ in range(10):
@@ -321,7 +321,7 @@ async def test_task_deleted_by_somebody_else_is_complete(
 async def test_lock_taken_over_by_another_session_is_neither_used_nor_released(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
-    """Apache deletes locks whatever their version, so a lock of the same name may have another owner."""
+    """Apache deletes locks without a check of their version, so a lock of the same name may have another owner."""
     await tasks.marking.mark(LEDGER, [A])
     held = await tasks.locks.lock(LEDGER, "host")
     assert held is not None

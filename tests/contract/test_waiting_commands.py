@@ -1,4 +1,4 @@
-"""``bkheal bookie gc --wait`` and ``--watch`` of a running bookie: what each look shows, and what ends them.
+"""``bkheal bookie gc --wait`` and ``--watch`` of a running bookie: the output of each look, and their ends.
 
 The pauses between looks are replaced. In them the bookie changes, time passes, or the operator presses Ctrl-C.
 """
@@ -34,7 +34,7 @@ def bookie(tmp_path: Path) -> Iterator[Administered]:
 
 @dataclass
 class Pauses:
-    """The time of a command. Each pause does the next of ``then``; after the last one comes Ctrl-C."""
+    """The time of a command. Each pause runs the next function of ``then``; the last one is followed by Ctrl-C."""
 
     then: list[Callable[[], object]] = field(default_factory=list)
     slept_s: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Pauses:
 
 
 def nothing() -> None:
-    """The bookie goes on with what it does."""
+    """Leave the bookie as it is."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
 
 
 def run_collection(bookie: Administered) -> None:
-    """Let the collector of the bookie do what it was asked for."""
+    """Let the collector of the bookie do the requested work."""
     end = in_background(bookie, bookie.node.collector.run)
     try:
         until(bookie, lambda: not bookie.node.collector.is_pending)

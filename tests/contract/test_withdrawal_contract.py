@@ -35,7 +35,7 @@ NONE = WithdrawalStep()
 
 @dataclass(slots=True)
 class World:
-    """A cluster with the bookies a to e; x and y are gone."""
+    """A cluster with the bookies a to e; x and y no longer exist."""
 
     store: MetadataStore
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""What concerns the kazoo adapter alone: connecting, threads, fallback, and writes that must not be sent late."""
+"""Tests of the kazoo adapter alone: connecting, threads, fallback, and writes that must not be sent late."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 
 PATIENT: Final[dict[str, Any]] = {"session_timeout_s": LONG_SESSION_S, "operation_timeout_s": STATE_S}
-"""For servers that are started again: on a busy machine that takes longer than an operation usually may."""
+"""For restarted servers: on a busy machine a restart takes longer than the usual timeout of an operation."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def threads_before() -> set[threading.Thread]:
 
 @pytest.fixture
 async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
-    """A server that a test may stop."""
+    """A separate server, which a test may stop."""
     async with await EmbeddedZooKeeper.start(tmp_path, is_durable=False) as server:
         yield server
 
@@ -55,7 +55,7 @@ def _client(store: ZooKeeperStore) -> KazooClient:
 
 @contextmanager
 def _impatient(store: ZooKeeperStore, timeout_s: float) -> Iterator[None]:
-    """Requests that are made in here time out so soon; those that must succeed are made outside."""
+    """Make requests inside the context time out after ``timeout_s``; requests that must succeed are made outside."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store._connection, "_timeout_s", timeout_s)
         yield
@@ -123,7 +123,7 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
 async def test_an_answer_to_a_connection_is_waited_for_a_part_of_the_session_alone(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, session_s: int, answer_s: int
 ) -> None:
-    """A server that is starting may never answer. With one server, kazoo's own wait is as long as the session lasts."""
+    """A starting server may never answer. With one server, kazoo's own wait is as long as the session lasts."""
     waits: list[float] = []
     invoke = ConnectionHandler._invoke
 
@@ -178,7 +178,7 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
 
 
 async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
-    # Long enough for kazoo's thread to send a write. The server stops before it is asked for anything.
+    # Long enough for kazoo's thread to send a write. The server stops before it receives a request.
     store = await ZooKeeperStore.connect(
         own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=LONG_SESSION_S
     )
@@ -212,7 +212,7 @@ async def test_write_while_disconnected_is_surely_not_sent(own_server: EmbeddedZ
 
 
 async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server: EmbeddedZooKeeper) -> None:
-    """Kazoo's own wake-up socket takes some 280 bytes, and then blocks whoever queues a request."""
+    """Kazoo's own wake-up socket takes some 280 bytes, and then blocks the thread that queues a request."""
     store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
     client = _client(store)
     own_server.kill()
@@ -229,7 +229,7 @@ async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server
 async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     path = fresh_root.replace("/", "-").replace("-", "/", 1)
-    # As after a pause of this process: kazoo has a new session already, and the loop has not heard of it.
+    # As after a pause of this process: kazoo has a new session already, and the loop has not processed the change.
     store._tracker.current = type(store.session)(SessionState.CONNECTED, 1, store.session.session_id + 1)
     with pytest.raises(StoreUnavailableError, match="ended before it was sent"):
         await store.create(path)
@@ -270,7 +270,7 @@ async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper,
 async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older server answers "unimplemented" and closes the connection, which may cost the next read its answer."""
+    """An older server answers "unimplemented" and closes the connection, so the answer to the next read may be lost."""
     monkeypatch.setattr("bookie.metadata.store.zookeeper.OP_MULTI_READ", 9999)
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     clock, rng = SystemClock(), random.Random(0)
@@ -286,7 +286,7 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
 async def test_connection_comes_back_after_a_failure_inside_kazoo(
     zookeeper: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture, threads_before: set[threading.Thread]
 ) -> None:
-    """Kazoo's thread ends at a request that it cannot serialize."""
+    """Kazoo's thread ends at a request it cannot serialize."""
 
     class Poison:
         type = OP_MULTI_READ

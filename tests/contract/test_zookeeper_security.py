@@ -46,7 +46,7 @@ async def session(hosts: str, access: ZooKeeperAccess, **options: Any) -> AsyncI
 
 
 async def refusal(hosts: str, access: ZooKeeperAccess) -> str:
-    """The error of a connection that must not come about; well before the deadline of the call."""
+    """Return the error of a connection that must fail well before the deadline of the call."""
     with pytest.raises((ZooKeeperAccessError, AccessDeniedError)) as caught:
         await ZooKeeperStore.connect(hosts, access=access, connect_timeout_s=10 * STATE_S)
     return str(caught.value)
@@ -111,7 +111,7 @@ async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("turn_ms", range(1, 9))
 async def test_a_wrong_password_is_refused_if_the_loop_is_late(turn_ms: int, secured: Secured, tmp_path: Path) -> None:
-    """The connection may have ended by the time this loop sees that it began."""
+    """The connection may have ended before this loop learns of its beginning."""
 
     async def hold_up() -> None:
         while True:
@@ -163,7 +163,7 @@ async def test_an_encrypted_key_needs_its_password(secured: Secured, tmp_path: P
 
 
 async def test_a_renewed_certificate_counts_at_the_next_connection(secured: Secured, tmp_path: Path) -> None:
-    """The first one would be refused by then: only a client that reads the files again comes back."""
+    """The server would refuse the first one by then: only a client that reads the files again reconnects."""
     directory = tmp_path / "mounted"
     shutil.copytree(secured.directory, directory)
     make_ca(tmp_path, "strange")

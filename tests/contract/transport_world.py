@@ -1,4 +1,4 @@
-"""One bookie and a transport that reaches it: in memory, or over gRPC or Apache's protocol on the loopback.
+"""One bookie and a transport to it: in memory, or over gRPC or Apache's protocol on the loopback.
 
 Both use the same request handling on the same storage, on disks in memory whose faults produce every status.
 """
@@ -40,18 +40,18 @@ INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
 DEADLINE_S = STATE_S
 """Never reached if the test passes."""
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def told(kind: str, status: Status) -> Status:
-    """How a status of the bookie arrives: Apache's protocol calls what it has no word for an I/O error."""
+    """Return the status that arrives for one of the bookie: Apache's protocol sends an I/O error for unknown ones."""
     has_no_word = status in (Status.CORRUPT, Status.SHUTTING_DOWN)
     return Status.IO_ERROR if kind == "apache" and has_no_word else status
 
 
 def outcome(reply: ReadReply) -> Status:
-    """What became of a read of one entry, as a whole or by the entry's own status."""
+    """Return the result of a read of one entry, as a whole or by the entry's own status."""
     return reply.status if reply.status is not Status.OK else reply.results[0].status
 
 
@@ -90,7 +90,7 @@ class Looked:
 
 @dataclass
 class Directory:
-    """A resolver with the answers of the test."""
+    """A resolver with answers set by the test."""
 
     address: BookieAddress | None = None
 
@@ -100,7 +100,7 @@ class Directory:
 
 @dataclass
 class TransportWorld:
-    """One bookie, and a transport that reaches it."""
+    """One bookie, and a transport to it."""
 
     kind: str
     transport: Transport
@@ -141,7 +141,7 @@ def ok(*entry_ids: int) -> list[EntryResult]:
 
 @asynccontextmanager
 async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
-    """``kind``: "memory", "grpc", "apache", or "apache in bulk", where even one entry is worth a second connection."""
+    """``kind``: "memory", "grpc", "apache", or "apache in bulk", which opens a second connection even for one entry."""
     is_bulk, kind = kind == "apache in bulk", kind.removesuffix(" in bulk")
     limits = ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3)
     bookie = await open_bookie(incarnation=INCARNATION, limits=limits)
@@ -189,7 +189,7 @@ async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
 
 @asynccontextmanager
 async def served(servicer: rpc.BookieServicer) -> AsyncIterator[GrpcTransport]:
-    """A transport that reaches ``servicer`` over gRPC, in place of a bookie."""
+    """A transport to ``servicer`` over gRPC, in place of a bookie."""
     server = grpc.aio.server()
     rpc.add_BookieServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")

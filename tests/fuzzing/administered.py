@@ -1,4 +1,4 @@
-"""A bookie on a temporary directory with its administration, which operators' requests of any content are given to.
+"""A bookie on a temporary directory with its administration, for operators' requests of any content.
 
 The first byte of an input selects the call, the second one the token of the caller, and the rest is the request.
 """
@@ -42,7 +42,7 @@ MORE: Final[tuple[tuple[str, Message], ...]] = (
     ("Scrub", pb.ScrubRequest(action=pb.ScrubRequest.STOP)),
     ("SetReadOnly", pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)),
 )
-"""Requests that do something else."""
+"""More requests for some calls, with another effect."""
 OPERATOR: Final = 0
 """The second byte for the token of an operator."""
 _KEPT, _DELETED, _LIMBO = LedgerId(7), LedgerId(8), LedgerId(9)
@@ -57,7 +57,7 @@ def numbered(method: str, request: Message, token: int = OPERATOR) -> bytes:
 
 
 class _Context(CallContext):
-    """A call whose caller has a token, and which fails if the servicer met an error that it does not know."""
+    """A call whose caller has a token, and which fails if the servicer met an unknown error."""
 
     def __init__(self, token: str | None) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Context(CallContext):
 
 
 class AdministeredBookie:
-    """A bookie that scrubs and collects, with ten entries of a ledger that must stay."""
+    """A bookie with scrubbing and collection, and with ten entries of a ledger that must stay."""
 
     def __init__(self) -> None:
         self._home = TemporaryDirectory(prefix="bkheal-fuzzing-")
@@ -100,7 +100,7 @@ class AdministeredBookie:
         """Let the servicer answer a request, and check that the bookie serves as before.
 
         Raises:
-            AbortedError: it refused, with a status that says why.
+            AbortedError: it refused, with a status for the reason.
             Exception: a defect.
         """
         return self._loop.run_until_complete(self._called(method, token, request))
@@ -122,7 +122,7 @@ class AdministeredBookie:
         return answer.SerializeToString()
 
     def close(self) -> None:
-        """End what runs in the background, and remove the directory."""
+        """Stop the background tasks, and remove the directory."""
         self._loop.run_until_complete(self._close())
         self._loop.close()
         self._home.cleanup()
@@ -135,7 +135,7 @@ class AdministeredBookie:
         await self._cluster.close()
 
     async def _check(self) -> None:
-        """Every entry is served, adds are refused only in the read-only mode, and the background goes on."""
+        """Check that every entry is served, adds are refused only in the read-only mode, and background tasks run."""
         wanted = [EntryId(number) for number in range(_ENTRIES)]
         found = (await self._service.answer("uuid", Read(_KEPT, wanted))).results
         assert [result.packet for result in found] == [entry(number) for number in wanted]
@@ -165,7 +165,7 @@ def _bookie() -> AdministeredBookie:
 
 
 def administration_request(data: bytes) -> object:
-    """Give a request to the administration of a real bookie, as gRPC does if it can be parsed."""
+    """Pass a request to the administration of a real bookie, as gRPC does if it can be parsed."""
     number, token = (data + bytes(2))[:2]
     method, prototype = list(CALLS.items())[number % len(CALLS)]
     request = type(prototype)()

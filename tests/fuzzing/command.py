@@ -17,7 +17,7 @@ INPUTS: Final = 1_000_000
 MEMORY_BYTES_MAX: Final = 4 << 30
 CHUNK: Final = 1000
 CHUNK_LIMIT_S: Final = 60.0
-"""A thousand inputs take about a tenth of a second. A parser that takes so long hangs, and the process ends."""
+"""A thousand inputs take about a tenth of a second. A parser slower than this limit hangs, and the process ends."""
 
 
 def crashes(name: str, chunk: str, count: int) -> Iterator[str]:
@@ -32,7 +32,7 @@ def crashes(name: str, chunk: str, count: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """Try all inputs; 1 if a parser crashed."""
+    """Try all inputs, and return 1 if a parser crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzzing", description="Feed damaged bytes to parsers.")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--inputs", type=int, default=INPUTS, help="inputs in total (default: %(default)s)")

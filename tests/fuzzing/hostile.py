@@ -1,4 +1,4 @@
-"""Valid protobuf messages with values that no honest peer sends."""
+"""Valid protobuf messages with values never sent by an honest peer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hostile(message: MessageT) -> Iterator[MessageT]:
         for value in _values(message, field):
             changed = type(message)()
             changed.CopyFrom(message)
-            with suppress(ValueError):  # out of range, or an enum that takes only its own numbers
+            with suppress(ValueError):  # out of range, or an enum without this number
                 _set(changed, field, value)
                 yield changed
 

@@ -88,7 +88,7 @@ def _bookie() -> ServedBookie:
 
 
 def _grpc_request(data: bytes) -> object:
-    """Give a request to the servicer of a real bookie, as gRPC does if it can be parsed."""
+    """Pass a request to the servicer of a real bookie, as gRPC does if it can be parsed."""
     method, prototype = list(CALLS.items())[data[0] % len(CALLS)] if data else ("Info", grpc_pb.InfoRequest())
     request = type(prototype)()
     request.ParseFromString(data[1:])
@@ -143,7 +143,7 @@ ANSWERS: Final[Sequence[tuple[Message, Callable[[Any], object]]]] = (
         incarnation="uuid", version="1", disk_total_bytes=1000, disk_free_bytes=10, ledger_count=3
     ), info_from_wire),
 )  # fmt: skip
-"""An answer to each call, and what the client makes of it."""
+"""An answer to each call, and the client's function for it."""
 
 
 def _grpc_answer(data: bytes) -> object:
@@ -170,7 +170,7 @@ _STATES: Final[Sequence[tuple[Message, Callable[[Any], object]]]] = (
         is_last=True,
     ), listed_inventory),
 )  # fmt: skip
-"""What a bookie reports to operators, and what the commands make of it."""
+"""A bookie's reports to operators, and the commands' functions for them."""
 
 
 def _administration(data: bytes) -> object:
@@ -227,9 +227,9 @@ EXCHANGES: Final[Sequence[tuple[Request[Any], Sequence[pb.Response]]]] = (
         ),
     ]),
 )  # fmt: skip
-"""Requests over version 3, and the answers to the messages that each of them sends."""
+"""Requests over version 3, and the answers to the messages sent for each of them."""
 _UNSENT: Final = Copy(LEDGER, WANTED, BookieId("bk1:3181"), b"key", DigestType.CRC32C)
-"""For an input without a first byte: a request that this protocol does not have."""
+"""For an input without a first byte: a request unknown to this protocol."""
 
 
 def _answers_v3(data: bytes) -> object:

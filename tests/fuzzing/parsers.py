@@ -1,4 +1,4 @@
-"""Which target has each parser: functions that take bytes, and whose names are those of parsers.
+"""The target of each parser: parsers are functions with bytes as an argument and a parser's name.
 
 A test looks for such functions in the product and compares them with this table, so a new one cannot be forgotten.
 """
@@ -18,7 +18,7 @@ _PARSER: Final = re.compile(
     r"|async def [A-Z]\w*\((?:(?!->).)*?request: pb\.",
     re.DOTALL,
 )
-"""The head of such a function, up to the type of the argument that makes it one. Methods of servicers count as well."""
+"""The head of such a function, up to the type of the bytes argument. Methods of servicers count as well."""
 
 TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.metadata.bookies.collections": "records",
@@ -77,7 +77,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "spark_jobs.datasource.usual_metadata": "usual-metadata",
     "spark_jobs.snapshot.files": "snapshot",
 }
-"""By module: one of the targets that reach its parsers. Parsers of whole files take no bytes and are not found so."""
+"""By module: one of the targets for its parsers. Parsers of whole files take no bytes and are not found by this."""
 NO_TARGET: Final[Mapping[str, str]] = {
     "auditor.api.grpc.servicer": "its requests and what it refuses are in tests/unit/auditor/api/test_api_grpc.py",
     "auditor.bench.versus_apache_process": "the output of a program that the benchmark itself starts",
@@ -87,7 +87,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "spark_jobs.checks.inventory.second_look": "metadata of ledgers, which it gives to the decoder that has a target",
     "spark_jobs.runs.findings": "what a task of the same Spark job has packed",
 }
-"""Modules with functions of such names that read nothing from a disk or the network, and why."""
+"""Modules with functions of such names, but without input from a disk or the network, and the reason."""
 
 
 def parsing_modules(root: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a row of the table of parsers is."""
+"""One row of the table of parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from bookie.model.errors import BkhealError
 
 HOSTILE: Final = (b"", b"\0" * 100, b"\xff" * 100, b"[" * 50_000, b'{"":' * 10_000, b"\x0b" * 1000)
-"""For every parser. Some nest deeper than a parser may follow."""
+"""Inputs for every parser. Some are nested deeper than a parser may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Target:
     Attributes:
         parse: takes an input.
         corpus: intact inputs, which it accepts.
-        errors: those that its callers expect; any other is a crash.
+        errors: those expected by its callers; any other is a crash.
         hostile: more inputs, which it may refuse.
-        gate_inputs: damaged inputs that the gate tries.
+        gate_inputs: number of damaged inputs tried by the gate.
     """
 
     parse: Callable[[bytes], object]

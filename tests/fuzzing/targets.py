@@ -1,4 +1,4 @@
-"""The table of parsers: intact inputs of each, and the errors that its callers expect."""
+"""The table of parsers: intact inputs of each, and the errors expected by its callers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _parse_journal(data: bytes) -> object:
 
 
 def _parse_sealed_records(data: bytes) -> object:
-    """Records in a batch whose checksum is right, so that the parser of records sees them."""
+    """Parse records in a batch with a right checksum, so the input reaches the parser of records."""
     header = journal.BatchHeader(5, 2, 1, 0, len(data), 2)
     return journal.decode_records(b"".join(journal.encode_batch(header, [data])), header)
 
@@ -109,7 +109,7 @@ def _managed_ledger() -> bytes:
 
 
 def _usual_metadata(data: bytes) -> object:
-    """What the fast parser takes for sound, the reference decoder takes too."""
+    """Check that the reference decoder accepts all metadata accepted by the fast parser."""
     found = HealthyMetadata(frozenset(_MEMBERS)).look(data)
     if found is not None:
         decode(data)
@@ -125,7 +125,7 @@ _DIGESTS: Final = tuple(digest_for(kind, b"secret") for kind in DigestType)
 
 
 def _packet(data: bytes) -> object:
-    """Read an entry and a last add confirmed with the digest that the first byte selects."""
+    """Read an entry and a last add confirmed with the digest selected by the first byte."""
     digest, packet = _DIGESTS[(data[0] if data else 0) % len(_DIGESTS)], data[1:]
     for read in (
         lambda: damage_of(digest, packet, LedgerId(7), EntryId(3)),
@@ -155,7 +155,7 @@ _DATA_REPLY: Final = _multi_read(jute.OP_GET_DATA, *[struct.pack(">i", 4) + b"da
 _CHILDREN_REPLY: Final = _multi_read(jute.OP_GET_CHILDREN, *[struct.pack(">ii", 1, 4) + b"name"] * 2)
 _MULTI_REPLY: Final = _multi_read(jute.OP_CREATE, struct.pack(">i", 5) + b"/node")
 _READ_ERRORS: Final = (struct.error, ValueError, IndexError)
-"""What ``MultiRead`` turns into one of our errors."""
+"""The errors that ``MultiRead`` turns into one of ours."""
 _LOG_RECORD: Final = struct.pack(">II", len(_ENTRY), crc32c(_ENTRY)) + _ENTRY
 
 TARGETS: Final[Mapping[str, Target]] = {
@@ -225,5 +225,5 @@ def crash_of(target: Target, data: bytes) -> Exception | None:
 
 
 def describe(name: str, seed: str, data: bytes, error: Any) -> str:
-    """Describe how a crash can be repeated."""
+    """Describe how to repeat a crash."""
     return f"{name}, seed {seed}: {type(error).__name__}: {error}; input {data[:2000].hex()}"

@@ -1,4 +1,4 @@
-"""One bookie in this process and the parts of its clients, on virtual time: what damaged messages are given to."""
+"""One bookie in this process and the parts of its clients, on virtual time, as targets for damaged messages."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 PEER: Final = "ipv4:127.0.0.1:5000"
 INPUTS_MAX: Final = 1000
-"""Then the bookie is replaced: what it stores is in memory."""
+"""The bookie is replaced after this number of inputs, as its storage is in memory."""
 _TURNS: Final = 20
-"""Of the loop, after which a client has sent what it sends before its first answer."""
+"""Turns of the loop after which a client has sent everything before its first answer."""
 
 
 class AbortedError(Exception):
@@ -38,7 +38,7 @@ class AbortedError(Exception):
 
 
 class CallContext:
-    """What a servicer sees of a call: its messages, which are taken at once, and no more after them."""
+    """A call in a servicer's view: its messages, which are available at once, and no more after them."""
 
     def __init__(self, requests: Iterable[Any] = ()) -> None:
         self._requests = list(requests)
@@ -103,7 +103,7 @@ class ServedBookie:
         return self._loop.run_until_complete(work)
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the background tasks."""
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         for _ in range(3):
@@ -112,7 +112,7 @@ class ServedBookie:
 
 
 class _NoBookies:
-    """A resolver to which no bookie is known."""
+    """A resolver without bookies."""
 
     async def resolve(self, bookie: object) -> None:
         return None
@@ -131,13 +131,13 @@ class _Socket(asyncio.Transport):
 def exchanged(request: Request[Any], answers: bytes) -> object:
     """Let a client of Apache's protocol make one request, receive ``answers``, and lose its connection then.
 
-    The frames arrive one by one, so that the client sends its next request before the next answer.
+    The frames arrive one by one, so the client sends its next request before the next answer.
 
     Returns:
         Its reply.
 
     Raises:
-        ConnectionLostError: it had none, or what came ended the connection.
+        ConnectionLostError: it had none, or the received bytes ended the connection.
         Exception: a defect.
     """
     loop = VirtualTimeLoop()
@@ -169,7 +169,7 @@ def _frames_of(data: bytes) -> Iterator[bytes]:
 
 
 class _Batches(AsyncIterator[admin_pb.InventoryBatch]):
-    """The batches of one call. No generator: one that is left early would have to be closed."""
+    """The batches of one call. It is no generator, as an unfinished generator would have to be closed."""
 
     def __init__(self, batches: list[admin_pb.InventoryBatch]) -> None:
         self._batches = batches
@@ -191,7 +191,7 @@ class _Inventories:
 
 
 def listed_inventory(batch: admin_pb.InventoryBatch) -> object:
-    """Let a client list the ledgers of a bookie that answers so.
+    """Let a client list the ledgers of a bookie which answers with this batch.
 
     Raises:
         BkhealError: the client refuses the answer.

@@ -1,6 +1,6 @@
 """A real Pulsar on this machine: bookies under Pulsar's metadata driver, its auto-recovery, and a broker, as processes.
 
-Needs the jars of ``pulsar-broker`` with all that it depends on (``.ci/pulsar/pom.xml``). Everything listens on
+Needs the jars of ``pulsar-broker`` with all dependencies (``.ci/pulsar/pom.xml``). Everything listens on
 127.0.0.1 alone and ends with this process.
 """
 
@@ -43,7 +43,7 @@ def pulsar_lib() -> Path:
 
 
 def pulsar_jvm(jvm: ApacheJvm, *, has_own_driver: bool = True) -> ApacheJvm:
-    """How to start programs of Pulsar: bookies and auto-recovery use its metadata driver, or BookKeeper's."""
+    """Return the settings for Pulsar's programs: bookies and auto-recovery use its metadata driver, or BookKeeper's."""
     drivers = tuple(
         f"-Dbookkeeper.metadata.{side.lower()}.drivers={_DRIVERS.format(side)}" for side in ("Bookie", "Client")
     )
@@ -60,7 +60,7 @@ def pulsar_jvm(jvm: ApacheJvm, *, has_own_driver: bool = True) -> ApacheJvm:
 
 
 class PulsarCluster(ApacheCluster):
-    """Bookies of the jars of a Pulsar, which find their metadata through Pulsar's driver."""
+    """Bookies from the jars of a Pulsar, which find their metadata through Pulsar's driver."""
 
     @property
     @override
@@ -69,12 +69,12 @@ class PulsarCluster(ApacheCluster):
 
     @property
     def broker_settings(self) -> Mapping[str, str]:
-        """How a broker finds the bookies: by default through Pulsar's driver."""
+        """Return a broker's settings for finding the bookies: by default through Pulsar's driver."""
         return {}
 
     @override
     async def _format(self, is_by_apache: bool) -> None:
-        """As an operator does: Pulsar's own tool creates the cluster."""
+        """Create the cluster by Pulsar's own tool, like an operator."""
         store = f"zk:{self.zookeeper.connect_string}"
         where = self.directory / "set-up"
         write_log_settings(where / "log4j2.properties", is_shell=False)
@@ -113,15 +113,15 @@ class NativePulsarCluster(PulsarCluster):
 
 
 def pulsar_options() -> ApacheOptions:
-    """What Pulsar's ``bookkeeper.conf`` sets and matters here, and a long session."""
+    """Return the relevant settings of Pulsar's ``bookkeeper.conf``, and a long session."""
     extra = {"zkTimeout": str(round(1000 * LONG_SESSION_S)), "autoRecoveryDaemonEnabled": "false"}
-    extra |= {"journalSyncData": "false"}  # no test takes the power away
+    extra |= {"journalSyncData": "false"}  # no test simulates a power loss
     return ApacheOptions(storage=ApacheStorage.DB, extra=extra)
 
 
 @dataclass
 class Broker:
-    """A broker that uses Pulsar's driver for its ledgers as well."""
+    """A broker with Pulsar's driver for its ledgers as well."""
 
     process: ManagedProcess
     port: int
@@ -159,7 +159,7 @@ class Broker:
             "managedLedgerDefaultAckQuorum": "2",
             "managedLedgerMaxEntriesPerLedger": "100",
             "managedLedgerMinLedgerRolloverTimeMinutes": "0",
-            # Without retention, the broker deletes what no subscription waits for.
+            # Without retention, the broker deletes messages without a waiting subscription.
             "defaultRetentionTimeInMinutes": "-1",
             "defaultRetentionSizeInMB": "-1",
             "brokerDeleteInactiveTopicsEnabled": "false",

@@ -1,4 +1,4 @@
-"""The ring that talks to a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
+"""The ring of a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
 
 One world serves every test of a session, because its start takes 25 seconds. A test gives back what it takes away.
 """
@@ -117,7 +117,7 @@ async def native_world(tmp_path: Path) -> AsyncIterator[PulsarWorld]:
 
 @pytest.fixture
 async def client(pulsar_world: PulsarWorld) -> AsyncIterator[ConnectedBookKeeper]:
-    """Our client, which reaches the cluster by the URI of Pulsar's bookies."""
+    """Our client, connected by the URI of Pulsar's bookies."""
     async with await connect(pulsar_world.cluster.metadata_uri) as ours:
         yield ours
 

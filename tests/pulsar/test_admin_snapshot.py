@@ -1,4 +1,4 @@
-"""An audit from the snapshot that the admin server of a real ZooKeeper makes and sends.
+"""An audit from a snapshot made and sent by the admin server of a real ZooKeeper.
 
 pyspark carries ZooKeeper, and Pulsar carries Jetty, on which the admin server runs.
 """

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.pulsar
 
 T = TypeVar("T")
 TOPICS_MAX = 50
-"""How many are made until the ledger of one lands on a certain bookie; every second one does."""
+"""Maximum number of topics to create until the ledger of one is on a certain bookie; every second one is."""
 
 
 async def ids_of(client: ConnectedBookKeeper) -> list[LedgerId]:
@@ -56,13 +56,13 @@ async def ids_of(client: ConnectedBookKeeper) -> list[LedgerId]:
 
 
 async def members(client: ConnectedBookKeeper) -> dict[LedgerId, set[BookieId]]:
-    """The bookies that each ledger names."""
+    """Return the bookies named by each ledger."""
     ledgers = client.ports.ledgers
     return {one: set((await ledgers.read(one)).metadata.members()) for one in await ids_of(client)}
 
 
 async def owners_of(client: ConnectedBookKeeper) -> dict[LedgerId, Owner]:
-    """Who owns each ledger; all of them are named in full. A broker may delete one at any time."""
+    """Return the owner of each ledger; all of them have full names. A broker may delete one at any time."""
     found = {}
     for ledger in await client.ports.ledgers.read_many(await ids_of(client)):
         if ledger is not None:
@@ -164,7 +164,7 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
         subscription = messages.subscribe("named", "a/b", initial_position=pulsar.InitialPosition.Earliest)
         for _ in range(10):
             subscription.acknowledge(subscription.receive(timeout_millis=round(1000 * PROGRAM_S)))
-        wanted = {  # acknowledgements are sent later, and a cursor that is being created would outlive the unloading
+        wanted = {  # acknowledgements are sent later, and a cursor still in creation would outlive the unloading
             (f"persistent://{NAMESPACE}/named", Component.MANAGED_LEDGER),
             (f"persistent://{NAMESPACE}/named", Component.CURSOR),
             (f"persistent://{NAMESPACE}/odd name+%", Component.SCHEMA),
@@ -189,7 +189,7 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
         return owner.topic is not None and owner.topic.name == gone_topic
 
     await here.unload(gone_topic)
-    left = await until(  # a cursor that is unloaded is kept in its node
+    left = await until(  # an unloaded cursor is kept in its node
         lambda: owners_of(client),
         lambda found: all(owner.component is not Component.CURSOR for owner in found.values() if of_gone(owner)),
         "the broker has deleted the ledger of the cursor",

@@ -1,4 +1,4 @@
-"""What tests do with a Pulsar: messages, its admin API, and the HTTP API of a bookie."""
+"""A Pulsar for tests: messages, its admin API, and the HTTP API of a bookie."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PulsarWorld:
     cluster: PulsarCluster
     broker: Broker
     http_port: int
-    """Of the first bookie's HTTP API."""
+    """The port of the first bookie's HTTP API."""
 
     async def admin(self, method: str, path: str, body: Any = None) -> bytes:
-        """A request to the broker's admin API."""
+        """Send a request to the broker's admin API."""
         return await asyncio.to_thread(_request, f"{self.broker.admin_url}/admin/v2/{path}", method, body)
 
     async def set_read_only(self, *, is_read_only: bool) -> None:
@@ -57,7 +57,7 @@ def _request(url: str, method: str, body: Any) -> bytes:
 @contextmanager
 def pulsar_client(world: PulsarWorld) -> Iterator[pulsar.Client]:
     """PyPI's client of Pulsar, which logs errors only."""
-    import pulsar  # an extension of 20 MB, wanted by this ring only
+    import pulsar  # an extension of 20 MB, used by this ring only
 
     logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     client = pulsar.Client(world.broker.url, operation_timeout_seconds=round(PROGRAM_S), logger=logger)
@@ -69,7 +69,7 @@ def pulsar_client(world: PulsarWorld) -> Iterator[pulsar.Client]:
 
 @dataclass
 class Topic:
-    """A topic and all that was acknowledged there, in order."""
+    """A topic and all messages acknowledged there, in order."""
 
     name: str
     producer: pulsar.Producer
@@ -88,7 +88,7 @@ class Topic:
             self.sent.append(message)
 
     def read(self, client: pulsar.Client) -> list[bytes]:
-        """Everything in the topic, from its beginning."""
+        """Return all messages in the topic, from its beginning."""
         import pulsar
 
         reader = client.create_reader(self.name, pulsar.MessageId.earliest)
@@ -101,7 +101,7 @@ class Topic:
 
 @contextmanager
 def load(topics: Sequence[Topic]) -> Iterator[None]:
-    """Send to these topics all the time."""
+    """Send to these topics continuously."""
     is_over = threading.Event()
     errors: list[BaseException] = []
 

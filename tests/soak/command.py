@@ -31,7 +31,7 @@ from tests.soak.workload import WRITERS, Workload, WrongBytesError
 MINUTES: Final = 30.0
 SAMPLE_S: Final = 3.0
 ROW_EVERY: Final = 3
-"""Samples for one row of the table."""
+"""Number of samples for one row of the table."""
 WARM_UP_COLLECTIONS: Final = 2
 """The first collection finds little to delete. The second one, after the first restarts, has the usual size; it ends
 after about four minutes."""
@@ -42,7 +42,7 @@ OPTIONS: Final = ("--collect-interval", "2", "--collect-ratio-max", "1")
 
 
 class SoakError(Exception):
-    """What the soak has found, in one sentence."""
+    """A finding of the soak, in one sentence."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Soak:
     _began_s: float = 0.0
 
     async def run(self) -> None:
-        """Live until the time is over; then read everything once more.
+        """Run until the time is over; then read everything once more.
 
         Raises:
             SoakError: something grew, an answer was wrong, or the bookie did not do its work.
@@ -99,12 +99,12 @@ class Soak:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in ended:  # requests fail when the bookie goes
+        for error in ended:  # requests fail when the bookie ends
             if not isinstance(error, BkhealError | asyncio.CancelledError):
                 raise error or SoakError("a client ended its work")
 
     async def _watch(self, tasks: Sequence[asyncio.Task[None]], life: Life) -> None:
-        """Look at the bookie again and again, until this life or the soak has lasted long enough."""
+        """Take samples of the bookie repeatedly, until this life or the soak has lasted long enough."""
         collections, since_s, end_s = 0, self._now_s(), self.seconds
         if not life.collections:
             end_s = min(end_s, since_s + life.more_s)
@@ -122,7 +122,7 @@ class Soak:
                 raise SoakError(f"no collection of deleted ledgers has ended for {COLLECTED_WITHIN_S:g} s")
 
     async def _look(self) -> bool:
-        """Take a sample; whether a collection has ended since the last one.
+        """Take a sample, and return whether a collection has ended since the last one.
 
         Raises:
             SoakError: it shows growth.

@@ -13,47 +13,47 @@ from bookie.storage.settings import StorageSettings
 _STORAGE: Final = StorageSettings()
 
 MEMORY_SLACK_BYTES: Final = 96 << 20
-"""Resident memory may exceed the highest figure of the warm-up by this: a write cache and a half. How full the two
-caches are when they are looked at is chance."""
+"""Resident memory may exceed the highest figure of the warm-up by this: a write cache and a half. The fill levels of
+the two caches at a sample are random."""
 HANDLES_SLACK: Final = 48
-"""So many more file handles than the most of the warm-up may be open: those of entry logs, of tables of the index and
-of connections come and go."""
+"""The number of open file handles may exceed the maximum of the warm-up by this: those of entry logs, of tables of the
+index and of connections vary."""
 DISK_CONSTANT_BYTES: Final = 4 * _STORAGE.journal_file_bytes + 2 * _STORAGE.cache_bytes_max
-"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log that
-is being filled, and one that is being compacted."""
+"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log
+being filled, and one being compacted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one moment."""
+    """The measurements of one moment."""
 
     at_s: float
-    """Since the start of the soak."""
+    """Seconds since the start of the soak."""
     life: int
-    """How often the bookie was started before."""
+    """The number of earlier starts of the bookie."""
     ledgers: int
-    """Created so far."""
+    """The number of ledgers created so far."""
     written_bytes: int
-    """Acknowledged so far."""
+    """The bytes acknowledged so far."""
     rss_bytes: int
     handles: int
     disk_bytes: int
-    """Of the journal, the entry logs and the index."""
+    """The bytes of the journal, the entry logs and the index."""
     live_bytes: int
-    """Of ledgers that are not deleted."""
+    """The bytes of the ledgers not deleted."""
     waiting_bytes: int
-    """Of deleted ledgers that no finished collection has had to find."""
+    """The bytes of deleted ledgers, without those that a finished collection had to find."""
     is_warm: bool
-    """Whether the warm-up was over before this moment."""
+    """Whether the warm-up ended before this moment."""
 
     @property
     def disk_bytes_max(self) -> float:
-        """What the disk may hold: compaction leaves this part of each entry log alive, or more."""
+        """Return the maximum size of the disk: compaction leaves this part of each entry log alive, or more."""
         return (self.live_bytes + self.waiting_bytes) / _STORAGE.compact_below + DISK_CONSTANT_BYTES
 
 
 def problem_of(samples: Sequence[Sample]) -> str | None:
-    """What the newest sample shows that a bookie which runs for ever cannot afford, in one sentence."""
+    """Return the unsustainable growth shown by the newest sample, in one sentence."""
     newest = samples[-1]
     if newest.disk_bytes > newest.disk_bytes_max:
         return (
@@ -77,9 +77,9 @@ def problem_of(samples: Sequence[Sample]) -> str | None:
 class Waiting:
     """Deleted ledgers whose entries the bookie may still hold.
 
-    A collection deletes what it finds when it begins, at least a minute later. So when one has ended, the ledgers that
-    were deleted before it began are gone: those of before this life, and later those of before the end of the
-    collection before it.
+    A collection deletes the ledgers it finds when it begins, at least a minute later. So the end of a collection proves
+    the removal of all ledgers deleted before its start: those from before this life, and later those from before the
+    end of the previous collection.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Waiting:
         self._collected = 0
 
     def looked(self, at_s: float, collected: int) -> bool:
-        """Note how many ledgers this life has collected until now; whether a collection has ended since the last look.
+        """Record the collected ledgers of this life, and return whether a collection has ended since the last look.
 
         The counter of a bookie grows once for each collection, after its compaction.
         """
@@ -117,18 +117,18 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When one life of the bookie ends, and how."""
+    """The end of one life of the bookie, and its signal."""
 
     collections: int
-    """It lasts for so many collections, each of which takes a minute or more,"""
+    """It lasts for this number of collections, each of which takes a minute or more,"""
     more_s: float
-    """and so many seconds more."""
+    """and for this number of further seconds."""
     is_killed: bool
-    """By SIGKILL; else SIGTERM asks it to stop."""
+    """Whether SIGKILL ends it; else SIGTERM stops it."""
 
 
 def lives(rng: random.Random) -> Iterator[Life]:
-    """Long and short lives, without end. An odd number of lengths meets both signals at each of them."""
+    """Yield long and short lives, without end. An odd number of lengths combines both signals with each of them."""
     for number, collections in enumerate(itertools.cycle((1, 0, 0, 3, 0, 0, 6))):
         yield Life(collections, rng.uniform(2.0, 12.0), is_killed=number % 2 == 0)
 

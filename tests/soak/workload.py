@@ -1,4 +1,4 @@
-"""What clients do: write ledgers, read them, delete them, and recover those whose writer was cut off."""
+"""The work of clients: write ledgers, read them, delete them, and recover those with an interrupted writer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WRITER_BYTES_PER_S: Final = 2_000_000
 """Half an hour writes 7 GB: a hundred write caches."""
 ENTRIES: Final = 300
 KEPT: Final = 24
-"""Closed ledgers that are not deleted: each has about five megabytes."""
+"""Closed ledgers kept without deletion: each has about five megabytes."""
 _SIZES: Final = (100, 700, 4_000, 60_000)
 _UNDER_WAY_MAX: Final = 64
-"""Entries of a ledger that wait for their acknowledgement."""
+"""Entries of a ledger waiting for their acknowledgement."""
 _READ_ENTRIES: Final = 100
 _READ_PAUSE_S: Final = 0.2
 _DELETE_PAUSE_S: Final = 0.5
@@ -30,7 +30,7 @@ _ONE_BOOKIE: Final = LedgerOptions(1, 1, 1)
 
 
 class WrongBytesError(Exception):
-    """A ledger does not have what was acknowledged."""
+    """A ledger lacks acknowledged entries or bytes."""
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
@@ -54,7 +54,7 @@ class Written:
 
 @dataclass(slots=True)
 class Workload:
-    """All ledgers of a soak. It outlives the bookie; each life of the bookie has a client of its own."""
+    """All ledgers of a soak. It outlives the bookie; each life of the bookie has a separate client."""
 
     clock: Clock
     rng: random.Random
@@ -62,27 +62,27 @@ class Workload:
     written_bytes: int = 0
     read_entries: int = 0
     open: dict[LedgerId, Written] = field(default_factory=dict)
-    """Being written, or cut off by the end of the bookie."""
+    """Ledgers being written, or interrupted by the end of the bookie."""
     closed: dict[LedgerId, Written] = field(default_factory=dict)
     doomed: dict[LedgerId, Written] = field(default_factory=dict)
-    """Their deletion was asked for, and has had no answer."""
+    """Ledgers whose deletion was requested, but not answered."""
     deleted: deque[Written] = field(default_factory=deque)
-    """Deleted since ``take_deleted`` was called last."""
+    """Ledgers deleted since the last call of ``take_deleted``."""
     _read_now: set[LedgerId] = field(default_factory=set)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the ledgers whose deletion was not answered."""
+        """Return the bytes of the ledgers without an answered deletion."""
         return sum(one.bytes for group in (self.open, self.closed, self.doomed) for one in group.values())
 
     def take_deleted(self) -> int:
-        """Bytes of the ledgers that were deleted since the last call."""
+        """Return the bytes of the ledgers deleted since the last call."""
         size = sum(one.bytes for one in self.deleted)
         self.deleted.clear()
         return size
 
     async def recover(self, client: BookKeeper) -> None:
-        """Recover and read the ledgers that were cut off, and delete again what may not be deleted.
+        """Recover and read the interrupted ledgers, and repeat the deletions without a confirmed result.
 
         Raises:
             WrongBytesError: an acknowledged entry is missing, or an entry has other bytes.
@@ -163,7 +163,7 @@ class Workload:
                 self._read_now.discard(ledger_id)
 
     async def delete(self, client: BookKeeper) -> None:
-        """Delete a closed ledger, whichever, when there are more than ``KEPT``; ends by cancellation or an error."""
+        """Delete a random closed ledger if there are more than ``KEPT``; ends by cancellation or an error."""
         while True:
             await self.clock.sleep(_DELETE_PAUSE_S)
             free = [ledger_id for ledger_id in self.closed if ledger_id not in self._read_now]
@@ -185,7 +185,7 @@ class Workload:
             raise WrongBytesError(f"ledger {reader.ledger_id} was read to entry {expected - 1}, and not to {last}")
 
     def _checked(self, ledger_id: LedgerId, entry_id: int, entry: Entry) -> int:
-        """The size of an entry that is what it has to be."""
+        """Return the size of an entry after a check of its content."""
         if entry.entry_id != entry_id or entry.payload != payload(ledger_id, entry_id):
             raise WrongBytesError(
                 f"ledger {ledger_id} has other bytes than those that were written as entry {entry_id}"

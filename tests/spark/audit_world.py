@@ -1,4 +1,4 @@
-"""A cluster in a real ZooKeeper for the tests of whole audit runs, looked at through a session of its own."""
+"""A cluster in a real ZooKeeper for the tests of whole audit runs, seen through a separate session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed(*members: str, last: int = 9) -> LedgerMetadata:
 
 
 class Place:
-    """One cluster in the shared ZooKeeper, looked at through a session of its own."""
+    """One cluster in the shared ZooKeeper, seen through a separate session."""
 
     def __init__(self, runner: asyncio.Runner, store: ZooKeeperStore, cluster: Cluster, hosts: str, path: Path) -> None:
         self.uri = f"zk://{hosts}{cluster.root}"
@@ -77,7 +77,7 @@ class Place:
         return {task.ledger_id: sorted(task.missing) for task in self.do(self.tasks.list())}
 
     def audited(self) -> set[str]:
-        """Lost bookies whose loss an audit has dealt with."""
+        """Return the lost bookies whose loss an audit has processed."""
         noted = self.do(FirstSeenDown(self.store, self.cluster.root).read())
         return {bookie for bookie, down in noted.items() if down.audited_ms}
 
@@ -104,7 +104,7 @@ def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
 
 
 def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
-    """Do something once the audit has listed the bookies ``count`` times."""
+    """Run ``act`` after the audit has listed the bookies ``count`` times."""
     real = ClusterView.bookies
     listings = 0
 

@@ -1,4 +1,4 @@
-"""What several files of this ring need beside the session."""
+"""Fixtures for several files of this ring, beside the session."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.lent_session import lend_session
 
 @pytest.fixture
 def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the session that is there."""
+    """Make commands in this process use the existing session."""
 
     lend_session(monkeypatch, spark)

@@ -1,4 +1,4 @@
-"""Three ZooKeeper servers that elect a leader, as processes on loopback; each can be killed and started again."""
+"""Three ZooKeeper servers with an elected leader, as processes on loopback; each can be killed and started again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Server:
     process: ManagedProcess = field(init=False)
 
     def start(self) -> None:
-        """Start it, on the data that it has."""
+        """Start it on its existing data."""
         self.process = ManagedProcess.start(
             self.launch.directory.name,
             embedded._command(self.launch),
@@ -36,13 +36,13 @@ class Server:
         )
 
     async def wait(self) -> None:
-        """Return once it serves clients, which needs a majority of the servers."""
+        """Return after it serves clients, which requires a majority of the servers."""
         port = self.launch.port
         await self.process.wait_until(lambda: embedded._is_serving(port), "a server", embedded.READY_DEADLINE_S)
 
     @property
     def port(self) -> int:
-        """Where clients connect to."""
+        """Return the port for clients."""
         return self.launch.port
 
 
@@ -54,13 +54,13 @@ class Ensemble:
 
     @property
     def connect_string(self) -> str:
-        """All of them, for clients."""
+        """The addresses of all servers, for clients."""
         return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
 
 
 @contextmanager
 def started_ensemble(folder: Path) -> Iterator[Ensemble]:
-    """An ensemble that serves clients; it ends with the context."""
+    """Run a working ensemble; it ends with the context."""
     rng, java, ports = random.SystemRandom(), find_java(), set[int]()
     while len(ports) < 3 * SERVERS:
         ports.add(free_loopback_port(rng))

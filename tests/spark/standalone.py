@@ -1,7 +1,7 @@
 """A standalone Spark cluster of processes: a master and workers of pyspark's own jars, on loopback.
 
-Executors see nothing of this checkout: the workers start in a folder of their own with an empty ``PYTHONPATH``. What an
-executor can import is what its Python environment has, which is the driver's choice (``PYSPARK_PYTHON``).
+Executors have no access to this checkout: the workers start in a separate folder with an empty ``PYTHONPATH``. An
+executor can import the modules of its Python environment, which the driver chooses (``PYSPARK_PYTHON``).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.deadlines import PROGRAM_S, STATE_S
 ROOT: Final = Path(__file__).parents[2]
 LOOPBACK: Final = "127.0.0.1"
 CONF: Final = {
-    "spark.executor.memory": "512m",  # the least with which an executor starts is 450 MiB
+    "spark.executor.memory": "512m",  # an executor starts only with at least 450 MiB
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Every run begins with all executors, so that what a test does to one of them does not depend on when it came.
+    # Every run begins with all executors, so the effect of losing one does not depend on its start time.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{STATE_S:g}s",
 }
-"""Small executors, and a driver that all of them reach."""
+"""Small executors, and a driver reachable by all of them."""
 _DAEMON: Final = {
     "SPARK_DAEMON_MEMORY": "128m",
     "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -71,8 +71,8 @@ def build_wheel(folder: Path) -> Path:
 def make_environment(folder: Path, wheel: Path | None) -> Path:
     """Make a virtual environment with all dependencies of bkheal, and return its Python.
 
-    The dependencies are those of this process's environment: the folder that holds them is named by a ``.pth`` file,
-    which brings the packages in it and not the checkout that is installed there in editable form.
+    The dependencies are those of this process's environment: a ``.pth`` file names their folder. This adds the packages
+    in it, and not the checkout installed there in editable form.
 
     Args:
         folder: of the environment.
@@ -80,7 +80,7 @@ def make_environment(folder: Path, wheel: Path | None) -> Path:
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=PROGRAM_S)
     python = folder / "bin" / "python"
-    if wheel is not None:  # before the other packages are there, so that pip sees no bkheal to replace
+    if wheel is not None:  # before the other packages: pip then finds no bkheal to replace
         command = [*_PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
         subprocess.run(command, check=True, capture_output=True, timeout=PROGRAM_S)
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -92,7 +92,7 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def driver_environment(python: Path, executor_python: Path | str | None = None) -> Mapping[str, str]:
-    """Variables of a driver that is not part of this checkout.
+    """Variables of a driver outside this checkout.
 
     Args:
         python: of the driver.
@@ -110,7 +110,7 @@ def driver_environment(python: Path, executor_python: Path | str | None = None) 
 
 
 def submitted(cluster: StandaloneCluster, script: Path, *words: str, options: Sequence[str] = ()) -> Sequence[str]:
-    """The command that runs ``script`` with spark-submit, in client mode."""
+    """Return the command for running ``script`` with spark-submit, in client mode."""
     conf = [word for name, value in executor_conf().items() for word in ("--conf", f"{name}={value}")]
     submit = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m"]
     return [*submit, *conf, *options, str(script), *words]
@@ -121,7 +121,7 @@ class StandaloneCluster:
     """A master and its workers."""
 
     url: str
-    """The master's, for ``--master``."""
+    """The master's URL, for ``--master``."""
     page: str
     """The master's web page."""
     workers: Sequence[ManagedProcess]
@@ -134,8 +134,8 @@ class StandaloneCluster:
 
         Args:
             stack: ends them.
-            folder: for logs and for what the executors write.
-            workers: how many.
+            folder: for logs and for the files of the executors.
+            workers: their number.
             cores: of each worker.
             hosts: loopback addresses of the workers; by default all have the same.
         """
@@ -163,11 +163,11 @@ class StandaloneCluster:
         return await asyncio.to_thread(_read_json, f"{self.page}/json/")
 
     async def alive(self) -> Sequence[str]:
-        """Ids of the workers that the master takes for alive."""
+        """Return the ids of the workers that are alive according to the master."""
         return [worker["id"] for worker in (await self.state())["workers"] if worker["state"] == "ALIVE"]
 
     def executors(self) -> Sequence[psutil.Process]:
-        """The Java processes of the executors on all workers that run."""
+        """Return the Java processes of the executors on all running workers."""
         running = [worker.pid for worker in self.workers if worker.is_running]
         below = [child for pid in running for child in psutil.Process(pid).children(recursive=True)]
         return [process for process in below if any("CoarseGrainedExecutorBackend" in word for word in _words(process))]
@@ -213,6 +213,6 @@ def _read_json(url: str) -> Mapping[str, Any]:
 def _words(process: psutil.Process) -> Sequence[str]:
     try:
         words: Sequence[str] = process.cmdline()
-    except psutil.NoSuchProcess:  # it ended since it was listed
+    except psutil.NoSuchProcess:  # it ended after the listing
         return ()
     return words

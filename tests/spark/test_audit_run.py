@@ -1,4 +1,4 @@
-"""Whole audit runs on a real ZooKeeper: what is marked, what is reported, and when nothing is."""
+"""Whole audit runs on a real ZooKeeper: the marks, the reports, and the cases without either."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ LOST = {2: ["x:1"], 3: ["x:1", "y:1"], 4: ["x:1"], 5: ["y:1"], 1 << 33: ["y:1"]}
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers of which ``LOST`` name the bookies x and y, which are gone; ro is read-only."""
+    """Ledgers of which ``LOST`` name the bookies x and y, which no longer exist; ro is read-only."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.register("ro:1", is_read_only=True)
@@ -123,7 +123,7 @@ def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkS
     assert "cannot make the report directory" in result.report_problem
     assert (result.summary.verdict, result.exit_code()) == (Verdict.NO_LIVE_COPY, ExitCode.CONFIGURATION)
     assert place.audited() == {"x:1", "y:1"}, "the loss is dealt with: no other scan is due"
-    with pytest.raises(report.ReportDirError):  # the report is all that a dry run is for
+    with pytest.raises(report.ReportDirError):  # the report is the only purpose of a dry run
         place.audit(spark, is_dry_run=True)
 
 
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_during_a_run_costs_the_report_and_no_marks(spark: Spa
     place.add_cookies("x:1", "y:1")
 
     def fill(event: ProgressEvent) -> None:
-        """From here on nothing can be written: the directory of the run is no directory any more."""
+        """Prevent all further writes: a file replaces the directory of the run."""
         if event.phase is Phase.REPORT:
             (run,) = (path for path in place.report_dir.iterdir() if path.name != "image")
             run.rmdir()
@@ -186,7 +186,7 @@ def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession,
 @pytest.mark.parametrize("cookies", [("p:1", "q:1", "r:1", "s:1", "t:1"), ()])
 def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: Place, cookies: Sequence[str]) -> None:
     place.add_cookies(*cookies)
-    if not cookies:  # then only the metadata names those that are gone
+    if not cookies:  # then only the metadata names the lost bookies
         place.create({6: closed("p:1", "q:1", "r:1")})
     result = place.audit(spark)
     assert place.marked() == {}
@@ -362,7 +362,7 @@ def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place:
 def test_an_accepted_loss_is_marked_again_when_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
     other = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("x:1 y:1")), Fragment(EntryId(10), names("a:1 b:1"))))
     place.create({9: other.closed(EntryId(19), 2000), 10: closed("x:1", "y:1", "z:1")})
-    place.register("d:1", "e:1")  # so that the brake is not held
+    place.register("d:1", "e:1")  # more live bookies release the brake
     accept(place, 9, ACCEPTED)
     accept(place, 10, ACCEPTED)  # z, at the third position, is not part of it
     place.audit(spark)
@@ -459,7 +459,7 @@ def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here
 def test_a_store_that_hangs_delays_no_mark(
     place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers when the run has marked: a run that waited for it would not mark."""
+    """The store answers after the run has marked: a run waiting for the answer would not mark."""
     marked, waited = threading.Event(), []
 
     def answer(store: ReportStore, folder: str = "", **how: bool) -> tuple[list[StoredFile], list[str]]:
@@ -479,7 +479,7 @@ def test_a_store_that_hangs_delays_no_mark(
 
 
 def of_many_fragments(*members: str) -> bytes:
-    """Sound metadata of nearly the largest size that a node can have; its last fragment is of these members."""
+    """Sound metadata close to the maximum size of a node; its last fragment is of these members."""
     fragments = [Fragment(EntryId(number), names("a:1 b:1")) for number in range(15_000)]
     fragments.append(Fragment(EntryId(15_000), tuple(map(BookieId, members))))
     filler = (("filler", b"x" * 700_000),)

@@ -1,4 +1,4 @@
-"""The benchmark of what other clients of ZooKeeper notice runs, and all audits see every ledger."""
+"""The benchmark of the effect on other clients of ZooKeeper runs, and all audits see every ledger."""
 
 from __future__ import annotations
 

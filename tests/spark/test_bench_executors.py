@@ -1,4 +1,4 @@
-"""The benchmark of executors runs, in a process of its own: it starts Spark three times."""
+"""The benchmark of executors runs, in a separate process: it starts Spark three times."""
 
 from __future__ import annotations
 

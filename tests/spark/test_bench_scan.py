@@ -1,4 +1,4 @@
-"""The benchmarks of audits run, and measure audits that saw everything."""
+"""The benchmarks of audits run, and their audits see everything."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ class Later(SystemClock):
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers of which two are in one rack, and one names the bookie x, which is gone."""
+    """Ledgers: two lie in a single rack, and one names the bookie x, which no longer exists."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register(*TOPOLOGY)
-        for bookie in TOPOLOGY:  # where no process listens; their names are not to be looked up
+        for bookie in TOPOLOGY:  # addresses without a process; their names must not be looked up
             path = bookie_path(place.cluster.root, BookieId(bookie), is_read_only=False)
             place.do(place.store.set(path, NOBODY, ANY_VERSION))
         place.create(LEDGERS)
@@ -80,7 +80,7 @@ def store_topology(place: Place, **more: str) -> None:
 
 
 def of_groups(metadata: LedgerMetadata, groups: str) -> LedgerMetadata:
-    """With the custom metadata of a namespace that has these bookie groups."""
+    """Return the metadata with the custom metadata of a namespace with these bookie groups."""
     name = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
     policy = {"policyClass": name, "properties": {"isolationBookieGroups": groups}}
     return replace(metadata, custom=(("application", b"pulsar"), (POLICY_KEY, json.dumps(policy).encode())))
@@ -322,7 +322,7 @@ def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: P
 
     with ThreadPoolExecutor(len(kinds)) as threads:
         verdicts = dict(zip(kinds, threads.map(run, kinds), strict=True))
-    # No process listens where these bookies are registered, so their entries are unknown.
+    # No process listens at the addresses of these bookies, so their entries are unknown.
     assert verdicts == {
         RunKind.BOOKIES: Verdict.UNDER_REPLICATED,
         RunKind.PLACEMENT: Verdict.MISPLACED,
@@ -344,7 +344,7 @@ def test_a_dry_run_does_not_queue_with_the_runs_that_mark(spark: SparkSession, p
 
         def note(event: ProgressEvent, seen: set[str] = seen) -> None:
             pool = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-            if event.phase is Phase.CHECK and pool is not None:  # the thread that watches the progress has none
+            if event.phase is Phase.CHECK and pool is not None:  # the thread for the progress has none
                 seen.add(pool)
 
         run_check(spark, RunKind.BOOKIES, settings, note)
@@ -379,7 +379,7 @@ def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkS
     place.damage(1)
 
     def fill(event: ProgressEvent) -> None:
-        """No table of bookies can be written: a directory has its name."""
+        """Prevent the writing of the table of bookies: a directory has its name."""
         for run in place.report_dir.glob("2*") if event.phase is Phase.ASK else ():
             (run / report.BOOKIES).mkdir(exist_ok=True)
 
@@ -397,5 +397,5 @@ def test_a_replicas_run_that_cannot_write_its_report_still_marks(spark: SparkSes
     result = place.check(spark, RunKind.REPLICAS)
     assert (result.summary.counts.ledgers, result.report_problem != "") == (4, True)
     store_topology(place)
-    with pytest.raises(report.ReportDirError):  # the report is all that it is for
+    with pytest.raises(report.ReportDirError):  # the report is its only purpose
         place.check(spark, RunKind.PLACEMENT)

@@ -1,4 +1,4 @@
-"""A session maps the archive of Spark's classes into memory, and starts without one that was cut off or is none."""
+"""A session maps the archive of Spark's classes into memory, and starts without one that is cut off or invalid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with spark_session(SessionSettings(master="local[1]")) as spark:
 
 @pytest.fixture
 def archive(quick_spark: None) -> Path:
-    """The archive that the tests of this machine use."""
+    """The archive used by the tests of this machine."""
     path = archive_path(find_java(), os.environ)
     if not path.exists():
         pytest.skip("this Java cannot make an archive of classes")
@@ -38,7 +38,7 @@ def archive(quick_spark: None) -> Path:
 
 
 def started(archive: Path) -> tuple[str, str]:
-    """What Java has mapped after a session has started with this archive, and what was printed as errors."""
+    """Return Java's mapped files after a session has started with this archive, and the error output."""
     environment = {name: value for name, value in os.environ.items() if name != SUBMIT_OPTIONS}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

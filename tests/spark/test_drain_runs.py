@@ -1,4 +1,4 @@
-"""The bookie check where bookies are drained: marked after all that is lost, and reported as what it is."""
+"""The bookie check with drained bookies: they are marked after all losses, and reported as drained."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ LEDGERS = {
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """The bookie x is lost; placement and metadata have faults; the bookie y never had a ledger, and is gone."""
+    """The bookie x is lost; placement and metadata have faults; the bookie y never had a ledger, and is also lost."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.add_cookies("a:1", "b:1", "c:1", "x:1", "y:1")
@@ -170,7 +170,7 @@ class Later(SystemClock):
 
 
 def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSession, place: Place) -> None:
-    """Without a topology, and with unreadable metadata: its fault is named, and nothing is marked because of it."""
+    """The run has no topology, and unreadable metadata: its fault is named, and nothing is marked because of it."""
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     path = ledger_path(place.cluster.kind, place.cluster.root, 1)
     segment = b'segment {\n  ensembleMember: "a:1"\n  ensembleMember: "c:1"\n  firstEntryId: 0\n}\n'

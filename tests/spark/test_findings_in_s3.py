@@ -44,7 +44,7 @@ def requests(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def endpoint(requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """With a bucket, and settings of Spark that name the server. The credentials are in the environment alone."""
+    """A server with a bucket, and settings of Spark with its address. The credentials are only in the environment."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with s3_server(requests) as endpoint:
@@ -78,13 +78,13 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def written_findings(requests: Path, run_id: str) -> list[str]:
-    """The requests that stored files of findings."""
+    """Return the requests for storing files of findings."""
     lines = requests.read_text().splitlines()
     return [line for line in lines if f"PUT /{BUCKET}/findings/{run_id}/" in line and "/part-" in line]
 
 
 def audit(place: Place, *more: str) -> Ended:
-    """A process, whose executors are threads of its Spark."""
+    """Run a process, whose executors are threads of its Spark."""
     words = ("audit", "run", "--master", "local[2]", "--output", "json", "--report-dir", str(place.report_dir), *more)
     return subprocess.run(
         command(*words), env=environment(place.uri), capture_output=True, timeout=PROGRAM_S, check=False

@@ -1,4 +1,4 @@
-"""What a run in Spark finds in a foreign cluster is reported, and no more is changed than is allowed."""
+"""A run in Spark reports its findings in a foreign cluster, and changes no more than is permitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
-    foreign.client.delete(f"{foreign.root}/available/readonly")  # as long as no bookie is read-only
+    foreign.client.delete(f"{foreign.root}/available/readonly")  # while no bookie is read-only
     before = foreign.tree()
     uri = foreign.uri.replace("zk://", "zk+hierarchical://")
     code, said = bkheal("shadow", uri, foreign.directory)

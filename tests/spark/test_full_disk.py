@@ -1,4 +1,4 @@
-"""Runs whose report or image is on a full disk: the marks are made, and the exit code and the summary name the rest.
+"""Runs with the report or image on a full disk: the marks are made, and the exit code and the summary name the rest.
 
 The disk is a small tmpfs, which root may mount. The tests are skipped if it cannot be mounted.
 """
@@ -50,7 +50,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def fill(disk: Path, left_kib: int) -> Path:
-    """Leave this much of the disk; return the file that has the rest."""
+    """Fill the disk except for ``left_kib``; return the file which takes the space."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         free = os.statvfs(disk)

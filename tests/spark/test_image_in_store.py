@@ -42,7 +42,7 @@ IMAGE = "s3a://images/bookkeeper"
 
 
 def executors_have(spark: SparkSession, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of the environment of this process, and of the Python workers that the session starts from now on."""
+    """Set variables in the environment of this process, and of the Python workers that the session starts later."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
         monkeypatch.setitem(spark.sparkContext.environment, name, value)

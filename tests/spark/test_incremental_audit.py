@@ -1,4 +1,4 @@
-"""Incremental audits on a real ZooKeeper find and mark what an audit of all ledgers does, whatever the image is."""
+"""Incremental audits on a real ZooKeeper find and mark the same as an audit of all ledgers, with any image."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEDGERS = (
 )
 DAY_S = 86_400
 CARRIED = len(LEDGERS) - 4
-"""All but what names x, which is lost, and what is open."""
+"""All ledgers except the open ones and those with x, which is lost."""
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
         path.write_bytes(path.read_bytes()[:-20])
 
     def wrong() -> None:
-        """Sound files, in which every ledger is healthy."""
+        """Write sound files, in which every ledger is healthy."""
         put(manifest)
         made = []
         for file in manifest.files:
@@ -300,12 +300,12 @@ def test_two_runs_that_mark_and_write_the_image_at_once_find_the_same_and_leave_
     kinds = (RunKind.BOOKIES, RunKind.EVERYTHING)
     with ThreadPoolExecutor(len(kinds)) as threads:
         twice = threads.map(lambda kind: [run_check(spark, kind, settings).summary for _ in range(2)], kinds)
-        runs = list(itertools.chain.from_iterable(twice))  # those of one kind one after another, as their lock has it
+        runs = list(itertools.chain.from_iterable(twice))  # the lock of a kind allows one run after another
     assert place.marked() == {5: ["x:1"], 10_005: ["x:1"]}
     assert {(run.counts.ledgers, run.is_read, run.image.write_problem) for run in runs} == {(len(LEDGERS), True, "")}
     assert len({tuple(run.severities) for run in runs}) == 1
     assert sum(run.published.tasks_changed for run in runs) >= 2
-    # If the image is that of the run of everything, the first incremental run reads all ledgers once.
+    # If the image is from the run of everything, the first incremental run reads all ledgers once.
     first, second = (place.audit(spark, incremental=True).summary for _ in range(2))
     assert (first.image.carried_problem, second.image.carried_problem) == ("", "")
     assert (first.image.carried in (0, CARRIED), second.image.carried) == (True, CARRIED)

@@ -1,4 +1,4 @@
-"""Copies are compared with the metadata in Spark SQL as the pure function does it: random ledgers in one Spark job."""
+"""Spark SQL compares copies with the metadata like the pure function: random ledgers in one Spark job."""
 
 from __future__ import annotations
 

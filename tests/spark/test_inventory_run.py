@@ -1,4 +1,4 @@
-"""A run of everything asks bookies for their ledgers: one of bkheal over gRPC, and others that do not list them."""
+"""A run of everything requests lists of ledgers from bookies: one of bkheal over gRPC, and others without lists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def register(place: Place, bookie: str, port: int) -> None:
 
 
 def fill(place: Place, bookie: Administered) -> None:
-    """Ledger 11 has a damaged entry, 14 is marked, 15 cannot be read, 20 was deleted, and 22 is only fenced."""
+    """Ledger 11 has a damaged entry, 14 is marked, 15 is unreadable, 20 was deleted, and 22 is only fenced."""
     register(place, US, bookie.port)
     place.create(LEDGERS | {20: closed(US, "a:1")})
     place.do(LedgerStore(place.store, place.cluster, random.Random(1)).delete(LedgerId(20)))

@@ -1,4 +1,4 @@
-"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes what is marked."""
+"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes the marks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ LEDGERS = {
     1 << 33: closed("x:1", "b:1", "c:1"),
     8: closed("x:1", "c:1"),
 } | dict.fromkeys(range(100, 140), HEALTHY)
-"""All bookies are there when the image is written."""
+"""All bookies are registered when the image is written."""
 FINAL = {3, 4, 5, 7, 9, 10_001, 1 << 33}
-"""What lacks a copy on x after ``changed``."""
+"""The ledgers without a copy on x after ``changed``."""
 BY_IMAGE = {3, 4, 5, 7, 1 << 33}
 
 
@@ -60,7 +60,7 @@ def moved(place: Place, ledger_id: int, metadata: LedgerMetadata) -> None:
 
 
 def changed(place: Place) -> None:
-    """After the image: a ledger was repaired, one deleted, one has a loss that was accepted, others were created."""
+    """After the image: a ledger was repaired, one deleted, one has an accepted loss, others were created."""
     ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
     moved(place, 6, closed("a:1", "c:1"))
     place.do(ledgers.delete(LedgerId(2)))
@@ -77,7 +77,7 @@ def changed(place: Place) -> None:
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """A cluster whose bookies are all there."""
+    """A cluster with all of its bookies registered."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1", "x:1")
         place.add_cookies("a:1", "b:1", "c:1", "x:1")
@@ -92,7 +92,7 @@ def image_of(place: Place) -> tuple[Path, Manifest]:
 
 
 def audited(spark: SparkSession, place: Place, **settings: Any) -> tuple[AuditResult, set[int]]:
-    """An audit, and what was marked when its pass over all ledgers began."""
+    """Run an audit, and return it with the marks at the beginning of its pass over all ledgers."""
     first: list[set[int]] = []
 
     def note(event: ProgressEvent) -> None:
@@ -104,7 +104,7 @@ def audited(spark: SparkSession, place: Place, **settings: Any) -> tuple[AuditRe
 
 
 def forget(place: Place) -> None:
-    """As if the loss of x had not been audited yet."""
+    """Restore the state before the audit of the loss of x."""
     for ledger_id in place.marked():
         place.do(place.store.delete(task_path(place.cluster.root, LedgerId(ledger_id)), ANY_VERSION))
     down = FirstSeenDown(place.store, place.cluster.root)
@@ -117,7 +117,7 @@ def test_an_audit_that_marks_keeps_an_image(spark: SparkSession, place: Place) -
     assert not (place.report_dir / "image").exists()
 
     place.damage(139)
-    place.unregister("c:1")  # also what names a lost bookie is in the image
+    place.unregister("c:1")  # ledgers with a lost bookie are in the image as well
     result = place.audit(spark, num_partitions=3)
     directory, manifest = image_of(place)
     written = result.summary.image
@@ -232,7 +232,7 @@ def test_any_image_leads_to_the_same_marks(
         path.write_bytes(path.read_bytes()[:-20])
 
     def wrong() -> None:
-        """Sound files with ledgers on live bookies, and ledgers that never were."""
+        """Write sound files with ledgers on live bookies, and ledgers that never existed."""
         put(manifest)
         part = ImagePart(LocalPlace(directory))
         for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):

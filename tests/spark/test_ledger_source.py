@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 T = TypeVar("T")
 LONG_ID = 1 << 40
-HUGE_ID = (1 << 63) - 2  # the greatest that may be created
+HUGE_ID = (1 << 63) - 2  # the highest id permitted for a new ledger
 
 
 def ensemble(*members: str) -> tuple[BookieId, ...]:
@@ -69,7 +69,7 @@ class Place:
         self._hosts = hosts
 
     def close_to_others(self, path: str) -> None:
-        """From now on only an identity that no process here has may access the node."""
+        """From now on only an identity unused in this process may access the node."""
         client = KazooClient(self._hosts)
         client.start()
         try:
@@ -110,7 +110,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> Place:
 
 @pytest.fixture
 def filled(place: Place) -> Place:
-    """Ledgers of every shape and format, short and long ids, and two that cannot be read."""
+    """Ledgers of every shape and format, short and long ids, and two unreadable ones."""
 
     async def fill(store: MetadataStore, cluster: Cluster) -> None:
         ledgers = LedgerStore(store, cluster, random.Random(1))
@@ -194,7 +194,7 @@ def test_partitions_do_not_change_the_rows(spark: SparkSession, filled: Place) -
 def test_a_scan_counts_what_it_read_and_keeps_the_suspects(spark: SparkSession, filled: Place, tmp_path: Path) -> None:
     leaves = {"00/0000": 4, "00/0002": 2, "000/0001/0995/1162": 1, "922/3372/0368/5477": 1}
     plan = [LeafParent(f"{filled.root}/{leaf}", count) for leaf, count in leaves.items()]
-    plan.append(LeafParent(f"{filled.root}/00/0077", 3))  # gone since the plan was made
+    plan.append(LeafParent(f"{filled.root}/00/0077", 3))  # removed after the plan was made
     scan = scan_ledgers(spark, AuditSettings(filled.uri, tmp_path), plan, frozenset({"a:1", "b:1", "c:1"}))
     try:
         assert sorted(row["ledger_id"] for row in scan.suspects.collect()) == [7, 8, 9, HUGE_ID]

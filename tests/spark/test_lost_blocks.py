@@ -1,4 +1,4 @@
-"""Metadata that Spark lost and would read again at another moment is never mixed with what it read before (R2)."""
+"""Metadata that Spark lost and would read again later is never mixed with metadata read before (R2)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST, MOVED = 1, 2
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """A ledger that lost a bookie, and one that did not."""
+    """A ledger with a lost bookie, and one without."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({LOST: closed("a:1", "x:1"), MOVED: closed("a:1", "b:1")})
@@ -39,14 +39,14 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def lose_blocks(spark: SparkSession) -> None:
-    """Delete what Spark keeps of every table, as the end of an executor does; it is computed again when it is read."""
+    """Delete Spark's stored blocks of every table, like the end of an executor; the next read computes them again."""
     java: Any = spark.sparkContext._jsc
     for number in list(java.getPersistentRDDs()):
         java.sc().unpersistRDD(number, True)
 
 
 def move(place: Place) -> None:
-    """Have a new bookie join and take a fragment over."""
+    """Let a new bookie join and take a fragment over."""
     place.register("n:1")
     path = ledger_path(place.cluster.kind, place.cluster.root, MOVED)
     place.do(place.store.set(path, encode(closed("n:1", "b:1")), -1))

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """One ledger that lost a bookie."""
+    """One ledger with a lost bookie."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({1: closed("a:1", "x:1")})
@@ -154,7 +154,7 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
 
 
 def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> None:
-    """Also if it has to wait first; the start by a schedule is not recorded."""
+    """This also holds if it has to wait first; the start by a schedule is not recorded."""
     runs, by = runs_of(place), f"me@{socket.gethostname()}"
     settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
     changes = Changes(place.store, place.cluster.root, SystemClock())

@@ -1,4 +1,4 @@
-"""The placement check on literal tables, held against the pure verdict."""
+"""The placement check on literal tables, compared with the pure verdict."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def row(
 
 
 def judged(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Findings in order, and verdicts."""
+    """Return the findings in order, and the verdicts."""
     fragments = placed_fragments(table(spark, rows))
     verdicts = ensemble_verdicts(fragments, RULES).cache()
     found = placement_check(fragments, verdicts).orderBy("ledger_id", "fragment_index").collect()

@@ -1,4 +1,4 @@
-"""The references check: ledgers that nothing in Pulsar refers to, references to missing ledgers, and the unknown."""
+"""The references check: ledgers without a reference in Pulsar, references to missing ledgers, and the unknown."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_kind_of_reference_counts_and_everything_else_is_reported(
     }
     assert file.read_text(encoding="ascii").split() == ["11", "12", "13", "14", "15", "20"]
     (worst,) = summary.worst_ledgers
-    # Of several references the one that needs most counts.
+    # Of several references the most demanding one counts.
     assert (worst.ledger_id, worst.severity, worst.topic) == (40, Severity.LOST, "persistent://t/n/orders")
     assert (summary.verdict, summary.is_complete) == (Verdict.LOST, True)
     assert [(row.topic, row.severity) for row in summary.impact.topics] == [(worst.topic, Severity.LOST)]
@@ -242,7 +242,7 @@ def test_without_pulsar_or_a_place_for_the_ids_or_a_permission_the_run_says_why(
         pulsar.check(spark, "/elsewhere/")
     with pytest.raises(ExportError, match="cannot write the ids"):
         pulsar.check(spark, export=tmp_path / "absent" / "ids.txt")
-    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # which topics there are is unknown then
+    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # the topics are unknown then
     with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
         pulsar.check(spark)
 

@@ -1,4 +1,4 @@
-"""The replicas check with Apache bookies that list nothing: first and last entries are read, which the report shows."""
+"""The replicas check with Apache bookies without lists: it reads first and last entries, as the report shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEDGERS = {1: closed(A, B, last=LAST), 2: closed(A, B, last=LAST), 3: closed(A, 
 
 
 class Unlisted:
-    """Serves every entry of the ledgers but for those in ``lost``, and leaves a request for a list unanswered."""
+    """Serves every entry of the ledgers except those in ``lost``, and leaves a request for a list unanswered."""
 
     def __init__(self, lost: set[tuple[int, int]]) -> None:
         self.lost = lost
@@ -48,7 +48,7 @@ class Unlisted:
 
 @contextmanager
 def serving(*bookies: Unlisted) -> Iterator[list[int]]:
-    """Serve on a thread, for the test's own is busy with Spark; the ports."""
+    """Serve on a thread, as the test's own is busy with Spark; yields the ports."""
     ports: list[int] = []
     is_ready, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()

@@ -55,7 +55,7 @@ async def write(cluster: EmbeddedCluster, shapes: Sequence[tuple[int, int]]) -> 
 
 
 async def forget(bookie: EmbeddedBookie, entries: Sequence[tuple[LedgerId, int]]) -> None:
-    """Take entries out of a bookie's index while it is down."""
+    """Remove entries from a bookie's index while it is down."""
     await bookie.stop()
     index = await RocksIndex.open(bookie.directory / "ledgers" / CURRENT / "index")
     try:
@@ -89,7 +89,7 @@ async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[li
 
 
 def fill_at_the_end(spark: SparkSession, settings: AuditSettings) -> AuditResult:
-    """A run whose report disk is full when the summary is written, after everything else."""
+    """Run an audit whose report disk is full when the summary is written, after everything else."""
 
     def fill(event: ProgressEvent) -> None:
         for run in settings.report_dir.glob("2*") if event.phase is Phase.ASK else ():

@@ -1,4 +1,4 @@
-"""What of a report Spark computes, against plain Python over the same rows."""
+"""The parts of a report computed by Spark, compared with plain Python over the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sources on a ZooKeeper with TLS and logins: executors get the names of files, and never a secret."""
+"""The data sources on a ZooKeeper with TLS and logins: executors receive the names of files, and never a secret."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEDGERS = 5
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
-    """A cluster whose nodes are readable for their creator alone."""
+    """A cluster with nodes readable only by their creator."""
     made = asyncio.run(start_secured(tmp_path))
     try:
         asyncio.run(_fill(made))
@@ -82,7 +82,7 @@ def _sent(work: object) -> bytes:
 
 
 def test_tasks_use_the_state_root_of_the_driver(spark: SparkSession, secured: Secured) -> None:
-    """R90: a task that used the default would be refused by the record of the cluster."""
+    """R90: the record of the cluster would refuse a task with the default root."""
     access = replace(secured.both, state_root="/secured/bkheal")
     asyncio.run(_claim(secured, access))
     assert _table(spark, secured, access).count() == LEDGERS

@@ -45,7 +45,7 @@ def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkS
 
 @pytest.mark.spark
 def test_workers_import_compiled_modules(spark: SparkSession) -> None:
-    """Spark's own path has an archive of sources, which each process would compile again."""
+    """Spark's own path has an archive of sources, which each process would have to compile."""
 
     def places(_: Iterable[int]) -> Iterable[str]:
         for name in ("py4j", "pyspark"):

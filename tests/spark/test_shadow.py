@@ -97,7 +97,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def place_alone(tmp_path: Path, fresh_root: str) -> Iterator[Place]:
-    """In a ZooKeeper of its own: whatever changes in it was changed by the test."""
+    """A place in its own ZooKeeper: only the test can cause changes in it."""
     with asyncio.Runner() as runner:
         server = runner.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
         try:

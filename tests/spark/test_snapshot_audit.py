@@ -1,4 +1,4 @@
-"""Audits from a snapshot that a real ZooKeeper wrote: the findings of the cluster as it is now, or a refusal."""
+"""Audits from a snapshot of a real ZooKeeper: the findings of the current cluster, or a refusal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LEDGERS = {
 
 
 def newest(server: EmbeddedZooKeeper) -> Path:
-    """A server writes a snapshot when it starts."""
+    """Return the newest snapshot: a server writes one when it starts."""
     asyncio.run(server.restart())
     found = (server.log_path.parent / "data" / "version-2").glob("snapshot.*")
     return max(found, key=lambda file: (int(file.name.split(".")[1], 16), file.stat().st_mtime_ns))
@@ -86,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeep
 
 @pytest.fixture(scope="module")
 def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
+    """A snapshot of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
 
     async def fill() -> None:
         store = await ZooKeeperStore.connect(server.connect_string, session_timeout_s=LONG_SESSION_S)
@@ -106,7 +106,7 @@ def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def unused(snapshot: Path) -> list[str]:
-    """Roots that no test had yet."""
+    """Roots not yet used by a test."""
     return list(ROOTS)
 
 
@@ -133,7 +133,7 @@ def findings(result: AuditResult) -> list[dict[str, Any]]:
 
 
 def comparable(summary: RunSummary) -> RunSummary:
-    """Without what differs between two runs, and between the two ways to read."""
+    """Return the summary without the differences between two runs, and between the two ways to read."""
     vanished = replace(summary.counts, vanished=0)
     waiting = tuple(
         replace(bookie, first_seen_down_ms=0, until_ms=0, critical_until_ms=0) for bookie in summary.waiting
@@ -178,7 +178,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
         Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1"))),
         Fragment(EntryId(5), (BookieId("a:1"), BookieId("y:1"))),
     )
-    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by one that was lost
+    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by a lost one
     write(6, growing("a:1", "b:1").closed(EntryId(3), 30))
     counts = assert_as_live(spark, place, snapshot)
     assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 11, 0)
@@ -205,7 +205,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
 def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
-    """Most ledgers are misplaced. What a check would report is read again, so a moved ledger is not a finding."""
+    """Most ledgers are misplaced. A check reads its findings again, so a moved ledger is not a finding."""
     racks = tmp_path / "racks.json"
     racks.write_text(json.dumps({"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r3", "y:1": "/r4"}))
 
@@ -227,7 +227,7 @@ def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
     assert findings(read) == findings(live)
     assert not {1, 9} & {row["ledger_id"] for row in findings(read)}
 
-    place.do(place.store.delete(f"{place.cluster.root}/00/0000/L0010"))  # no cookie is judged while it is there
+    place.do(place.store.delete(f"{place.cluster.root}/00/0000/L0010"))  # no cookie is judged while this node exists
     place.do(place.store.create(f"{place.cluster.root}/cookies/w:1"))
     version = place.do(ledgers.read(LedgerId(1))).version
     place.do(ledgers.write(LedgerId(1), closed("w:1", "c:1"), version))  # moved there, and lost again

@@ -36,14 +36,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 LOST, MOVED = range(0, 20_000, 1000), range(1, 20_000, 1000)
 """Ids under two metadata nodes, which two tasks read."""
 RATE = 5.0
-"""Nodes per second of all tasks together, so that each task reads for some seconds."""
+"""Nodes per second of all tasks together: each task reads for some seconds."""
 IDLE = "10s"
-"""After which dynamic allocation ends an executor: longer than a busy machine needs between two stages of an audit."""
+"""After this time dynamic allocation ends an idle executor; it is longer than a pause between two stages of an audit
+on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has bkheal from a wheel."""
+    """The Python of an environment with bkheal from a wheel."""
     folder = tmp_path_factory.mktemp("installed")
     return make_environment(folder / "environment", build_wheel(folder))
 
@@ -66,7 +67,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def started(place: Place) -> Iterator[list[ManagedProcess]]:
-    """Ends the drivers of a test."""
+    """Stop the drivers of a test at its end."""
     processes: list[ManagedProcess] = []
     yield processes
     for process in processes:
@@ -95,7 +96,7 @@ def until(is_reached: Callable[[], bool], what: str) -> None:
 
 
 def move(place: Place) -> None:
-    """Have a new bookie join and take fragments over, in both tasks."""
+    """Let a new bookie join and take fragments over, in both tasks."""
     place.register("n:1")
     for number in MOVED:
         path = ledger_path(place.cluster.kind, place.cluster.root, number)
@@ -112,7 +113,7 @@ def assert_as_quiet(place: Place, process: ManagedProcess) -> None:
 
 
 def readers(cluster: StandaloneCluster, port: int) -> set[psutil.Process]:
-    """Processes of executors that are connected to ZooKeeper."""
+    """Return the executor processes with a connection to ZooKeeper."""
     found = set[psutil.Process]()
     for executor in cluster.executors():
         for process in executor.children(recursive=True):
@@ -133,7 +134,7 @@ def test_what_speculation_read_twice_is_not_mixed(
     tmp_path: Path,
     started: list[ManagedProcess],
 ) -> None:
-    """One of two tasks stands still until a second attempt has read the same and the bookies were listed."""
+    """One of two tasks is suspended until a second attempt has read the same and the bookies were listed."""
     (events := tmp_path / "events").mkdir()
     go = tmp_path / "go"
     process = driver(
@@ -159,7 +160,7 @@ def test_what_speculation_read_twice_is_not_mixed(
         place.do(process.wait_for_line(STANDS_STILL, PROGRAM_S))
         move(place)
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends what it needs no more
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends unnecessary processes
             slow.resume()
     go.touch()
     assert_as_quiet(place, process)

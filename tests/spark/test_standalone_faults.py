@@ -1,4 +1,4 @@
-"""What becomes of audits on a standalone cluster whose executors and workers end, and that are cancelled."""
+"""The results of audits on a standalone cluster after executors or workers end, or after the audit is cancelled."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 LEDGERS = 20
 _LEAF = 10_000
-"""Ids from one metadata node to the next, so that the ledgers are read in two partitions."""
+"""Ids from one metadata node to the next; the ledgers are read in two partitions."""
 READ_AGAIN = "metadata was lost with an executor, so it is read again"
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has bkheal from a wheel."""
+    """The Python of an environment with bkheal from a wheel."""
     folder = tmp_path_factory.mktemp("installed")
     return make_environment(folder / "environment", build_wheel(folder))
 
@@ -52,7 +52,7 @@ def cluster(quick_spark: None, tmp_path: Path) -> Iterator[StandaloneCluster]:
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers under two metadata nodes that have all lost the same bookie."""
+    """Ledgers under two metadata nodes, all with the same lost bookie."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({number * _LEAF // 10: closed("a:1", "x:1") for number in range(LEDGERS)})
@@ -60,7 +60,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 class StandingRun:
-    """An audit by spark-submit that stands still once it has listed the bookies for the n-th time."""
+    """An audit by spark-submit with a pause after it has listed the bookies for the n-th time."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class StandingRun:
         assert Path(found[1]).is_relative_to(python.parent.parent), "the code is that of the wheel"
 
     def go_on(self) -> int:
-        """Let it go on; return its exit code."""
+        """Continue it, and return its exit code."""
         self._go.touch()
         return self._place.do(self.process.wait(PROGRAM_S))
 
@@ -150,7 +150,7 @@ def test_an_audit_that_is_cancelled_leaves_its_executors(
     paused = cluster.executors()
     assert len(paused) == 2
     for executor in paused:
-        executor.suspend()  # what the run starts now does not end by itself
+        executor.suspend()  # new executors of the run do not end by themselves
     runs = Runs(place.store, place.cluster.root)
     (record,) = place.do(runs.list(9))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])

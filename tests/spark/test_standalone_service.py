@@ -1,4 +1,4 @@
-"""Executors of an auditor on a standalone cluster, as its master lists them: an auditor that ends gives them back."""
+"""Executors of an auditor on a standalone cluster, as its master lists them: a stopping auditor releases them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.standalone import LOOPBACK, ROOT, StandaloneCluster, executor_c
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 SESSION_S = 10
-"""An auditor that stands still loses its session soon; the others have longer ones."""
+"""A paused auditor loses its session soon; the others have longer ones."""
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @dataclass
 class Leader:
-    """An auditor with executors, which it got for its first run."""
+    """An auditor with executors, started for its first run."""
 
     place: Place
     cluster: StandaloneCluster
     auditor: AuditorProcess
 
     def run_once(self) -> None:
-        """Wait until it leads, and for a run of it."""
+        """Wait until it leads, and until it has finished a run."""
         auditor = self.auditor
         self.place.do(auditor.ready())
         self.place.do(auditor.process.wait_until(auditor.leads, "an auditor that leads", STATE_S))
@@ -57,7 +57,7 @@ class Leader:
         assert self.place.do(self.cores_used()) == 2, "its executors stay for the next run"
 
     def java(self) -> psutil.Process:
-        """The process of its Spark."""
+        """Return the process of its Spark."""
         [java] = [each for each in psutil.Process(self.auditor.process.pid).children() if "java" in each.name()]
         return java
 
@@ -99,7 +99,7 @@ def test_an_auditor_whose_spark_hangs_ends_and_gives_its_executors_back(leader: 
 
 
 def test_an_auditor_that_leads_no_more_gives_its_executors_back(leader: Leader, tmp_path: Path) -> None:
-    """It stands still for longer than its session lasts; another one leads by then."""
+    """It is suspended for longer than its session lasts; another one leads by then."""
     stopped = psutil.Process(leader.auditor.process.pid)
     stopped.suspend()
 

@@ -40,13 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has bkheal."""
+    """The Python of an environment with bkheal."""
     return make_environment(tmp_path_factory.mktemp("installed") / "environment", wheel)
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has all but bkheal."""
+    """The Python of an environment with everything except bkheal."""
     return make_environment(tmp_path_factory.mktemp("bare") / "environment", None)
 
 
@@ -58,7 +58,7 @@ def cluster(quick_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers that have all lost the same bookie."""
+    """Ledgers with the same lost bookie."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({number: closed("a:1", "x:1") for number in range(LEDGERS)})
@@ -66,7 +66,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 class Submitting:
-    """Runs audits of a place by spark-submit, in a folder that is no checkout."""
+    """Runs audits of a place by spark-submit, in a folder without a checkout."""
 
     def __init__(self, cluster: StandaloneCluster, place: Place, python: Path, folder: Path) -> None:
         self._cluster = cluster
@@ -84,7 +84,7 @@ class Submitting:
             env={**os.environ, **driver_environment(self._python, executor_python)},
             cwd=self.folder,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # as spark-submit does with what a driver in Python writes
+            stderr=subprocess.STDOUT,  # like spark-submit with the output of a Python driver
             text=True,
             timeout=PROGRAM_S,
         )

@@ -1,4 +1,4 @@
-"""Which topics the findings of a run concern: columns of findings, the summary, the page, the command."""
+"""The topics of a run's findings: columns of findings, the summary, the page, the command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LEDGERS = {
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """The bookies x and y are gone."""
+    """The bookies x and y no longer exist."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create(LEDGERS)

@@ -1,4 +1,4 @@
-"""The tab in a real Spark UI, asked over HTTP as a browser, a program and an attacker would."""
+"""The tab in a real Spark UI, used over HTTP by a browser, a program and an attacker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ public class UserFilter implements Filter {
     }
 }
 """
-"""Stands for any filter that logs people in; it believes a header."""
+"""Stands for any login filter; it trusts a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def connect(spark: SparkSession) -> http.client.HTTPConnection:
 
 @contextmanager
 def crowd(spark: SparkSession, size: int) -> Iterator[list[http.client.HTTPConnection]]:
-    """Connections on which an answer has come already.
+    """Open connections, each with a first answer already received.
 
     Spark's server lets one new connection or two wait; of many at once, Linux may reset some before Spark sees them.
     """
@@ -91,7 +91,7 @@ def crowd(spark: SparkSession, size: int) -> Iterator[list[http.client.HTTPConne
 
 
 def ask(spark: SparkSession, path: str, *, method: str = "GET", body: Any = None, **headers: str) -> Reply:
-    """One request on a connection of its own."""
+    """Send one request on a separate connection."""
     with closing(connect(spark)) as connection:
         return exchange(connection, path, method=method, body=body, **headers)
 
@@ -99,7 +99,7 @@ def ask(spark: SparkSession, path: str, *, method: str = "GET", body: Any = None
 def exchange(
     connection: http.client.HTTPConnection, path: str, *, method: str = "GET", body: Any = None, **headers: str
 ) -> Reply:
-    """One request as it is; redirects are not followed. Underscores in header names stand for hyphens."""
+    """Send one request unchanged; redirects are not followed. Underscores in header names stand for hyphens."""
     is_chunked = not isinstance(body, str | bytes | None)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, names, encode_chunked=is_chunked)
@@ -116,7 +116,7 @@ def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **
 
 
 def press_on(connection: http.client.HTTPConnection, path: str = RUNS, *, token: str, **headers: str) -> Reply:
-    """The same, on a connection that is there."""
+    """The same, on an existing connection."""
     form = urlencode({"token": token, "kind": "bookies"})
     headers["Content_Type"] = "application/x-www-form-urlencoded"
     return exchange(connection, path, method="POST", body=form, **headers)
@@ -134,7 +134,7 @@ def attached(spark: SparkSession, actions: Any, settings: TabSettings = OPEN) ->
 
 @pytest.fixture
 def twin(spark: SparkSession) -> Iterator[AuditorTwin]:
-    """An auditor whose runs are over when the test is."""
+    """An auditor whose runs end with the test."""
     made = AuditorTwin(spark)
     yield made
     for run in made.snapshot().runs:
@@ -221,7 +221,7 @@ def test_bodies_are_bounded(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         for type_, bytes_, expected in (
             (form, 5_000, {413}),
-            (form, 1_000_000, {400, 413, 500}),  # Jetty's own bound comes first
+            (form, 1_000_000, {400, 413, 500}),  # Jetty's own limit applies first
             (plain, 1_000_000, {413}),
         ):
             reply = ask(spark, RUNS, method="POST", body="kind=bookies&pad=" + "x" * bytes_, Content_Type=type_)
@@ -284,7 +284,7 @@ def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession,
         assert press(spark, token=token).status == 403
         assert press(spark, token=token, X_Forwarded_User=" ").status == 403
         assert press(spark, token=token, X_Remote_User="ann").status == 403
-        with closing(connect(spark)) as connection:  # a proxy that appends, for a client that chose a name
+        with closing(connect(spark)) as connection:  # an appending proxy, for a client with a name of its choice
             connection.putrequest("GET", "/auditor/api/v1/token")
             connection.putheader("X-Forwarded-User", "admin")
             connection.putheader("X-Forwarded-User", "ann")
@@ -326,7 +326,7 @@ def test_a_configured_proxy_base_counts_for_sparks_links_too(spark: SparkSession
 
 
 class Hostile(AuditorTwin):
-    """Its cluster has names that were chosen to do harm."""
+    """An auditor of a cluster with malicious names."""
 
     def snapshot(self) -> TabState:
         return replace(super().snapshot(), facts=(Fact("Bookie", "</ul><script>alert('x')</script>"),))
@@ -369,7 +369,7 @@ def test_an_auditor_that_fails_breaks_no_page_of_spark(spark: SparkSession) -> N
 
 
 class Slow(AuditorTwin):
-    """Does not answer before it may."""
+    """Answers only after the test permits it."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__(spark)

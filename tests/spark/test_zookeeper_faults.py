@@ -33,7 +33,7 @@ _LEAF = 10_000
 LEDGERS = {leaf * _LEAF + number: closed("a:1", "b:1") for leaf in range(2) for number in range(600)}
 LOST = {leaf * _LEAF + number: ["x:1"] for leaf in range(2) for number in range(0, 600, 40)}
 RATE = 200.0
-"""Nodes per second of all tasks, so that they read for about six seconds."""
+"""Nodes per second of all tasks: they read for about six seconds."""
 
 
 def fill(place: Place) -> None:
@@ -49,7 +49,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def readers(ports: Sequence[int]) -> dict[int, int]:
-    """Connections to these ports of the Python processes in which Spark runs tasks here, by port."""
+    """Return the connections of Spark's Python worker processes to these ports, by port."""
     found = dict[int, int]()
     for process in psutil.Process().children(recursive=True):
         try:
@@ -64,7 +64,7 @@ def readers(ports: Sequence[int]) -> dict[int, int]:
 
 @contextmanager
 def once_tasks_read(ports: Sequence[int], act: Callable[[dict[int, int]], None]) -> Iterator[None]:
-    """Beside the context: do something as soon as two tasks are connected to these ports. It has to happen."""
+    """Run ``act`` as soon as two tasks are connected to these ports, beside the context. It must happen."""
     done, end_s = list[bool](), time.monotonic() + STATE_S
 
     def watch() -> None:
@@ -117,7 +117,7 @@ def test_sessions_of_tasks_that_end_while_they_read_change_no_mark(
 def test_a_run_whose_driver_loses_its_session_marks_everything_or_nothing(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, place: Place, monkeypatch: pytest.MonkeyPatch, listing: int
 ) -> None:
-    """After the bookies were listed for the first time, and after the metadata was read and before the marks."""
+    """The fault is after the first listing of the bookies, and between the reading of the metadata and the marks."""
     me = psutil.Process(os.getpid())
     before, ended = set(asyncio.run(sessions_of(zookeeper, me))), list[int]()
 

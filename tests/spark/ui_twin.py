@@ -16,7 +16,7 @@ from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, Ki
 STEPS = 5
 ENDLESS_STEPS = 400
 ENDLESS = RunKind.REPLICAS
-"""Runs of this kind go on until they are cancelled."""
+"""Runs of this kind continue until they are cancelled."""
 
 
 def _slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -29,7 +29,7 @@ def now_ms() -> int:
 
 
 class AuditorTwin:
-    """See ``TabActions``. ``report_url`` is what finished runs link to."""
+    """Implements ``TabActions``. Finished runs link to ``report_url``."""
 
     def __init__(self, spark: SparkSession, report_url: str = "") -> None:
         self._spark = spark
@@ -38,7 +38,7 @@ class AuditorTwin:
         self._records: dict[str, RunRecord] = {}
         self.threads: list[threading.Thread] = []
         self.may_end = threading.Event()
-        """Cleared by tests that need a run to go on for as long as they look at it."""
+        """Cleared by tests that need a run to last during their checks."""
         self.may_end.set()
 
     def snapshot(self) -> TabState:
@@ -113,7 +113,7 @@ class AuditorTwin:
         while (record := self._records[run_id]).done < STEPS or record.kind is ENDLESS or not self.may_end.is_set():
             if record.state is RunState.CANCELLED:
                 return
-            # Results do not come here: PySpark 4.1 leaves each socket on which it received some to the collector.
+            # No results here: PySpark 4.1 leaves the sockets for received results to the garbage collector.
             rows = self._spark.range(0, 2, 1, 2).mapInArrow(_slowly, "id long")
             rows.write.format("noop").mode("overwrite").save()
             with self._lock:
