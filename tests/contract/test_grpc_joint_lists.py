@@ -21,7 +21,7 @@ from bookie.wire.requests import ListEntries
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, TransportWorld, a_world, entry, served
 
 SOON_S = 0.2
-"""For calls that must time out."""
+"""For calls expected to time out."""
 NOTHING = EntryRuns(()).encode()
 
 
@@ -33,7 +33,7 @@ class Lister(rpc.BookieServicer):
         self.alone: list[int] = []
         self.stuck: set[int] = set()
         self.unasked: set[int] = set()
-        """Ledgers that are answered without having been asked for."""
+        """Ledgers answered without a request for them."""
         self.cut_after: int | None = None
         """How many ledgers of a call are answered before it ends."""
         self.code: grpc.StatusCode | None = None

@@ -54,7 +54,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[TransportWorld]
 
 @pytest.fixture(params=["memory", "grpc"])
 async def naming_world(request: pytest.FixtureRequest) -> AsyncIterator[TransportWorld]:
-    """Where requests name the incarnation they are meant for; those of Apache's protocol do not."""
+    """A world whose requests name their target incarnation; those of Apache's protocol do not."""
     async with a_world(request.param) as world:
         yield world
 
@@ -157,7 +157,7 @@ async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world:
     stuck = world.stick()
     call = asyncio.create_task(world.read(0, fence_key=KEY))
     await stuck.has_begun.wait()
-    assert (await world.read(0)).status is Status.OK  # reads that need no fence are answered
+    assert (await world.read(0)).status is Status.OK  # reads without a fence are answered
     assert not call.done()
     stuck.release()
     assert (await call).status is Status.OK
@@ -208,7 +208,7 @@ async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: Tran
 
 
 async def every_request(world: TransportWorld) -> set[Status]:
-    """How requests of every kind that the protocol has end."""
+    """Send a request of every kind in the protocol, and return the statuses."""
     requests = one_of_each(LEDGER, KEY, lac(5), is_apache=world.kind == "apache")
     replies = await asyncio.gather(
         world.add(entry(0)), *(world.transport.ask(BOOKIE, each, DEADLINE_S) for each in requests)
@@ -329,7 +329,7 @@ async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: Transpo
 
 
 async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: TransportWorld) -> None:
-    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a call that times out before that is never sent
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a call may else time out unsent
     stuck = world.stick()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
     assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT

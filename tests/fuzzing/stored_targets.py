@@ -169,7 +169,7 @@ def _snapshots() -> list[bytes]:
 
 
 def _sealed(data: bytes) -> str:
-    """A document with a right checksum, so that what it contains is looked at."""
+    """Return a document with a right checksum, so its content is parsed."""
     text = data.decode("latin-1")
     try:
         document = json.loads(text)
@@ -195,7 +195,7 @@ def _directory() -> Iterator[Path]:
 
 
 def _image_file(name: str, data: bytes, intact: bytes) -> object:
-    """Read one file of an image whose manifest has the size of what is there, and the checksum of what was."""
+    """Read one file of an image whose manifest has its current size, and the checksum of the intact file."""
     with _directory() as directory:
         file = ImageFile(name, 2, len(data), footer_crc32(pa.BufferReader(intact), name))
         (directory / name).write_bytes(data)
