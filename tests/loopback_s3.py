@@ -30,7 +30,7 @@ sys.stdin.read()
 
 @contextmanager
 def s3_server(requests: Path) -> Iterator[str]:
-    """Yield the address of a server. It ends with this process, which closes its input.
+    """Yield the address of a server. It ends with this process, when its input closes.
 
     Args:
         requests: file for its log, with a line for each request.

@@ -1,4 +1,4 @@
-"""Real bookie processes with new disks, and their deletion of copies which belong elsewhere."""
+"""Real bookie processes with new disks, and their deletion of copies that belong elsewhere."""
 
 from __future__ import annotations
 

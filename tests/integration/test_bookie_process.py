@@ -94,7 +94,7 @@ class Machine:
         return process, BookieId((await process.wait_for_line(READY, STATE_S))[1])
 
     async def refused(self, exit_code: int, **options: object) -> str:
-        """Start a bookie which must refuse to start, and return its output."""
+        """Start a bookie that must refuse to start, and return its output."""
         process = self.start(**options)
         assert await process.wait(STATE_S) == exit_code
         *logs, line = process.log_tail().splitlines()

@@ -302,7 +302,7 @@ def test_a_damaged_journal_is_salvaged_and_what_it_lost_is_copied_back(world: Da
 
 
 async def refused(bookie: EmbeddedBookie) -> int | None:
-    """Start a bookie which must refuse to start, and return its exit code."""
+    """Start a bookie that must refuse to start, and return its exit code."""
     bookie.launch()
     with pytest.raises(EmbeddedProcessError, match="ended with exit code"):
         await bookie.wait_ready()

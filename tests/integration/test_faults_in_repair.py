@@ -1,4 +1,4 @@
-"""Processes are paused, lost together, cut off from ZooKeeper, started again or deleted from under a repair.
+"""Faults during a repair: paused, lost, restarted or disconnected processes, and a deleted ledger.
 
 The repair pauses at a named step during the fault. At the end every member has every entry byte for byte, and no task,
 lock or reservation is left.

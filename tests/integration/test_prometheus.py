@@ -33,7 +33,7 @@ BOOKIES: Final = 4
 LEDGERS: Final = 5
 BOARDS: Final = ("overview", "run", "replicator", "bookie")
 MAY_BE_EMPTY: Final = re.compile(r"> 0")
-"""The part of queries which leave out values of 0."""
+"""The end of queries that leave out values of 0."""
 BACKLOG: Final = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 GONE: Final = ("BkhealBookiesLost", "BkhealTargetDown")
 SETTINGS: Final[Mapping[str, object]] = {

@@ -41,7 +41,7 @@ class WriterProcess:
         return said
 
     def ended(self) -> dict[LedgerId, str]:
-        """The name of the error at the end of the writes to each ledger."""
+        """The name of the error that ended the writes to each ledger."""
         lines = (line.split() for line in self._log.read_text().splitlines())
         return {LedgerId(int(words[1])): words[2] for words in lines if words[0] == "ended"}
 

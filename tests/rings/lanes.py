@@ -27,7 +27,7 @@ _END_GRACE_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The settings and the start of the processes of one run.
+    """The pytest processes of one run, and their settings.
 
     Attributes:
         directory: takes a folder for each process: its log, its report, and pytest's temporary files.

@@ -36,7 +36,7 @@ class WritePlan:
     """Number of entries after which the writer pauses for ``idle_s``."""
     idle_s: float = 0.0
     large_from: int | None = None
-    """The first of the entries of twenty times the usual size; None: there are none."""
+    """The first entry of twenty times the usual size; all later ones have it too. None: no entry has it."""
 
 
 async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:

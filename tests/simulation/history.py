@@ -485,7 +485,7 @@ class History:
         return not marked and not tasks
 
     async def _is_placed(self, doctor: SimClient, tasks: Sequence[Task]) -> bool:
-        """Whether no repair is left, and no copy has a better placement, apart from ledgers with too many moves.
+        """Whether no repair is left, and no copy can be placed better, apart from ledgers with too many moves.
 
         Without an auditor for placement, this is checked only for ledgers with a debt.
         """

@@ -21,7 +21,7 @@ from tests.simulation.world import SimWorld
 
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
-"""Most bookies down at once by single faults; ``kill most bookies`` and power loss exceed it."""
+"""Most bookies that single faults take down at once; ``kill most bookies`` and power loss exceed it."""
 _STRETCH_MAX: Final = 3.0
 """Largest factor of a stretch on the time scale of default settings: adds must arrive before a writer gives up."""
 INTERRUPTION_S: Final = 50.0

@@ -74,7 +74,7 @@ async def audit(world: SimWorld, client: SimClient) -> int:
 
 
 async def _mark_misplaced(world: SimWorld, client: SimClient, ledgers: Sequence[Versioned], bookies: Bookies) -> None:
-    """Mark the closed ledgers with a better placement for their copies, unless such a mark is parked."""
+    """Mark the closed ledgers with copies that can be placed better, unless such a mark is parked."""
     parked = {parked.ledger_id for parked in await ParkedTasks(client.store, world.cluster.root).list()}
     misplaced = [
         ledger.ledger_id
@@ -87,7 +87,7 @@ async def _mark_misplaced(world: SimWorld, client: SimClient, ledgers: Sequence[
 
 
 def is_movable(world: SimWorld, ledger: Versioned, bookies: Bookies) -> bool:
-    """Whether the ledger lacks no copy, and its copies have a better placement."""
+    """Whether the ledger lacks no copy, and its copies can be placed better."""
     is_whole = ledger.metadata.members() <= bookies.registered
     return is_whole and bool(plan_moves(ledger, bookies, world.placement()).steps)
 

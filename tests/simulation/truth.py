@@ -117,7 +117,7 @@ class Truth:
         self._lockers: dict[LedgerId, str] = {}
         """The owner of the lock of each locked ledger."""
         self._unlocked: set[tuple[str, LedgerId]] = set()
-        """The owners of locks that ended without the act of a worker and are not yet locked again."""
+        """The owners whose lock of a ledger ended without the act of a worker, and who have not locked it again."""
         self.tasks: dict[LedgerId, frozenset[BookieId]] = {}
         """The bookies named by each task."""
         self.touched_s: dict[LedgerId, float] = {}
