@@ -1,4 +1,4 @@
-"""Bookies with the behaviour of Apache's: no limbo, no record of their disks, no list of entries, no reservations.
+"""Bookies that behave like Apache's: no limbo, no record of their disks, no list of entries, no reservations.
 
 Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
 processes can learn from them. A bookie on new disks denies what its former disks held, and forgets its fences. Its

@@ -487,7 +487,7 @@ class History:
     async def _is_placed(self, doctor: SimClient, tasks: Sequence[Task]) -> bool:
         """Whether no repair is left, and no copy can be placed better, apart from ledgers with too many moves.
 
-        Without an auditor for placement, this is checked only for ledgers with a debt.
+        Without an auditor for placement, this is checked only for ledgers with a debt or a parked task.
         """
         world, root = self.world, self.world.cluster.root
         try:
@@ -597,5 +597,5 @@ def _bury(loop: SimLoop) -> None:
         loop.call_soon(loop.stop)
         loop.run_forever()
     loop.close()
-    guarded_tasks.difference_update(loop.tasks)  # a task without an end would keep a whole history in memory
+    guarded_tasks.difference_update(loop.tasks)  # a task that never ends would keep a whole history in memory
     loop.tasks.clear()

@@ -289,7 +289,7 @@ class Nemesis:
         return node
 
     def _spread_bookie(self) -> SimBookie | None:
-        """Return a living bookie with several ledger directories and no coming salvage, which needs all directories."""
+        """Return a living bookie with several ledger directories and an intact journal: a salvage needs all of them."""
         living = [
             node
             for node in self._world.living_bookies()

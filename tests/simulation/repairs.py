@@ -93,7 +93,7 @@ class Effort:
     repeated: int = 0
     """Bytes of copies already acknowledged by the same target on the same disks."""
     interruptions: int = 0
-    """Turns with an end before that of the task."""
+    """Turns that ended before the end of the task."""
     collected: int = 0
     """Bytes of copies deleted by the collectors of Apache's bookies."""
     is_started_again: bool = False

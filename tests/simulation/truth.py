@@ -108,7 +108,7 @@ class Truth:
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
-        """The entries of wiped disks, until the new disks are on record. Before, the loss is unknown."""
+        """The entries of wiped disks, until the new disks are on record. Until then, the loss is unknown."""
         self._forgetful: set[BookieId] = set()
         """Apache's bookies with replaced disks."""
         self._histories = own_path("incarnations", ROOT)
@@ -171,7 +171,7 @@ class Truth:
             self.fail("I1", f"{who}: {ledger_id}/{entry_id} acknowledged with {copies} copies in {members}")
 
     def was_read(self, who: str, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
-        """Check that a read entry has its only bytes and is confirmed (I5, I14)."""
+        """Check that a read entry always has the same bytes and is confirmed (I5, I14)."""
         truth = self.of(ledger_id)
         if truth.payloads.get(entry_id) != payload:
             self.fail("I14", f"{who}: {ledger_id}/{entry_id} read as {payload!r}")
@@ -449,7 +449,7 @@ class Truth:
         self._check_owner(who, ledger_id, old, new)
 
     def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether a recovery with answers of all members can detect the loss of certainly acknowledged entries on one.
+        """Whether a recovery with answers of all members can detect that one lost certainly acknowledged entries.
 
         An entry was certainly acknowledged if a later one of another registered member confirms it. Otherwise the
         denial of such a bookie looks like that of a bookie without the entry. It also does after a recovery by an
