@@ -1,4 +1,4 @@
-"""Spark starts with an archive of its classes in tests as well; it is made once and kept in the cache folder."""
+"""The archive of Spark's classes for tests. It is made once and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.kept_files import made_once
 _log = logging.getLogger(__name__)
 
 _SHORT_LIVED: Final = "-XX:+UseSerialGC"
-"""For sessions of seconds on two cores that other tests use as well."""
+"""For sessions of seconds on two cores, shared with other tests."""
 
 
 def spark_environment() -> Mapping[str, str]:
-    """Variables for processes that start Spark, also by ``spark-submit``; the archive is made if there is none.
+    """Return the variables for processes with Spark, also by ``spark-submit``, and make a missing archive.
 
-    Several test processes may ask at once: one makes it, the others wait. If this Java cannot make one, Spark starts
-    without it.
+    Several test processes may call this at once: one makes the archive, the others wait. If this Java cannot make one,
+    Spark starts without it.
     """
     java = find_java()
     archive = archive_path(java, os.environ)

@@ -1,4 +1,4 @@
-"""Shared fixtures live beside the ring that needs them; only what every ring needs is here."""
+"""The fixtures and hooks of every ring. Other shared fixtures live beside their ring."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 prepare_grpc()
 
-# The same examples in every run, so that a change is judged by what it changes. No deadline for an example: a loaded
-# machine is no defect. ``--search`` asks for new examples, ten times as many; that is where new defects are found.
+# Every run uses the same examples, to judge a change by its own effects. An example has no deadline: a loaded machine
+# is no defect. ``--search`` tries new examples, ten times as many, to find new defects.
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=10 * settings.get_profile("default").max_examples)
 
 
-# A shell ignores SIGINT in what it starts in the background, and so would every process that a test wants to interrupt.
+# A shell ignores SIGINT in its background processes, and every process interrupted by a test would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs a program which this machine lacks, or fail it if the program is required."""
+    """Skip a test if this machine lacks one of its programs, or fail it if the program is required."""
     for mark in item.iter_markers("needs"):
         [name] = mark.args
         if why := why_missing(name):
@@ -67,7 +67,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def log_set_up_undone() -> Iterator[None]:
-    """Commands that a test runs in this process set up logging for a process of their own."""
+    """Restore the logging setup after a test. Commands in this process set up logging for a whole process."""
     named = [logging.getLogger(name) for name in ("", "kazoo", "kazoo.client", "py4j")]
     levels = [logger.level for logger in named]
     handlers = list(named[0].handlers)
@@ -79,7 +79,7 @@ def log_set_up_undone() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def access_undone() -> Iterator[None]:
-    """Commands that a test runs in this process choose how all of it reaches ZooKeeper."""
+    """Restore the access to ZooKeeper after a test. Commands in this process set it for the whole process."""
     before = list(access._in_use)
     yield
     access._in_use[:] = before
@@ -87,7 +87,7 @@ def access_undone() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    """One real ZooKeeper for the whole test session; ask ``fresh_root`` for a place of your own in it."""
+    """One real ZooKeeper for the whole test session. ``fresh_root`` gives each test its own root in it."""
     server = asyncio.run(EmbeddedZooKeeper.start(tmp_path_factory.mktemp("zookeeper"), is_durable=False))
     yield server
     asyncio.run(server.stop())
@@ -95,13 +95,13 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 @pytest.fixture
 def fresh_root() -> str:
-    """A ledgers root that no other test uses; neither it nor its parent exists yet."""
+    """A ledgers root for this test alone. Neither it nor its parent exists yet."""
     return f"/t-{uuid.uuid4().hex}/ledgers"
 
 
 @pytest.fixture(scope="session")
 def quick_spark() -> Iterator[None]:
-    """Spark in this process and in all that are started from here on begins with its classes loaded."""
+    """Start Spark with its class archive, in this process and in all later child processes."""
     with pytest.MonkeyPatch.context() as environment:
         for name, value in spark_environment().items():
             environment.setenv(name, value)
@@ -112,9 +112,9 @@ def quick_spark() -> Iterator[None]:
 def spark(quick_spark: None) -> Iterator[SparkSession]:
     """One local Spark session for the whole test session, two cores, the UI on, the data sources registered.
 
-    Starting one takes seconds and a warm audit in it one; a test that does not judge the start of a process uses this.
+    A start takes seconds, a warm audit one second. A test uses this session unless it checks the start of a process.
     """
-    from spark_jobs.datasource.register import register  # seconds of imports, wanted by some rings only
+    from spark_jobs.datasource.register import register  # seconds of imports, for some rings only
     from spark_jobs.session import SessionSettings, spark_session
 
     made = SessionSettings(master="local[2]", shuffle_partitions=2, is_ui_enabled=True, extra=(("spark.ui.port", "0"),))
@@ -124,7 +124,7 @@ def spark(quick_spark: None) -> Iterator[SparkSession]:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was loaded until now out of garbage collections, because it stays until the end, and collect rarely.
+    """Exclude the objects loaded so far from garbage collections, because they stay until the end, and collect rarely.
 
     At Python's own thresholds collections take an eighth of the time of the unit tests.
     """

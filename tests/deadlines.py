@@ -1,7 +1,7 @@
-"""How long tests wait for other processes: bounds that end a hang, never reached where a test passes.
+"""The deadlines of tests for other processes. They stop a hang, and a passing test never reaches them.
 
 A loaded machine makes everything slow, most of all the first seconds of a Java machine. None of these numbers is a
-claim about speed. One that is too short fails a test for no defect; one that is too long costs time only in a failure.
+claim about speed. A short deadline fails a test without a defect; a long one costs time only in a failure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 STATE_S: Final = 120.0
-"""For another process to reach a state that nothing holds back."""
+"""The deadline for a state of another process with no obstacle to it."""
 PROGRAM_S: Final = 300.0
-"""For a program to run to its end, a Spark session included."""
+"""The deadline for the end of a program, including a Spark session."""

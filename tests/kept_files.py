@@ -1,4 +1,4 @@
-"""Files that are made once, and kept for later runs of the tests."""
+"""Files made once and kept for later runs of the tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def made_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file or folder if it is missing; processes that ask at the same time wait for one of them.
+    """Make a missing file or folder. Concurrent processes wait for one of them to make it.
 
     Args:
         path: the file or folder; it appears there only when it is complete.
-        make: makes it at the path that it is given.
+        make: makes it at the given path.
 
     Raises:
         OSError: nothing can be written there, or ``make`` made nothing.

@@ -1,4 +1,4 @@
-"""One-shot audits in this process use the Spark session that is there: starting one takes seconds."""
+"""One-shot audits in this process use the existing Spark session, because a start takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def lend_session(
     monkeypatch: pytest.MonkeyPatch, spark: SparkSession, started: Callable[[], object] = lambda: None
 ) -> None:
-    """Use ``spark`` wherever a one-shot audit starts a session; ``started`` is called when it does."""
+    """Use ``spark`` instead of the session started by a one-shot audit, and call ``started`` at its start."""
 
     @contextmanager
     def session(settings: SessionSettings, beside: Callable[[], object]) -> Iterator[SparkSession]:

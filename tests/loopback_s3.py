@@ -1,4 +1,4 @@
-"""An S3 server on loopback (moto), in a process of its own."""
+"""An S3 server on loopback (moto), in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREDENTIALS: Final[Mapping[str, str]] = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""Variables of the environment from which clients take them."""
+"""The environment variables with the credentials of clients."""
 _SERVER: Final = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -30,10 +30,10 @@ sys.stdin.read()
 
 @contextmanager
 def s3_server(requests: Path) -> Iterator[str]:
-    """Its address. It ends with this process, whose end closes its input.
+    """Yield the address of a server. It ends with this process, when its input closes.
 
     Args:
-        requests: file that receives a line for each request.
+        requests: file for its log, with a line for each request.
     """
     command = [sys.executable, "-c", _SERVER]
     with (

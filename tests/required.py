@@ -1,7 +1,7 @@
-"""Programs from outside Python that some tests need: without one a test is skipped, unless it is required.
+"""Programs needed by some tests from outside Python: without one, its tests are skipped, unless it is required.
 
-``BKHEAL_REQUIRE`` names what the machine must have, separated by commas, for example ``apache,helm``. A missing program
-that is named there fails the test, so that a run that is meant to be complete cannot pass by skipping.
+``BKHEAL_REQUIRE`` names the required programs, separated by commas, for example ``apache,helm``. If one of them is
+missing, its tests fail, so a complete run cannot pass by skipping them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NAMES: Final = (
 
 
 def required() -> frozenset[str]:
-    """What this machine must have.
+    """Return the names of the required programs.
 
     Raises:
-        pytest.UsageError: a name that no test asks for.
+        pytest.UsageError: a name unknown to every test.
     """
     named = frozenset(name for name in os.environ.get(VARIABLE, "").split(",") if name)
     if unknown := named - set(NAMES):
@@ -47,7 +47,7 @@ def required() -> frozenset[str]:
 
 
 def why_missing(name: str) -> str:
-    """Why this machine lacks what the mark ``needs(name)`` asks for; empty if it is there.
+    """Return why this machine lacks the program of the mark ``needs(name)``; empty if it has the program.
 
     Raises:
         pytest.UsageError: a name without a rule here.

@@ -1,12 +1,12 @@
 """End the ZooKeeper sessions of another process at once, as if their timeout had passed.
 
 After a SIGKILL the server keeps the session, and with it the registration, locks and votes of the process, until the
-session times out. Tests give sessions a timeout that no loaded machine exceeds, so that a stall loses nothing. A test
-that needs the end of a session closes it here. The server then does what it does at a timeout: it deletes the ephemeral
-nodes, and refuses the session to a process that comes back with it (one that was paused, for example).
+session times out. Tests use a timeout longer than any stall of a loaded machine, so a stall loses nothing. A test
+closes a session here if it needs its end. The server then acts as at a timeout: it deletes the ephemeral nodes, and
+refuses the session to a process that returns with it (a paused one, for example).
 
-A client that presents the id and the password of a session owns it. The server lists the ids with their connections
-(``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
+A client with the id and the password of a session owns it. The server lists the ids with their connections (``cons``),
+and derives the password from the id (``ZooKeeperServer.generatePasswd``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 
 LONG_SESSION_S: Final = 60.0
-"""The longest that the embedded ZooKeeper grants: longer than a stall of a loaded machine."""
+"""The longest timeout of the embedded ZooKeeper: longer than a stall of a loaded machine."""
 _DEADLINE_S: Final = 30.0
 _PASSWORD_SECRET: Final = 0xB3415C00
 _PASSWORD_BYTES: Final = 16
@@ -39,23 +39,23 @@ class Killable(Protocol):
 
     @property
     def running(self) -> ManagedProcess:
-        """The process that was started last."""
+        """The last started process."""
 
 
 async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess | psutil.Process) -> Sequence[int]:
-    """Ids of the sessions that ``process`` and its children are connected with; none if it has ended."""
+    """Return the ids of the sessions with a connection of ``process`` or its children; none if it has ended."""
     ports = await asyncio.to_thread(_local_ports, process.pid, zookeeper.port)
     connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))
     return [int(session, 16) for port, session in connections if int(port) in ports and int(session, 16)]
 
 
 async def end_sessions(zookeeper: EmbeddedZooKeeper, sessions: Sequence[int]) -> None:
-    """End these sessions and delete their ephemeral nodes. A session that has ended already is not an error."""
+    """End these sessions and delete their ephemeral nodes. A session that has already ended is no error."""
     await asyncio.gather(*(asyncio.to_thread(_end, zookeeper.connect_string, session) for session in sessions))
 
 
 async def expire(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> None:
-    """End the sessions of a process that lives on, paused or not."""
+    """End the sessions of a living process, paused or not."""
     await end_sessions(zookeeper, await sessions_of(zookeeper, process))
 
 
@@ -71,7 +71,7 @@ async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess
 
 
 def _local_ports(pid: int, server_port: int) -> set[int]:
-    """Local ports of the process's connections to a server on this machine.
+    """Return the local ports of the process's connections to a server on this machine.
 
     The kernel gives the same local port to connections of different processes if they go to different servers.
     """
@@ -82,7 +82,7 @@ def _local_ports(pid: int, server_port: int) -> set[int]:
     except psutil.NoSuchProcess:  # it has ended, and its connections with it
         return ports
     for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a child that has ended since
+        with contextlib.suppress(psutil.NoSuchProcess):  # the child has ended since
             connections = process.net_connections("tcp")
             ports.update(one.laddr.port for one in connections if one.raddr and one.raddr.port == server_port)
     return ports
@@ -103,10 +103,10 @@ def _end(connect_string: str, session: int) -> None:
 
 
 def close_session(connect_string: str, session: int, password: bytes) -> None:
-    """Return once the server has closed this session, or has refused it because it had ended.
+    """Return after the server has closed this session, or refused it because it had ended.
 
-    The session's own client reconnects as soon as it loses its connection to this one, and takes the session back. So
-    both requests leave in one write, and are sent again until the server has answered.
+    The session's own client reconnects as soon as it loses its connection to this one, and takes the session back.
+    Both requests therefore leave in one write, and are sent again until the server has answered.
     """
     host, _, port = connect_string.partition("/")[0].partition(":")
     deadline = time.monotonic() + _DEADLINE_S
@@ -144,7 +144,7 @@ def _signed(session: int) -> int:
 
 
 def _password(session: int) -> bytes:
-    """What ``java.util.Random`` makes of the id: 16 bytes, four of each 32-bit number, the lowest first."""
+    """Return the output of ``java.util.Random`` for the id: 16 bytes, four of each 32-bit number, lowest first."""
     state = (session ^ _PASSWORD_SECRET ^ 0x5DEECE66D) & ((1 << 48) - 1)
     numbers = bytearray()
     while len(numbers) < _PASSWORD_BYTES:

@@ -1,4 +1,4 @@
-"""``bkheal auditor`` processes for tests, and what is asked of them."""
+"""``bkheal auditor`` processes for tests, and requests to them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.served import Served
 
 SESSION_TIMEOUT_S = 40
-"""The longest that an auditor takes: a loaded machine ends no term, as tests count leaders and runs."""
+"""The longest timeout of an auditor. A loaded machine ends no term, because tests count leaders and runs."""
 READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
 
 
 class AuditorProcess:
-    """One ``bkheal auditor``; of an option that is given twice, the later one counts.
+    """One ``bkheal auditor``. If an option occurs twice, the later one counts.
 
-    It has no image of ledger metadata: a replicator would repair some of what the image marks before the pass over all
-    ledgers counts it.
+    It has no image of ledger metadata: a replicator would repair some ledgers marked from the image before the pass
+    over all ledgers counts them.
     """
 
     def __init__(
         self, cluster: EmbeddedCluster | ApacheCluster | str, directory: Path, name: str, *options: str
     ) -> None:
-        """Start it; ``cluster`` may be a metadata URI."""
+        """Start the process. ``cluster`` may be a metadata URI."""
         words = {
             "metadata-uri": cluster if isinstance(cluster, str) else cluster.metadata_uri,
             "report-dir": directory / "reports",
@@ -59,22 +59,22 @@ class AuditorProcess:
         self.grpc_address = ""
 
     async def ready(self) -> AuditorProcess:
-        """Wait until it has reached ZooKeeper and serves."""
+        """Wait until it has a connection to ZooKeeper and serves."""
         ready = await self.process.wait_for_line(READY, STATE_S)
         self.base, self.grpc_address = ready[1], ready[2]
         return self
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and text."""
+        """Return the status and the text of an answer."""
         return await self.served.get(path)
 
     @property
     def served(self) -> Served:
-        """Its metrics and probes, once it is ready."""
+        """Its metrics and probes, after it is ready."""
         return Served(self.process, self.base)
 
     async def status(self) -> Any:
-        """What it knows of itself and its cluster."""
+        """Return its status of itself and its cluster."""
         code, body = await self.get("/api/v1/status")
         assert code == 200, body
         return json.loads(body)
@@ -86,12 +86,12 @@ class AuditorProcess:
 
 
 async def when(condition: Callable[[], Awaitable[bool]], seconds: float = PROGRAM_S) -> None:
-    """Wait until other processes have made something true."""
+    """Wait until a condition on other processes is true."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  # other processes set no event here
             await asyncio.sleep(0.05)
 
 
 async def votes(store: MetadataStore) -> int:
-    """Candidates in the election."""
+    """Return the number of candidates in the election."""
     return len((await store.children(election_path(LEDGERS_ROOT))).names)

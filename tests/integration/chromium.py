@@ -1,4 +1,4 @@
-"""A real Chromium, as it is on the machine, for tests that look at a page as a person does."""
+"""The real Chromium of the machine, for tests with a user's view of a page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1280,960",
 )
-"""Nothing but the page asked for is loaded; a container gives Chromium no sandbox of its own."""
+"""Chromium loads only the requested page. It has no sandbox of its own in a container."""
 
 
 def programs() -> tuple[str, str]:
-    """Paths of Chromium and its driver; the test is skipped without them unless they are required."""
+    """Return the paths of Chromium and its driver. Without them the test is skipped, unless they are required."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         absent = "chromium" if chromium is None else "chromedriver"
@@ -45,10 +45,10 @@ def programs() -> tuple[str, str]:
 
 @contextlib.contextmanager
 def started(**capabilities: object) -> Iterator[Chrome]:
-    """A fresh Chromium without history, which ends with the block; capabilities are WebDriver's.
+    """Run a fresh Chromium without history during the block. The capabilities are WebDriver's.
 
-    Its driver listens on a port that this process chooses. On its own the driver chooses a port that is free for IPv6,
-    and it ends if the same port is in use for IPv4.
+    Its driver listens on a port chosen by this process. On its own, the driver chooses a port that is free for IPv6,
+    and exits if the same port is in use for IPv4.
     """
     chromium, driver = programs()
     options = ChromeOptions()
@@ -75,7 +75,7 @@ def browser() -> Iterator[Chrome]:
 
 
 def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:
-    """Wait for what a page will show; it reloads itself, so elements come and go."""
+    """Wait for a condition on a page. The page reloads itself, so elements come and go."""
     gone = (NoSuchElementException, StaleElementReferenceException)
     try:
         WebDriverWait(browser, PROGRAM_S, poll_frequency=0.1, ignored_exceptions=gone).until(condition)
@@ -98,6 +98,6 @@ def click(browser: Chrome, row: str, label: str) -> None:
 
 
 def run_states(browser: Chrome) -> list[str]:
-    """The first words of each run's state, newest first."""
+    """Return the first words of each run's state, newest first."""
     cells = browser.find_elements(By.CSS_SELECTOR, "#auditor-runs tbody tr td:nth-child(3)")
     return [cell.text.split(":")[0] for cell in cells]

@@ -1,4 +1,4 @@
-"""Clusters for tests: a stall of a loaded machine ends no session; ``tests.sessions`` ends those that have to end."""
+"""Clusters for tests. A stall of a loaded machine ends no session; ``tests.sessions`` ends sessions on request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
 PATIENT = ClientSettings(add_timeout_s=LONG_SESSION_S, read_timeout_s=LONG_SESSION_S, close_timeout_s=STATE_S)
-"""A bookie that stands still for a while is not replaced, and lacks nothing in the end."""
+"""A writer does not replace a stalled bookie, which has every entry in the end."""
 
 
 async def start_cluster(directory: Path, bookies: int, *, serves_metrics: bool = False) -> EmbeddedCluster:
-    """A cluster whose ZooKeeper answers without an fsync: no test takes the power away."""
+    """Start a cluster. Its ZooKeeper answers without an fsync, because no test cuts its power."""
     return await EmbeddedCluster.start(
         directory,
         bookies=bookies,
@@ -26,10 +26,10 @@ async def start_cluster(directory: Path, bookies: int, *, serves_metrics: bool =
 
 
 async def connected(cluster: EmbeddedCluster) -> ConnectedBookKeeper:
-    """A client of it; to be used with ``async with``."""
+    """Return a client of the cluster, for use with ``async with``."""
     return await connect(cluster.metadata_uri, PATIENT, session_timeout_s=LONG_SESSION_S)
 
 
 async def kill_bookies(cluster: EmbeddedCluster, *bookies: EmbeddedBookie) -> None:
-    """SIGKILL; when this returns the bookies are registered no more."""
+    """Kill bookies with SIGKILL, and return after the end of their registrations."""
     await kill9(cluster.zookeeper, *bookies)

@@ -1,7 +1,7 @@
-"""A process that runs one command after the other, for tests that have a loop of their own in this one.
+"""A process for one command after the other, for tests with their own event loop in this process.
 
-A command takes over signals and runs a loop, so it needs the main thread; and starting Python for each of hundreds of
-commands would cost more than all that they do.
+A command takes over signals and runs a loop, so it needs the main thread. A new Python process for each of hundreds of
+commands would cost more than their work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class CommandProcess:
-    """Started by the first command; ``close`` stops it."""
+    """A process for commands. The first command starts it; ``close`` stops it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -1,4 +1,4 @@
-"""The command line, as an operator uses it: as a process, or in this one, where starting Python is not what is judged.
+"""The command line of an operator: as a process, or in this process if the start of Python is not under test.
 
 Both run ``auditor.cli.main.main`` with the same arguments, environment and streams.
 """
@@ -24,12 +24,12 @@ Ended = subprocess.CompletedProcess[bytes]
 
 
 def command(*arguments: str) -> list[str]:
-    """What starts ``bkheal`` with these arguments."""
+    """Return the command to start ``bkheal`` with these arguments."""
     return [sys.executable, "-m", "auditor.cli.main", *arguments]
 
 
 def environment(uri: str | None) -> dict[str, str]:
-    """Of a person who has named this cluster, or none, and nothing else."""
+    """Return the environment of an operator with this cluster, or none, as the only setting."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
     return kept if uri is None else {**kept, "BKHEAL_METADATA_URI": uri}
 
@@ -42,7 +42,7 @@ def started(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def typed(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
-    """Run a command to its end in this process; what a process would have printed, and its exit code."""
+    """Run a command to its end in this process. Return its output and exit code as of a process."""
     out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.TextIOWrapper(io.BytesIO(), write_through=True)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as given:
         given.write(stdin)
@@ -57,13 +57,13 @@ def typed(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def output(ended: Ended) -> str:
-    """What a command that succeeded printed."""
+    """Return the output of a successful command."""
     assert ended.returncode == 0, (ended.args, ended.stderr.decode())
     return ended.stdout.decode()
 
 
 def document(ended: Ended) -> dict[str, Any]:
-    """The JSON document that a command printed that succeeded."""
+    """Return the JSON document printed by a successful command."""
     parsed = json.loads(output(ended))
     assert isinstance(parsed, dict)
     assert parsed["apiVersion"] == "bkheal/v1"
@@ -71,7 +71,7 @@ def document(ended: Ended) -> dict[str, Any]:
 
 
 async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run one command as a process; its JSON document, or its output if it prints none."""
+    """Run one command as a process. Return its JSON document, or its output if it prints none."""
     process = await asyncio.create_subprocess_exec(
         *command(*arguments, "--output", "json"),
         env=environment(uri),
@@ -85,7 +85,7 @@ async def bkheal(uri: str, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def answer(ended: Ended, code: int = 0) -> dict[str, Any]:
-    """The JSON document of a command that ended with ``code``, or its output if it prints none."""
+    """Return the JSON document of a command with the exit code ``code``, or its output if it prints none."""
     assert ended.returncode == code, (ended.args, ended.stdout.decode(), ended.stderr.decode())
     parsed = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr.decode()}
     assert isinstance(parsed, dict)

@@ -1,4 +1,4 @@
-"""Fixtures that files of this ring share."""
+"""Shared fixtures of this ring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.command_process import CommandProcess
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """Three bookies for every test that stops none; ledgers and logs of other tests are there as well."""
+    """Three bookies for all tests that stop none, with the ledgers and logs of other tests as well."""
     started = asyncio.run(start_cluster(tmp_path_factory.mktemp("shared-cluster"), 3))
     yield started
     asyncio.run(started.stop())
@@ -22,7 +22,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 @pytest.fixture(scope="session")
 def command_process() -> Iterator[CommandProcess]:
-    """Runs commands of tests that have a loop of their own."""
+    """A process for the commands of tests with their own event loop."""
     process = CommandProcess()
     yield process
     process.close()

@@ -1,4 +1,4 @@
-"""Real bookies of which some lose a bit on their disks while they are dead."""
+"""Real bookies with changed bits on the disks of dead ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
-    """Long enough that it is found in a file only where the entry is stored."""
+    """Return a payload long enough to occur in a file only at its stored entry."""
     return f"payload of ledger {ledger_id}, entry {entry}; ".encode() * 4
 
 
@@ -67,7 +67,7 @@ class EmbeddedWorld:
         return self.cluster.bookies
 
     async def written(self, *, entries: int = ENTRIES) -> LedgerId:
-        """A closed ledger; every entry is on all three bookies."""
+        """Write a closed ledger, with every entry on all three bookies."""
         async with self.client.create_ledger(THREE) as writer:
             for entry in range(entries):
                 await writer.submit(payload(writer.ledger_id, entry))
@@ -75,7 +75,7 @@ class EmbeddedWorld:
         return writer.ledger_id
 
     async def abandoned(self) -> LedgerId:
-        """An open ledger; every entry is acknowledged and on all three bookies, and its writer is gone."""
+        """Write an open ledger and abandon it. Every entry is acknowledged and on all three bookies."""
         writer = await self.client.create_ledger(THREE)
         acknowledged = [await writer.submit(payload(writer.ledger_id, entry)) for entry in range(ENTRIES)]
         await asyncio.gather(*acknowledged)
@@ -84,7 +84,7 @@ class EmbeddedWorld:
         return writer.ledger_id
 
     async def _on_all(self, ledger_id: LedgerId, entries: int) -> None:
-        """Wait until each bookie has stored every entry: two of them are enough for an acknowledgement."""
+        """Wait until each bookie has stored every entry: an acknowledgement needs only two of them."""
         async with asyncio.timeout(STATE_S):
             for bookie in self.bookies:
                 while await self._count(bookie, ledger_id) < entries:  # noqa: ASYNC110 (another process)
@@ -105,7 +105,7 @@ class EmbeddedWorld:
             await self._reach(bookie)
 
     async def _reach(self, bookie: EmbeddedBookie) -> None:
-        """Wait until the client is connected again to a bookie that was restarted."""
+        """Wait until the client is connected again to a restarted bookie."""
         async with asyncio.timeout(STATE_S):
             while not await self._answers(bookie):  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(POLL_INTERVAL_S)
@@ -114,7 +114,7 @@ class EmbeddedWorld:
         return (await self.client.ports.transport.ask(bookie.bookie_id, Info(), STATE_S)).status is Status.OK
 
     async def _count(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
-        """Entries of a ledger that a bookie has."""
+        """Return the number of a ledger's entries on a bookie."""
         return len((await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)).entries)
 
     async def settle(self, *bookies: EmbeddedBookie) -> None:
@@ -129,14 +129,14 @@ def current(bookie: EmbeddedBookie) -> Path:
 
 
 def flip(path: Path, offset: int) -> None:
-    """One bit is another; to be undone by the same call."""
+    """Flip one bit. The same call restores it."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
 
 
 def inside_a_record(log: bytes) -> int:
-    """The offset of a byte in the payload of a record in the middle of a log of RocksDB."""
+    """Return the offset of a payload byte of a record in the middle of a log of RocksDB."""
     at = 0
     while True:
         if BLOCK_BYTES - at % BLOCK_BYTES < RECORD_HEADER_BYTES:
@@ -148,7 +148,7 @@ def inside_a_record(log: bytes) -> int:
 
 
 def damage_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> None:
-    """Flip a bit of the payload of an entry, wherever an entry log of a dead bookie has it."""
+    """Flip a bit of the payload of an entry, in the entry log of a dead bookie."""
     wanted, found = payload(ledger_id, entry), 0
     for path in (current(bookie) / "entries").glob("*.log"):
         offset = path.read_bytes().find(wanted)
@@ -159,7 +159,7 @@ def damage_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> Non
 
 
 async def forget_entry(bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int) -> None:
-    """Take an entry out of the index of a dead bookie."""
+    """Remove an entry from the index of a dead bookie."""
     index = await RocksIndex.open(current(bookie) / "index")
     try:
         key = pack_entry_key(ledger_id, entry)

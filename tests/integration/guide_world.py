@@ -1,7 +1,7 @@
 """The site of the operator guide: two auditors, two replicators, bookies with ledgers; real processes.
 
-Stages share one site. Each begins with ``Site.whole``, which starts again what an earlier one killed, so none depends
-on the order or on another's success.
+Stages share one site. Each begins with ``Site.whole``, which restarts the processes killed by an earlier stage. So no
+stage depends on the order or on another's success.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from tests.sessions import Killable, end_sessions, kill9, sessions_of
 BOOKIES = 6
 LEDGERS = 40
 LONG_DELAY_S = 600
-"""Never over within a test."""
+"""Longer than any test."""
 RUNS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """If this is the same twice, nothing was marked between the two, not even for a moment, and no run began."""
+    """A state of the marks and runs. If it is the same twice, no mark and no run occurred between the two."""
 
     tree_version: int
-    """Of the children of the tasks' root while it has none: each that is made counts, and so does its removal."""
+    """The version of the children of the tasks' root, without any child now. Each creation and removal counts."""
     run_ids: tuple[str, ...]
 
 
 @dataclass
 class Site:
-    """See the module docstring."""
+    """The site of the operator guide with its processes."""
 
     cluster: EmbeddedCluster
     client: ConnectedBookKeeper
@@ -70,7 +70,7 @@ class Site:
     replicators: dict[str, Served] = field(default_factory=dict)
 
     async def whole(self, *, delay_s: int = LONG_DELAY_S) -> None:
-        """Start what does not run, and wait until nothing is lost, marked or under way, with this lost-bookie delay."""
+        """Start stopped processes, and wait until nothing is lost, marked or under way, with this lost-bookie delay."""
         await self._delay(LONG_DELAY_S)
         ended = [bookie for bookie in self.cluster.bookies if not bookie.running.is_running]
         for bookie in ended:
@@ -89,76 +89,76 @@ class Site:
         await self._delay(delay_s)
 
     async def stop(self) -> None:
-        """End what was started here."""
+        """End all processes started here."""
         processes = [auditor.process for auditor in self.auditors.values()]
         processes += [served.process for served in self.replicators.values()]
         codes = await asyncio.gather(*(process.stop(STATE_S) for process in processes if process.is_running))
         assert set(codes) <= {0}, codes
 
     async def stop_auditors(self) -> None:
-        """Stop the auditors in order; ``whole`` starts them again."""
+        """Stop the auditors in order. ``whole`` starts them again."""
         codes = await asyncio.gather(*(auditor.process.stop(STATE_S) for auditor in self.auditors.values()))
         assert set(codes) == {0}, codes
         assert await votes(self.client.store) == 0
 
     async def bkheal(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        """What an operator types."""
+        """Run a command as an operator does."""
         return await bkheal(self.cluster.metadata_uri, *arguments, code=code)
 
     async def asked(self, *arguments: str) -> dict[str, Any]:
-        """The same without a process for each command."""
+        """Run a command as ``bkheal`` does, without a process for each command."""
         return answer(await self.command_process.run(self.cluster.metadata_uri, *arguments, "--output", "json"))
 
     async def told(self, *arguments: str) -> None:
-        """The same, for a command without a document."""
+        """Run a command as ``asked`` does, for a command without a document."""
         output(await self.command_process.run(self.cluster.metadata_uri, *arguments))
 
     async def report(self, *arguments: str) -> dict[str, Any]:
-        """``bkheal report``, of the auditors' reports."""
+        """Run ``bkheal report`` on the auditors' reports."""
         return await self.bkheal("report", *arguments, "--report-dir", str(self.home / "reports"))
 
     async def leader(self) -> str:
-        """Name of the auditor that the election's lowest vote is of; empty where that is none of the living."""
+        """Return the name of the auditor with the election's lowest vote; empty if it is not alive."""
         vote = await current_auditor(self.client.store, LEDGERS_ROOT)
         living = [name for name, auditor in self.auditors.items() if auditor.process.is_running]
         return next((name for name in living if vote.endswith(f":{self.auditors[name].process.pid}")), "")
 
     async def one_leads(self) -> bool:
-        """Whether both auditors stand for election, one leads, and it is the one whose turn it is."""
+        """Whether both auditors stand for election, and only the one with the lowest vote leads."""
         name = await self.leader()
         leading = [each for each, auditor in self.auditors.items() if await auditor.leads()]
         return leading == [name] and await votes(self.client.store) == len(self.auditors)
 
     async def follow(self, killed: str) -> str:
-        """Wait until the other auditor leads, by the vote that it has had all along; its name."""
+        """Wait until the other auditor leads, with its original vote, and return its name."""
         (other,) = self.auditors.keys() - {killed}
         await when(self.auditors[other].leads)
         assert await self.leader() == other
         return other
 
     async def vote_names(self) -> list[str]:
-        """Nodes of the votes."""
+        """Return the nodes of the votes."""
         return sorted((await self.client.store.children(election_path(LEDGERS_ROOT))).names)
 
     async def published(self) -> Published:
-        """To be compared with a later one; nothing may be marked now."""
+        """Return the present state, to compare it with a later one. Nothing may be marked now."""
         stat = await self.client.store.stat(tasks_path(LEDGERS_ROOT))
         assert stat is not None
         assert stat.children_count == 0
         return Published(stat.children_version, tuple(run.run_id for run in await self.runs()))
 
     async def runs(self) -> list[RunRecord]:
-        """The newest first."""
+        """Return the runs, the newest first."""
         return await Runs(self.client.store, LEDGERS_ROOT).list(RUNS_MAX)
 
     async def run(self, run_id: str) -> RunRecord:
-        """One run."""
+        """Return one run."""
         found = await Runs(self.client.store, LEDGERS_ROOT).get(run_id)
         assert found is not None
         return found
 
     async def run_after(self, before: Published, kind: RunKind, cause: RunCause) -> RunRecord:
-        """Wait until the run that began since is over."""
+        """Wait for the end of the run started after ``before``."""
 
         async def is_over() -> bool:
             return any(run.state.is_final for run in await self._since(before, kind, cause))
@@ -173,7 +173,7 @@ class Site:
         return stat is not None and stat.children_count == 0
 
     async def down(self) -> dict[BookieId, int]:
-        """Since when each lost bookie is noted as such, epoch milliseconds."""
+        """Return the noted time of the loss of each lost bookie, in epoch milliseconds."""
         noted = await FirstSeenDown(self.client.store, LEDGERS_ROOT).read()
         return {bookie: down.since_ms for bookie, down in noted.items()}
 
@@ -187,16 +187,16 @@ class Site:
         return await self.down()
 
     async def metadata(self) -> dict[LedgerId, Versioned]:
-        """Of every ledger that was written."""
+        """Return the metadata of every written ledger."""
         ids = [ledger.ledger_id for ledger in self.written]
         return {ledger_id: await self.client.ports.ledgers.read(ledger_id) for ledger_id in ids}
 
     async def prove(self, dead: BookieId) -> None:
-        """Every copy of every entry is where the metadata places it, whole, and nothing is on this bookie any more."""
+        """Check that every copy of every entry is whole and in its metadata place, and that none is on this bookie."""
         await prove_copies(self.client, self.written, dead, lambda: None)
 
     async def press(self, kind: RunKind) -> None:
-        """Press the button of a kind in the tab of the leader's Spark UI, which takes a moment to be there."""
+        """Press the button of a kind in the tab of the leader's Spark UI, after the tab appears."""
         port = self.ui_ports[await self.leader()]
         forms: list[dict[str, str]] = []
 
@@ -210,16 +210,16 @@ class Site:
         assert await asyncio.to_thread(post, port, path, form) == (303, "/auditor/")
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """SIGKILL these at once; the sessions that they had are over when this returns."""
+        """Kill these with SIGKILL at once, and return after the end of their sessions."""
         await kill9(self.cluster.zookeeper, *killed)
 
     async def outage(self, during: Callable[[], Awaitable[None]]) -> None:
-        """End ZooKeeper until the session of every process is over, and start it again where it was.
+        """Stop ZooKeeper, end the session of every process, and start it again at the same port.
 
-        Sessions end only where a server runs. So one runs on the same data at another port for a moment.
+        Sessions end only on a running server, so one runs on the same data at another port for a moment.
 
         Args:
-            during: what is judged while no server runs.
+            during: the checks while no server runs.
         """
         directory, port = self.home / "zookeeper", self.cluster.zookeeper.port
         sessions = [
@@ -243,16 +243,16 @@ class Site:
         self.cluster.zookeeper = await EmbeddedZooKeeper.start(directory, port=port, is_durable=False)
 
     def bookies(self) -> dict[BookieId, Served]:
-        """Each bookie's metrics and probes."""
+        """Return each bookie's metrics and probes."""
         return {bookie.bookie_id: Served(bookie.running, bookie.metrics_url) for bookie in self.cluster.bookies}
 
     def everything(self) -> list[Served]:
-        """All processes but ZooKeeper."""
+        """Return all processes except ZooKeeper."""
         auditors = [auditor.served for auditor in self.auditors.values()]
         return [*auditors, *self.replicators.values(), *self.bookies().values()]
 
     async def _delay(self, seconds: int) -> None:
-        """Set the lost-bookie delay, but not to what it is: that asks for an audit."""
+        """Set the lost-bookie delay if it differs: even the same value requests an audit."""
         if (await self.asked("recovery", "delay"))["lost_bookie_delay_seconds"] != seconds:
             await self.asked("recovery", "delay", str(seconds))
 
@@ -290,7 +290,7 @@ class Site:
 
 @asynccontextmanager
 async def site_in(home: Path, command_process: CommandProcess) -> AsyncIterator[Site]:
-    """A site with ledgers of every shape that survives the loss of one bookie."""
+    """Run a site with ledgers of every shape that survives the loss of one bookie."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(await start_cluster(home, BOOKIES, serves_metrics=True))
         client = await stack.enter_async_context(await connected(cluster))

@@ -1,4 +1,4 @@
-"""A process whose Spark is stopped, started again, and then suspended in the middle of a run.
+"""A process that stops its Spark, starts it again, and suspends it in the middle of a run.
 
 Prints one line for each step. Started by ``test_hung_spark.py``.
 """

@@ -1,6 +1,6 @@
-"""A process that stores, fences, deletes and compacts until it reaches a named kill point. Run by test_kill_points.
+"""A process that stores, fences, deletes and compacts up to a named kill point. Run by test_kill_points.
 
-Arguments: the folder of the store, the number of this life, the number of journals and that of ledger directories.
+Arguments: the folder of the store, the number of this life, the number of journals and of ledger directories.
 
 ``KILL_AT=name:count`` in the environment selects the point: the process sends itself SIGKILL when it reaches the point
 for the count-th time. The points are in adapters around the disk and the index, so the product code has no hooks for
@@ -36,13 +36,13 @@ from bookie.wire.port import AddBatch, Status
 SETTINGS: Final = StorageSettings(
     cache_bytes_max=64 << 10, journal_file_bytes=64 << 10, compact_bytes_per_s=1 << 40, journal_mark_after_s=0.02
 )
-"""Small, so that a short life has flushes, new journal files, trims and compactions."""
+"""Small settings, for flushes, new journal files, trims and compactions in a short life."""
 ENTRIES: Final = 10
 BATCHES: Final = 4
 LEDGERS_PER_LIFE: Final = 300
-"""Ledgers that a life writes at most. A process that reaches its kill point never writes so many."""
+"""Most ledgers of a life. A process with a reached kill point never writes so many."""
 NOT_REACHED: Final = 3
-"""The exit code of a life that did not reach its kill point."""
+"""The exit code of a life without its kill point."""
 _PAYLOAD: Final = b"x" * 700
 _STEPS: Final = (
     "journal.write", "journal.sync", "journal.rename", "journal.create", "journal.directory", "journal.trim",
@@ -53,7 +53,7 @@ POINTS: Final = tuple(f"{step}.{side}" for step in _STEPS for side in ("before",
 
 
 class KillSwitch:
-    """Kills this process when ``name`` is reached for the ``count``-th time. Threads of the disk may reach it."""
+    """Kills this process at the ``count``-th time it reaches ``name``. Threads of the disk may reach it."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class KillSwitch:
 
 
 class KillingFile(DiskFile):
-    """A file whose writes and syncs are kill points. A group commit is a write and a sync with a point between them."""
+    """A file with kill points at writes and syncs. A group commit is a write and a sync with a point between them."""
 
     def __init__(self, file: DiskFile, role: str, switch: KillSwitch) -> None:
         self._file = file
@@ -120,7 +120,7 @@ class KillingFile(DiskFile):
 
 
 class KillingDisk(Disk):
-    """A disk whose changes are kill points, named after its role (``journal`` or ``entry_log``)."""
+    """A disk with a kill point at each change, named after its role (``journal`` or ``entry_log``)."""
 
     def __init__(self, disk: FileDisk, role: str, switch: KillSwitch) -> None:
         self._disk = disk
@@ -161,7 +161,7 @@ class KillingDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        """A directory of entry logs is fuller by 1 MiB for each log, so that logs are spread on one file system."""
+        """Return the space, with 1 MiB more in use for each entry log, to spread logs over one file system."""
         total, free = await self._disk.space()
         if self._role != "entry_log":
             return total, free
@@ -172,7 +172,7 @@ class KillingDisk(Disk):
 
 
 class KillingIndex(EntryIndex):
-    """An index whose batches are kill points, by what they are for."""
+    """An index with kill points at its batches, named by their purpose."""
 
     def __init__(self, index: RocksIndex, switch: KillSwitch) -> None:
         self._index = index
@@ -250,7 +250,7 @@ class Life:
                 await self.delete(LedgerId(ledger_id))
             await self.compact()
             for ledger_id in (number, number + 2):
-                say("deleted", ledger_id)  # not earlier: until a checkpoint, a crash may restore what the journal has
+                say("deleted", ledger_id)  # not earlier: until a checkpoint, a crash may restore journal entries
 
     async def _write(self, ledger_id: LedgerId) -> None:
         for batch in range(BATCHES):
@@ -258,7 +258,7 @@ class Life:
             request = AddBatch(ledger_id, key(ledger_id), [entry(ledger_id, number) for number in numbers])
             reply = await self.store.add(request)
             if reply.status is Status.TOO_MANY_REQUESTS:
-                await self.store.checkpoint()  # afterwards there is room
+                await self.store.checkpoint()  # this makes room
                 reply = await self.store.add(request)
             assert reply.status is Status.OK, reply
             say("added", ledger_id, batch)
@@ -298,7 +298,7 @@ async def open_store(
 
 
 async def verify(store: LedgerStorage, acknowledged: Sequence[Sequence[str]]) -> None:
-    """Check all that earlier lives acknowledged, and that nothing else than what was sent is served."""
+    """Check every acknowledgement of earlier lives, and that the store serves only sent entries."""
     said: dict[str, set[tuple[int, ...]]] = {kind: set() for kind in ("added", "fenced", "deleting", "deleted")}
     for kind, *numbers in acknowledged:
         said[kind].add(tuple(map(int, numbers)))
@@ -329,7 +329,7 @@ async def _verify_listed(store: LedgerStorage) -> None:
 
 
 async def end(store: LedgerStorage, switch: KillSwitch, root: Path) -> None:
-    """Delete every ledger, compact, and print the bytes of entry logs and of the journal that are left."""
+    """Delete every ledger, compact, and print the remaining bytes of entry logs and of the journal."""
     life = Life(store, switch)
     while page := await store.ledger_ids():
         for ledger_id in page:

@@ -1,4 +1,4 @@
-"""A bookie that clients reach over a connection that can be cut or slowed down; ZooKeeper is reached directly."""
+"""A bookie behind a connection that a test can cut or slow down. Clients reach ZooKeeper directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sessions import LONG_SESSION_S
 
 _BOOKIE_HOST = "127.0.0.1"
 _LINK_HOST = "127.0.0.2"
-"""Advertised by the bookie. The link listens there, at the bookie's port."""
+"""The advertised address of the bookie. The link listens there, at the bookie's port."""
 _READ_BYTES = 1 << 16
 
 
@@ -26,18 +26,18 @@ class Link:
 
     port: int
     delay_s: float = 0.0
-    """Before each 64 KiB, in each direction."""
+    """The delay before each 64 KiB, in each direction."""
     received: int = 0
-    """Bytes that reached the link, forwarded or held back."""
+    """Bytes received by the link, forwarded or held back."""
     _is_open: asyncio.Event = field(default_factory=asyncio.Event)
     _pumps: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cut(self) -> None:
-        """Forward nothing from now on; connections stay, as if every packet was lost."""
+        """Stop all forwarding. Connections stay, as if every packet was lost."""
         self._is_open.clear()
 
     def restore(self) -> None:
-        """Forward again, what was held back first."""
+        """Forward again, beginning with the bytes held back."""
         self._is_open.set()
 
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ class Link:
 
 @dataclass
 class LinkedBookie:
-    """A bookie that is reached over a link."""
+    """A bookie behind a link."""
 
     bookie_id: BookieId
     running: ManagedProcess
@@ -77,7 +77,7 @@ class LinkedBookie:
 
 @asynccontextmanager
 async def linked_bookie(cluster: EmbeddedCluster, name: str) -> AsyncIterator[LinkedBookie]:
-    """Start a bookie of ``cluster`` that is reached over a link."""
+    """Start a bookie of ``cluster`` behind a link."""
     directory = cluster.directory / name
     places = ("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers"))
     words = [sys.executable, "-m", "bookie.server", "--metadata-uri", cluster.metadata_uri, *places]

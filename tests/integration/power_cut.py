@@ -1,7 +1,7 @@
-"""A file system of its own that loses power: everything that was not synced is gone, as after a pulled plug.
+"""A separate file system with a loss of power: all unsynced data is lost, as after a pulled plug.
 
-ext4 on a loop device has an ioctl that shuts it down at once and drops what is in the page cache and in its journal in
-memory. After it is mounted again, it has what reached the device.
+ext4 on a loop device has an ioctl that shuts it down at once and drops the data in the page cache and in its journal in
+memory. After the next mount, it has only the data that reached the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHUTDOWN: Final = 0x8004587D
 """EXT4_IOC_SHUTDOWN."""
 _FREEZE: Final = 0xC0045877
 _THAW: Final = 0xC0045878
-"""FIFREEZE and FITHAW, which backup programs use."""
+"""FIFREEZE and FITHAW, as used by backup programs."""
 _WITHOUT_FLUSHING: Final = struct.pack("I", 2)
 _IMAGE_BYTES: Final = 256 << 20
 
@@ -36,7 +36,7 @@ class FragileDisk:
     root: Path
 
     def cut_power(self) -> None:
-        """Lose everything that was not synced. Every later operation fails, until ``power_on``."""
+        """Lose all unsynced data. Every later operation fails, until ``power_on``."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, _WITHOUT_FLUSHING)
@@ -45,7 +45,7 @@ class FragileDisk:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """A disk that hangs: in the block, writes and syncs do not end, and reads do. No signal ends what waits."""
+        """Let the disk hang: in the block, writes and syncs do not end, but reads do. No signal ends a waiting call."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _FREEZE, 0)
@@ -64,7 +64,7 @@ class FragileDisk:
 
 @contextmanager
 def fragile_disk(directory: Path) -> Iterator[FragileDisk]:
-    """Make and mount a file system in ``directory``. Where this is not possible, the test is skipped."""
+    """Make and mount a file system in ``directory``. If this is not possible, the test is skipped."""
     disk = FragileDisk(directory / "image", directory / "disk")
     disk.root.mkdir()
     with disk.image.open("wb") as file:
@@ -83,10 +83,10 @@ def fragile_disk(directory: Path) -> Iterator[FragileDisk]:
 
 @contextmanager
 def slow_disk(directory: Path, outer: FragileDisk) -> Iterator[Path]:
-    """Make and mount a file system whose device is a file of ``outer``. Yields where it is mounted.
+    """Make and mount a file system on a file of ``outer`` as its device, and yield its mount point.
 
-    While ``outer`` is frozen, this one behaves as on a device that does not answer: what is written stays in memory,
-    and syncs do not end.
+    While ``outer`` is frozen, this one behaves as on a silent device: written data stays in memory, and syncs do not
+    end.
     """
     root, image = directory / "slow", outer.root / "image"
     root.mkdir()

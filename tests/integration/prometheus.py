@@ -1,4 +1,4 @@
-"""A real Prometheus with the chart's rules, with shorter times, and what it scrapes."""
+"""A real Prometheus with the chart's rules, with shorter times, and its targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chart.rule_files import find_program, write_rules
 from tests.deadlines import PROGRAM_S, STATE_S
 
 SCRAPE_S: Final = 3
-"""Between two scrapes, and for one to be answered on a loaded machine."""
+"""Seconds between two scrapes, and for an answer on a loaded machine."""
 WINDOW_S: Final = 4 * SCRAPE_S
 QUICKLY: Final[Mapping[str, object]] = {
     **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
@@ -32,7 +32,7 @@ QUICKLY: Final[Mapping[str, object]] = {
 
 @dataclass
 class Prometheus:
-    """A Prometheus process and what it scrapes."""
+    """A Prometheus process and its targets."""
 
     directory: Path
     port: int
@@ -40,7 +40,7 @@ class Prometheus:
     """Addresses by name."""
     process: ManagedProcess | None = None
     thresholds: Mapping[str, object] = field(default_factory=dict)
-    """Of the chart's rules, beside ``QUICKLY``."""
+    """Thresholds of the chart's rules, in addition to ``QUICKLY``."""
 
     def start(self) -> None:
         config = {
@@ -73,12 +73,12 @@ class Prometheus:
         return self.process
 
     def scrape(self, name: str, url: str) -> None:
-        """Scrape the process at ``url`` from now on, in place of what had that name."""
+        """Scrape the process at ``url`` from now on. It replaces an earlier target with the same name."""
         self.targets[name] = urllib.parse.urlsplit(url).netloc
         self._write_targets()
 
     async def get(self, path: str, **query: str) -> Any:
-        """An answer of its API; None while it does not answer."""
+        """Return an answer of its API; None while it does not answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
 
         def fetch() -> Any:
@@ -95,7 +95,7 @@ class Prometheus:
         return await asyncio.to_thread(fetch)
 
     async def value(self, query: str) -> float | None:
-        """The only value of a query; None if there is none."""
+        """Return the only value of a query; None if there is none."""
         answer = await self.get("query", query=query)
         result = answer["result"] if answer else []
         return float(result[0]["value"][1]) if len(result) == 1 else None
@@ -106,7 +106,7 @@ class Prometheus:
         return bool(answer and answer["result"])
 
     async def firing(self) -> dict[str, list[Any]] | None:
-        """Firing alerts by name; None while it does not answer."""
+        """Return the firing alerts by name; None while it does not answer."""
         answer = await self.get("alerts")
         if not answer:
             return None
@@ -120,7 +120,7 @@ class Prometheus:
         await self.running.wait_until(holds, what, PROGRAM_S)
 
     async def until_fire(self, *names: str) -> dict[str, list[Any]]:
-        """Wait until these fire, at one time, and return them."""
+        """Wait until all these alerts fire at the same time, and return them."""
         seen: dict[str, list[Any]] = {}
 
         async def they_fire() -> bool:
@@ -132,12 +132,12 @@ class Prometheus:
         return {name: seen[name] for name in names}
 
     async def until_clear(self, *names: str) -> None:
-        """Wait until the newest evaluation has none of these."""
+        """Wait until the newest evaluation has none of these alerts."""
 
         await self.until(lambda: self.is_clear(*names), f"clearing {names}")
 
     async def is_clear(self, *names: str) -> bool:
-        """Whether none of these fires."""
+        """Whether none of these alerts fires."""
         firing = await self.firing()
         return firing is not None and not set(names) & firing.keys()
 

@@ -1,4 +1,4 @@
-"""A ledger on real bookies that has lost a copy, and replicators that stand still in the middle of its repair."""
+"""A ledger on real bookies with a lost copy, and replicators that pause in the middle of its repair."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from tests.sessions import Killable, kill9
 BOOKIES = 6
 ENTRIES = 200
 SHAPE = LedgerOptions(3, 3, 3)
-"""Acknowledged by all who keep a copy, so nothing is missing but what a test takes away."""
+"""All bookies with a copy acknowledge an entry, so a ledger lacks only copies removed by a test."""
 
 
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
-    """Together several times what one request carries, so a copy has a middle."""
+    """Return a payload. All payloads together exceed one request several times, so a copy has a middle."""
     return f"{ledger_id}/{entry} ".encode() * 5000
 
 
 def steps(*quick: Step, long: Sequence[Step] = ()) -> list[ParameterSet]:
-    """Parameters of a test: its steps in the gate, and those that only the long suites run."""
+    """Return the parameters of a test: its steps in the gate, and its steps only for the long suites."""
     return [*(pytest.param(step) for step in quick), *(pytest.param(step, marks=pytest.mark.long) for step in long)]
 
 
 @dataclass
 class Repair:
-    """One ledger with a lost member, and the replicator that stands still in its repair."""
+    """One ledger with a lost member, and the replicator that pauses in its repair."""
 
     ledger_id: LedgerId
     before: LedgerMetadata
@@ -57,13 +57,13 @@ class Repair:
     gate: Path
 
     def go_on(self) -> None:
-        """Let the replicator go on; no call of it stands still again."""
+        """Let the replicator continue. None of its calls pauses again."""
         self.gate.touch()
 
 
 @dataclass
 class RepairWorld:
-    """See the module docstring."""
+    """A cluster of real bookies, with ledgers and replicators for repairs."""
 
     cluster: EmbeddedCluster
     client: ConnectedBookKeeper
@@ -79,7 +79,7 @@ class RepairWorld:
         return next(bookie for bookie in self.cluster.bookies if bookie.bookie_id == bookie_id)
 
     async def whole(self) -> None:
-        """End every replicator, start every bookie that does not run, and wait until the client reaches all of them."""
+        """End every replicator, start every stopped bookie, and wait until the client reaches all bookies."""
         for process in self.processes:
             await process.stop(STATE_S)
         self.processes.clear()
@@ -88,7 +88,7 @@ class RepairWorld:
             bookie.launch()
         for bookie in ended:
             await bookie.wait_ready()
-        for task in await self.client.ports.tasks.list():  # of a test that failed
+        for task in await self.client.ports.tasks.list():  # of a failed test
             held = await self.client.ports.tasks.locks.lock(task.ledger_id, "test")
             assert held is not None
             await self.client.ports.tasks.locks.complete(held)
@@ -96,7 +96,7 @@ class RepairWorld:
             await self.reach(bookie)
 
     async def reach(self, bookie: EmbeddedBookie) -> None:
-        """Wait until the client is connected to a bookie that was started again or was paused."""
+        """Wait until the client is connected to a restarted or paused bookie."""
 
         async def answers() -> bool:
             return (await self.client.ports.transport.ask(bookie.bookie_id, Info(), STATE_S)).status is Status.OK
@@ -104,7 +104,7 @@ class RepairWorld:
         await when(answers, STATE_S)
 
     async def written(self, options: LedgerOptions = SHAPE, *, entries: int = ENTRIES) -> LedgerId:
-        """A closed ledger."""
+        """Write a closed ledger."""
         async with await self.client.create_ledger(options) as writer:
             for entry in range(entries):
                 await writer.submit(payload(writer.ledger_id, entry))
@@ -118,24 +118,25 @@ class RepairWorld:
         await self.client.ports.tasks.marking.mark(ledger_id, [bookie.bookie_id for bookie in lost])
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """SIGKILL these at once; the sessions that they had are over when this returns."""
+        """Kill these with SIGKILL at once, and return after the end of their sessions."""
         await kill9(self.cluster.zookeeper, *killed)
 
     def replicator(self, *options: str) -> ManagedProcess:
-        """Start one; ``whole`` stops it."""
+        """Start a replicator. ``whole`` stops it."""
         words = [sys.executable, "-m", "replicator", "--metadata-uri", self.uri, "--poll-interval", "0.2", *options]
         return self._started(words)
 
     def standing_still(self, step: Step, *options: str) -> tuple[ManagedProcess, Path]:
-        """Start a replicator that stands still at this step until the file exists."""
+        """Start a replicator that pauses at this step until the file exists."""
         gate = self.home / f"gate-{self._starts}"
         module = "tests.integration.stopping_replicator_child"
         words = [sys.executable, "-m", module, step.value, str(gate), "--metadata-uri", self.uri]
         return self._started([*words, "--poll-interval", "0.2", *options]), gate
 
     async def repair_at(self, step: Step, *options: str, lost_count: int = 1) -> Repair:
-        """A ledger that lost ``lost_count`` members at once, and a replicator that stands still at this step of its
-        repair.
+        """Start the repair of a ledger, and return it in a pause.
+
+        The ledger has lost ``lost_count`` members at once, and the replicator pauses at this step of its repair.
         """
         await self.whole()
         ledger_id = await self.written()
@@ -148,28 +149,28 @@ class RepairWorld:
         return Repair(ledger_id, before, lost[0], replicator, gate)
 
     async def held(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
-        """Entries of a ledger that a bookie lists."""
+        """Return the number of a ledger's entries listed by a bookie."""
         return len((await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)).entries)
 
     async def targets(self, repair: Repair) -> list[EmbeddedBookie]:
-        """Bookies that the reservation of the ledger names."""
+        """Return the bookies named by the reservation of the ledger."""
         found = await self.reservations.read(repair.ledger_id)
         return [] if found is None else [self.bookie(each.target) for each in found.reservations]
 
     async def busiest_source(self, repair: Repair) -> EmbeddedBookie:
-        """The member that has sent the most entries since it was started."""
+        """Return the member with the most sent entries since its start."""
         others = [self.bookie(name) for name in repair.before.members() if name != repair.lost.bookie_id]
         counts = [await self.counted(bookie, "bkheal_bookie_read_entries_total") for bookie in others]
         return others[counts.index(max(counts))]
 
     async def counted(self, bookie: EmbeddedBookie, *metric: str) -> float:
-        """The value of a counter of a bookie's process, by its name and the values of its labels."""
+        """Return the value of a counter of a bookie's process, by its name and the values of its labels."""
         return (await Served(bookie.running, bookie.metrics_url).values())[metric]
 
     async def settled(self) -> None:
-        """Wait until no task, no lock and no reservation is left. A ledger that is parked never gets there.
+        """Wait until no task, no lock and no reservation is left. A parked ledger never reaches this state.
 
-        A ZooKeeper that was killed and started again may not answer for a while on a busy disk.
+        A ZooKeeper may not answer for a while after a kill and a restart on a busy disk.
         """
 
         async def is_settled() -> bool:
@@ -183,8 +184,10 @@ class RepairWorld:
         assert await self.client.parked.list() == []
 
     async def assert_repaired(self, repair: Repair, *, gone: Sequence[EmbeddedBookie]) -> None:
-        """Wait for the end of the repair: every member is registered and has every entry byte for byte, the ledger is
-        as long as it was, no task, lock or reservation is left, and nothing names a bookie of ``gone``.
+        """Wait for the end of the repair, and check its result.
+
+        Every member is registered and has every entry byte for byte, the ledger has its former length, no task, lock or
+        reservation is left, and nothing names a bookie of ``gone``.
         """
         await self.settled()
         after = await self.metadata(repair.ledger_id)
@@ -197,7 +200,7 @@ class RepairWorld:
         await self.assert_whole(repair.ledger_id)
 
     async def assert_whole(self, ledger_id: LedgerId, *, entries: int = ENTRIES) -> None:
-        """Every member is registered and returns every entry of its position, the same bytes as every other member."""
+        """Check that every member is registered and returns every entry of its position, as the same bytes."""
         ledger = await self.client.ports.ledgers.read(ledger_id)
         metadata, digest = ledger.metadata, stored_digest(ledger)
         assert metadata.last_entry_id == entries - 1
@@ -223,7 +226,7 @@ class RepairWorld:
 
     @property
     def reservations(self) -> Reservations:
-        """Copies that are being made."""
+        """The reservations of copies under way."""
         return Reservations(self.client.store, LEDGERS_ROOT)
 
     async def _packets(self, bookie: BookieId, ledger_id: LedgerId, entries: Sequence[EntryId]) -> list[bytes]:
@@ -232,7 +235,7 @@ class RepairWorld:
             while len(packets) < len(entries):
                 rest = entries[len(packets) : len(packets) + READ_ENTRIES_MAX]
                 reply = await self.client.ports.transport.ask(bookie, Read(ledger_id, rest), STATE_S)
-                if reply.status is Status.UNREACHABLE:  # it was started again, and the connection is not back
+                if reply.status is Status.UNREACHABLE:  # it was restarted, and the connection is not back
                     continue
                 assert reply.status is Status.OK, (bookie, reply)
                 assert {result.status for result in reply.results} == {Status.OK}, bookie
@@ -249,7 +252,7 @@ class RepairWorld:
 
 @asynccontextmanager
 async def repair_world(home: Path) -> AsyncIterator[RepairWorld]:
-    """Six bookies."""
+    """Run a world with six bookies."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(await start_cluster(home, BOOKIES, serves_metrics=True))
         client = await stack.enter_async_context(await connected(cluster))

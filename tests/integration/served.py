@@ -1,4 +1,4 @@
-"""A process that serves metrics and probes, asked for them."""
+"""A process with metrics and probes, and requests for them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.deadlines import STATE_S
 
 @dataclass
 class Served:
-    """A process that serves metrics."""
+    """A process with metrics."""
 
     process: ManagedProcess
     url: str
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and text."""
+        """Return the status and the text of an answer."""
         return await asyncio.to_thread(_get, self.url + path)
 
     async def send(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> Any:
-        """The document of an answer to a change that succeeded."""
+        """Request a change, and return the document of its successful answer."""
         data = None if document is None else json.dumps(document).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -40,13 +40,13 @@ class Served:
         return await asyncio.to_thread(sent)
 
     async def values(self) -> Mapping[tuple[str, ...], float]:
-        """Every sample, by name and label values."""
+        """Return every sample, by name and label values."""
         _, text = await self.get("/metrics")
         found = text_string_to_metric_families(text)
         return {(one.name, *one.labels.values()): one.value for family in found for one in family.samples}
 
     async def until_status(self, path: str, status: int) -> str:
-        """The text of the first answer with this status."""
+        """Wait for the first answer with this status, and return its text."""
 
         async def is_there() -> bool:
             return (await self.get(path))[0] == status
@@ -55,7 +55,7 @@ class Served:
         return (await self.get(path))[1]
 
     async def until_value(self, at_least: float, *key: str) -> None:
-        """Wait until a sample has grown to this."""
+        """Wait until a sample has at least this value."""
 
         async def is_there() -> bool:
             return (await self.values())[key] >= at_least

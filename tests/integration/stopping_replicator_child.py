@@ -1,6 +1,6 @@
-"""A replicator that stands still at one step of its first repair until a file exists.
+"""A replicator that pauses at one step of its first repair until a file exists.
 
-Arguments: the step, the file, then those of ``python -m replicator``.
+Arguments: the step, the file, then the arguments of ``python -m replicator``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _POLL_S = 0.02
 
 
 class Step(StrEnum):
-    """Where a repair stands still."""
+    """The steps at which a repair can pause."""
 
     LOCKED = "locked"
-    """The lock is held, nothing else was done."""
+    """The worker has the lock, and has done nothing else."""
     RESERVED = "reserved"
-    """The reservation is made, nothing is copied."""
+    """The reservation exists, and no entry is copied."""
     COPYING = "copying"
     """The target has acknowledged a part of the copy."""
     COPIED = "copied"
-    """The target has acknowledged everything; it was not asked for its list."""
+    """The target has acknowledged everything, and its list is not requested yet."""
     LISTED = "listed"
     """The target lists everything; the write of the metadata is the next request."""
     NAMED = "named"
@@ -46,7 +46,7 @@ _Method = Callable[..., Awaitable[Any]]
 
 
 class _Gate:
-    """Lets everything pass once the file exists."""
+    """A gate that opens when the file exists."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

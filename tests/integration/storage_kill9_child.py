@@ -1,6 +1,6 @@
-"""A process that stores entries and prints each acknowledgement, until it is killed. Run by test_storage_kill9.
+"""A process that stores entries and prints each acknowledgement, until its kill. Run by test_storage_kill9.
 
-Arguments: the folder of the store, the number of this life, the number of journals and that of ledger directories.
+Arguments: the folder of the store, the number of this life, the number of journals and of ledger directories.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1 << 20)
-"""Small, so that flushes and new journal files are always under way."""
+"""Small settings, for constant flushes and new journal files."""
 PAYLOAD = b"x" * 700
 ENTRIES = 10
 
@@ -35,7 +35,7 @@ def entry(ledger_id: int, entry_id: int) -> bytes:
 
 
 class LedgerDirectory(FileDisk):
-    """A directory of which each entry log takes a mebibyte, so that logs are spread also on one file system."""
+    """A directory with a size of a mebibyte for each entry log, to spread logs also on one file system."""
 
     @override
     async def space(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class LedgerDirectory(FileDisk):
 
 @asynccontextmanager
 async def opened_store(root: Path, journals: int, ledger_dirs: int) -> AsyncIterator[LedgerStorage]:
-    """The store in ``root``. It and its disks are closed in the end."""
+    """Open the store in ``root``. It and its disks are closed in the end."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
 

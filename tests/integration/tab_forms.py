@@ -1,4 +1,4 @@
-"""The forms of the tab in the Spark UI, as a browser sends them: with what the page has in them and nothing else."""
+"""The forms of the tab in the Spark UI, sent as by a browser: only with the values of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 
 
 def forms_of(port: int) -> list[dict[str, str]]:
-    """The forms of the page: their hidden fields, and where they go as ``action``. None while there is no page yet."""
+    """Return the forms of the page: their hidden fields, and the address as ``action``. It is empty without a page."""
     try:
         status, page, _ = _ask(port, "GET", PAGE, None)
     except (OSError, http.client.HTTPException):
@@ -28,7 +28,7 @@ def forms_of(port: int) -> list[dict[str, str]]:
 
 
 def post(port: int, path: str, form: dict[str, str]) -> tuple[int, str]:
-    """Status, and the path that the browser is sent to."""
+    """Send a form, and return the status and the path of the redirect."""
     status, _, location = _ask(port, "POST", path, urlencode(form))
     return status, urlsplit(location).path
 

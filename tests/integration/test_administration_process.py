@@ -1,4 +1,4 @@
-"""Operators and a real bookie process: damage that it cannot repair, and the read-only mode over a restart."""
+"""Operators and a real bookie process: irreparable damage, and the read-only mode across a restart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_unrepaired_damage_and_the_read_only_mode_outlive_the_process(mach
         await machine.until(lambda seen: _is_registered(seen, bookie))
         status = await operator.status()
         assert (status.read_only.is_read_only, list(status.read_only.reasons)) == (True, ["operator"])
-        await operator.scrub(pb.ScrubRequest(action="START"))  # it reads the record of the earlier process first
+        await operator.scrub(pb.ScrubRequest(action="START"))  # first it reads the record of the earlier process
         await until(lambda: _has_unrepaired(operator))
         await until(lambda: _answers(machine, bookie))
         listed = await machine.transport.ask(bookie, ListEntries(LEDGER), STATE_S)

@@ -1,7 +1,7 @@
-"""A program that knows only ``/openapi.json`` tries every operation of a running face, and finds no difference.
+"""A program with only ``/openapi.json`` tries every operation of a running face, and finds no difference.
 
 Schemathesis sends valid and invalid requests in all phases and with all of its checks: no answer outside the
-description, no invalid request accepted, no valid one refused, no operation without the token that it needs.
+description, no invalid request accepted, no valid one refused, no operation without its token.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "503"]
 
 
 async def explore(directory: Path, examples: int, *options: str, is_open: bool) -> None:
-    """Fail with what the program printed about a face, if it found anything.
+    """Fail with the output of the program about a face, if it found anything.
 
     Args:
         directory: for its files.
-        examples: how many for each operation and phase.
-        options: further ones of the program.
+        examples: number of examples for each operation and phase.
+        options: further options of the program.
         is_open: whether the face allows everything without a token, and none is sent; else everything needs one.
     """
     (directory / "schemathesis.toml").write_text(_CONFIGURATION)

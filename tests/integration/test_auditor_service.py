@@ -1,6 +1,6 @@
-"""Real auditor processes: without ZooKeeper, cut off from it, paused, ended politely.
+"""Real auditor processes: without ZooKeeper, cut off from it, paused, stopped gracefully.
 
-What happens when a leader or a bookie is killed: ``test_operator_guide.py``. No audit runs here, so no Spark starts.
+``test_operator_guide.py`` kills a leader and bookies. No audit runs here, so no Spark starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.sessions import expire
 pytestmark = pytest.mark.integration
 
 SOON_STALE_S = 4
-"""The session of an auditor that has no rival: without ZooKeeper it leads no longer than a part of it."""
+"""The session timeout of an auditor without a rival. Without ZooKeeper it leads only for a part of it."""
 
 
 def auditor_of(cluster: EmbeddedCluster, directory: Path, name: str, *options: str) -> AuditorProcess:

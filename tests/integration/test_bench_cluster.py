@@ -1,4 +1,4 @@
-"""A cluster that loses two bookies is repaired in the order of the copies left, while a writer goes on."""
+"""The repair of a cluster after the loss of two bookies, in the order of the copies left, while a writer continues."""
 
 from __future__ import annotations
 

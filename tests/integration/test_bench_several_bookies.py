@@ -1,4 +1,4 @@
-"""The benchmark of several bookies on one machine, small: what it writes is what it reports."""
+"""A small run of the benchmark of several bookies on one machine: its report matches its writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real bookie processes that get new disks, and that delete what belongs elsewhere."""
+"""Real bookie processes with new disks, and their deletion of copies that belong elsewhere."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_lost_journal_disk_is_given_up_and_the_bookie_says_unknown_for_w
     process, bookie = await machine.ready(port=0, bookie_id="disks")
     await LedgerStore(machine.store, machine.cluster, random.Random(1)).create(LEDGER, naming(bookie))
     assert await machine.add(bookie, entry(0)) is Status.OK
-    await process.stop()  # with a checkpoint, so that entry 0 is in an entry log
+    await process.stop()  # with a checkpoint, to have entry 0 in an entry log
     shutil.rmtree(machine.home / "journal")
     (machine.home / "journal").mkdir()
     assert "salvage-journal --lost" in await machine.refused(ExitCode.CONFIGURATION, bookie_id="disks")

@@ -69,7 +69,7 @@ class Machine:
         self.transport = GrpcTransport(RegistrationResolver(self.registrations, SystemClock()), is_plaintext=True)
 
     def start(self, **options: object) -> ManagedProcess:
-        """Start a bookie; options override those below. True is a flag."""
+        """Start a bookie. ``options`` override the ones below. True stands for a flag."""
         arguments = {
             "metadata_uri": f"zk+hierarchical://{self.hosts}{self.root}",
             "journal_dir": self.home / "journal",
@@ -94,7 +94,7 @@ class Machine:
         return process, BookieId((await process.wait_for_line(READY, STATE_S))[1])
 
     async def refused(self, exit_code: int, **options: object) -> str:
-        """Start a bookie that must not start; returns its output."""
+        """Start a bookie that must refuse to start, and return its output."""
         process = self.start(**options)
         assert await process.wait(STATE_S) == exit_code
         *logs, line = process.log_tail().splitlines()
@@ -107,7 +107,7 @@ class Machine:
         return reply.status
 
     async def read_all(self, bookie: BookieId, count: int) -> list[bytes]:
-        """Entries 0 to ``count - 1``, through the transport that knew the bookie before it was started again."""
+        """Read entries 0 to ``count - 1``, through the transport used before the restart of the bookie."""
         entry_ids = [EntryId(entry_id) for entry_id in range(count)]
         async with asyncio.timeout(STATE_S):
             while (reply := await self.transport.ask(bookie, Read(LEDGER, entry_ids), STATE_S)).status is not Status.OK:
@@ -115,7 +115,7 @@ class Machine:
         return [result.packet for result in reply.results]
 
     async def until(self, is_reached: Callable[[Bookies], bool]) -> None:
-        """Wait for registrations; the harness's own connection may take as long to come back as the bookie's."""
+        """Wait for registrations. The test's own connection may take as long to return as the bookie's."""
         async with asyncio.timeout(STATE_S):
             while True:
                 try:
@@ -165,7 +165,7 @@ async def test_a_killed_bookie_comes_back_with_its_entries_and_fences(machine: M
     assert await machine.add(bookie, entry(100)) is Status.UNREACHABLE
 
     _, again = await machine.ready()
-    assert again == bookie  # from the directories; the port is another one
+    assert again == bookie  # from the directories; the port differs
     assert await machine.read_all(bookie, 100) == [entry(n) for n in range(100)]
     assert await machine.add(bookie, entry(100)) is Status.FENCED
 

@@ -1,4 +1,4 @@
-"""The ``bkheal`` commands as a person types them: output, exit codes, and refusals before anything is changed."""
+"""The ``bkheal`` commands of an operator: output, exit codes, and refusals before any change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(shared_cluster: EmbeddedCluster) -> EmbeddedCluster:
 
 @pytest.fixture
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process wait a moment for a ZooKeeper that is not there, and not a quarter of a minute."""
+    """Let commands in this process wait only a moment for a missing ZooKeeper, not a quarter of a minute."""
     patient = ZooKeeperStore.connect
 
     async def impatient(hosts: str, **options: Any) -> ZooKeeperStore:
@@ -47,7 +47,7 @@ def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bkheal(*arguments: str, uri: str | None = None, stdin: str = "") -> Ended:
-    """Run one command; the cluster is named by the environment, as operators do."""
+    """Run one command. The environment names the cluster, as for operators."""
     return typed(uri, *arguments, stdin=stdin.encode())
 
 
@@ -56,7 +56,7 @@ def document(*arguments: str, uri: str, stdin: str = "") -> dict[str, Any]:
 
 
 def process(*arguments: str, uri: str, stdin: str = "") -> dict[str, Any]:
-    """The same, as a process."""
+    """Run one command as a process."""
     return commands.document(started(uri, *arguments, "--output", "json", stdin=stdin.encode()))
 
 
@@ -94,7 +94,7 @@ def test_the_password_is_never_shown(cluster: EmbeddedCluster) -> None:
 
 
 async def forget_marks(uri: str) -> None:
-    """Of ledgers of other tests: a writer marks what a slow bookie lacks."""
+    """Delete the marks on ledgers of other tests: a writer marks the missing copies of a slow bookie."""
     async with await connect(uri) as client:
         await client.ports.tasks.initialize()
         for task in await client.ports.tasks.list():
@@ -118,7 +118,7 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
 
 @pytest.mark.needs("openssl")
 def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    """Here because they do not speak TLS."""
+    """The bookies do not answer because they do not speak TLS."""
     result = bkheal("--tls-ca", str(make_ca(tmp_path, "ca")), "bookies", uri=cluster.metadata_uri)
     assert result.returncode == 0
     for bookie in cluster.bookies:

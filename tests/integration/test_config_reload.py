@@ -1,4 +1,4 @@
-"""Processes and their configuration file: what changes while they run shows in what they do and in their log."""
+"""Processes and their configuration file: changes at run time show in their behaviour and in their log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.integration
 
 
 class Follower:
-    """A real process that follows a file."""
+    """A real process with a watched file."""
 
     def __init__(self, process: ManagedProcess, path: Path) -> None:
         self.process = process
         self.path = path
 
     def write(self, text: str) -> None:
-        """As Kubernetes and editors do: another file in its place."""
+        """Replace the file with another one, as Kubernetes and editors do."""
         made = self.path.with_suffix(".new")
         made.write_text(text)
         made.rename(self.path)
@@ -56,14 +56,14 @@ class Follower:
 
 
 class Replicator(Follower):
-    """... and shows its metrics."""
+    """A replicator process with its metrics."""
 
     def __init__(self, process: ManagedProcess, path: Path, url: str) -> None:
         super().__init__(process, path)
         self._url = url
 
     def write(self, text: str) -> None:
-        """See ``Follower``; without what stays."""
+        """Replace the file. ``text`` leaves out the constant part."""
         super().write(f"[replicator]\nhttp_port = 0\n{text}")
 
     async def rate(self) -> float:

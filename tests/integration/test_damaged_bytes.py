@@ -1,6 +1,6 @@
 """A bit flips on the disk of a killed bookie: in an entry, in the index, in the identity files.
 
-No such bit may turn an entry into one that was never stored, or reach a reader.
+No such bit may turn an entry into one never stored, or reach a reader.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DAMAGED = EntryId(10)
 FORGOTTEN = (EntryId(10), EntryId(11))
 NO_LEDGER = LedgerId(-1)
 INDEXED = 1000
-"""Entries whose keys fill many pages of the index."""
+"""Number of entries with keys on many pages of the index."""
 INDEXED_STEP = 20
 """A page has about a hundred keys."""
 WHOSE = ("VERSION", "incarnation")
@@ -59,7 +59,7 @@ WHOSE = ("VERSION", "incarnation")
 
 @dataclass
 class Damaged(EmbeddedWorld):
-    """Bookies 0 and 1 have lost a bit of an entry of three ledgers, and bookie 2 has all that it was given."""
+    """Bookies 0 and 1 with a flipped bit in an entry of three ledgers, and bookie 2 without damage."""
 
     unclosed: LedgerId = NO_LEDGER
     closed: LedgerId = NO_LEDGER
@@ -77,7 +77,7 @@ class Damaged(EmbeddedWorld):
         self.indexed = await self.written(entries=INDEXED)
         first, second, third = self.bookies
         for bookie in self.bookies:
-            bookie.options = ("--scrub-interval", "0")  # the first one, after a minute, would repair the damage
+            bookie.options = ("--scrub-interval", "0")  # the first scrub, after a minute, would repair the damage
         await self.settle(first, second, third)
         for bookie in (first, second):
             damage_entry(bookie, self.unclosed, DAMAGED)
@@ -89,7 +89,7 @@ class Damaged(EmbeddedWorld):
         await self.start_again(first, second, third)
 
     def check(self, spark: SparkSession, ledger_id: LedgerId) -> AuditResult:
-        """The replicas check of one ledger."""
+        """Run the replicas check of one ledger."""
         settings = AuditSettings(
             self.cluster.metadata_uri,
             self.cluster.directory / "reports",
@@ -99,7 +99,7 @@ class Damaged(EmbeddedWorld):
         return run_check(spark, RunKind.REPLICAS, settings)
 
     def repair(self) -> Path:
-        """Repair what is marked, in a process; its log."""
+        """Repair the marked ledgers in a process, and return its log."""
         log = self.cluster.directory / f"replicator-{len(list(self.cluster.directory.glob('replicator-*')))}.log"
         words = ["--metadata-uri", self.cluster.metadata_uri, "--once", "--poll-interval", "0.2", "--output", "json"]
         replicator = ManagedProcess.start("replicator", [sys.executable, "-m", "replicator", *words], log_path=log)
@@ -116,7 +116,7 @@ class Damaged(EmbeddedWorld):
     async def statuses(
         self, bookie: EmbeddedBookie, ledger_id: LedgerId, entry: int
     ) -> tuple[Status, tuple[Status, ...]]:
-        """A bookie's answer for an entry: the status of the request, and of the entry if there is one."""
+        """Return a bookie's answer for an entry: the status of the request, and of the entry if there is one."""
         reply = await self.client.ports.transport.ask(bookie.bookie_id, Read(ledger_id, [EntryId(entry)]), STATE_S)
         return reply.status, tuple(result.status for result in reply.results)
 
@@ -161,7 +161,7 @@ def test_readers_get_the_entry_from_the_bookie_whose_copy_is_intact(world: Damag
 def test_a_damaged_entry_that_was_met_is_a_finding_and_is_repaired_in_place(
     spark: SparkSession, world: Damaged
 ) -> None:
-    """A bookie leaves an entry out of its lists once a read or a scrub has found it damaged."""
+    """A bookie leaves an entry out of its lists after a read or a scrub has found it damaged."""
     first = world.bookies[0]
     assert world.do(world.listed(first, world.met)) == (Status.OK, [*range(ENTRIES)]), "nothing has read it yet"
     assert world.do(world.statuses(first, world.met, DAMAGED)) == (Status.OK, (Status.CORRUPT,))
@@ -197,7 +197,7 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
         assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.OK,))
     assert world.do(world.read(ledger_id)) == [payload(ledger_id, entry) for entry in range(ENTRIES)]
     events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "copy_corrupt"')]
-    # One holder is asked for both entries first; whichever it is, one of its two copies is damaged.
+    # One holder gets the first request for both entries. Either holder has one damaged copy of the two.
     damaged = dict(zip((first.bookie_id, second.bookie_id), FORGOTTEN, strict=True))
     [event] = events
     assert event["ledger_id"] == ledger_id
@@ -302,7 +302,7 @@ def test_a_damaged_journal_is_salvaged_and_what_it_lost_is_copied_back(world: Da
 
 
 async def refused(bookie: EmbeddedBookie) -> int | None:
-    """Start a bookie that must not start; its exit code."""
+    """Start a bookie that must refuse to start, and return its exit code."""
     bookie.launch()
     with pytest.raises(EmbeddedProcessError, match="ended with exit code"):
         await bookie.wait_ready()

@@ -1,4 +1,4 @@
-"""The demonstration as a person meets it: its tab clicked, a bookie killed, everything healed."""
+"""The demonstration for a user: clicks in its tab, a killed bookie, and a complete repair."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Demo:
             return json.load(answer)
 
     def kill_bookie(self) -> str:
-        """Kill a bookie as the demo's text proposes; returns the bookie's id."""
+        """Kill a bookie as the demo's text proposes, and return the bookie's id."""
         os.kill(int(self.found(r"kill -9 (\d+)")), signal.SIGKILL)
         return self.found(r"\(bookie (\S+)\)")
 
     def kill_auditor(self) -> None:
-        """Wait until another auditor process answers in its place."""
+        """Kill the auditor, and wait until another auditor process answers in its place."""
         parent = psutil.Process(self.process.pid)
         living = [child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
         (auditor,) = (child for child in living if "auditor" in child.cmdline())
@@ -63,7 +63,7 @@ class Demo:
         self.until(lambda: self.status()["process"].rpartition(":")[2] not in ("", str(auditor.pid)))
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait; an auditor that is started again does not answer for a while."""
+        """Wait for a condition. A restarted auditor does not answer for a while."""
         deadline_s = time.monotonic() + PROGRAM_S
         while not self._holds(holds):
             assert time.monotonic() < deadline_s, self.text
@@ -106,15 +106,15 @@ def demo() -> Iterator[Demo]:
 
 
 def have_ended(states: list[str], done: int) -> bool:
-    """Whether at least so many runs came to their end and none is under way.
+    """Whether at least ``done`` runs have ended and none is under way.
 
-    There may be more: the demo has short sessions, and audits a bookie that a loaded machine keeps still for long.
+    There may be more: the demo has short sessions, and audits a bookie stalled for long by a loaded machine.
     """
     return states.count("done") >= done and not {"waiting", "running", "paused"} & set(states)
 
 
 def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_behind(demo: Demo) -> None:
-    """That it ends with its processes is judged where the fixture ends."""
+    """The end of the fixture checks that the demo ends with its processes."""
     demo.until(lambda: demo.status()["is_leader"] and len(demo.status()["bookies"]["writable"]) == 6)
     tab = urlsplit(demo.found(r"tab Auditor +(\S+)"))
     assert tab.port is not None
@@ -126,8 +126,8 @@ def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_beh
 
 @pytest.mark.long
 def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, browser: Chrome) -> None:
-    """Long. The gate has its parts: the demo above, the tab in a browser in ``test_ui_browser.py``, and a killed bookie
-    that a service of the same processes heals in ``test_operator_guide.py``.
+    """Long. The gate has its parts: the demo above, the tab in a browser in ``test_ui_browser.py``, and the repair
+    after a killed bookie by a service of the same processes in ``test_operator_guide.py``.
     """
     tab = demo.found(r"tab Auditor +(\S+)")
 

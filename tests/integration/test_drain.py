@@ -43,7 +43,7 @@ async def write(client: ConnectedBookKeeper) -> list[LedgerId]:
 
 
 async def open_ledger_on(client: ConnectedBookKeeper, bookie: BookieId) -> LedgerWriter:
-    """A ledger that is written to, with this bookie in its ensemble."""
+    """Return the writer of an open ledger with this bookie in its ensemble."""
     async with asyncio.timeout(STATE_S):
         while True:
             writer = await client.create_ledger(LedgerOptions(4, 2, 2))
@@ -109,8 +109,8 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
         begun = await asked("drain", "start", name, "--yes")
         assert begun["ledgers"] == planned["ledgers"]
         assert await bkheal(uri, "drain", "status", name, code=1)
-        for entry in range(4):  # so that one of them falls on the bookie, wherever it is in the ensemble of four
-            await still_open.append(b"after %d" % entry)  # its writer leaves the bookie and goes on
+        for entry in range(4):  # one of them falls on the bookie, at any place in the ensemble of four
+            await still_open.append(b"after %d" % entry)  # its writer leaves the bookie and continues
         replicator = ManagedProcess.start(
             "replicator", [sys.executable, "-m", "replicator", "--metadata-uri", uri], log_path=tmp_path / "r.log"
         )
@@ -165,7 +165,7 @@ async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
         await wait_read_only(client, there, is_read_only=False)
         once = replicate_once(uri, tmp_path)
         assert await once.wait(PROGRAM_S) == 0, once.log_tail()
-        assert await client.ports.tasks.list() == []  # calling it off left nothing to do
+        assert await client.ports.tasks.list() == []  # the withdrawal left nothing to do
         before = await bkheal(uri, "recovery", "delay", "3600")
         assert (before["before_seconds"], before["lost_bookie_delay_seconds"]) == (0, 3600)
         assert (await bkheal(uri, "recovery", "status"))["lost_bookie_delay_seconds"] == 3600

@@ -1,4 +1,4 @@
-"""What a script sees: the exit codes of commands that found something, or left something undone."""
+"""The exit codes for scripts: of commands with findings, and of commands with unfinished work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def audit(place: Place, *options: str) -> int:
-    """``bkheal audit run`` in this process."""
+    """Run ``bkheal audit run`` in this process."""
     words = ["run", "--metadata-uri", place.uri, "--report-dir", str(place.report_dir), *options]
     return CliRunner().invoke(audit_cli.app, words).exit_code
 
@@ -55,7 +55,7 @@ async def replicate_once(place: Place, directory: Path, name: str) -> int:
 def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_work_is_left(
     place: Place, tmp_path: Path
 ) -> None:
-    deleted = LedgerId(7)  # a task that would be over at once
+    deleted = LedgerId(7)  # its task would end at once
     place.do(place.tasks.initialize())
     place.do(place.tasks.marking.mark(deleted, [BookieId("x:1")]))
     place.do(place.tasks.switches.disable())

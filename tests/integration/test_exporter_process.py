@@ -1,4 +1,4 @@
-"""``bkheal exporter`` as a process: its options decide what it shows, as those of the audits decide what they mark."""
+"""``bkheal exporter`` as a process: its options determine its output, as options of audits determine their marks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes are paused, lost together, cut off from ZooKeeper, started again or deleted from under a repair.
+"""Faults during a repair: paused, lost, restarted or disconnected processes, and a deleted ledger.
 
-The repair stands still at a named step when the fault is made. At the end every member has every entry byte for byte,
-and no task, lock or reservation is left.
+The repair pauses at a named step during the fault. At the end every member has every entry byte for byte, and no task,
+lock or reservation is left.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ async def test_a_repair_goes_on_after_every_bookie_was_killed_at_once(world: Rep
 
 
 async def test_the_end_of_every_session_at_once_costs_no_second_member(world: RepairWorld) -> None:
-    """As after an outage of ZooKeeper: every registration and every lock disappears."""
+    """Every registration and every lock disappears, as after an outage of ZooKeeper."""
     repair = await world.repair_at(Step.COPYING)
     others = [bookie for bookie in world.cluster.bookies if bookie is not repair.lost]
     processes = [repair.replicator, *(bookie.running for bookie in others)]
@@ -201,7 +201,7 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
 async def test_bookies_that_are_restarted_one_after_another_during_a_repair_cost_no_needless_copy(
     world: RepairWorld,
 ) -> None:
-    """The copy stands still while they restart. Then the target gets what it lacks, and no bookie anything else."""
+    """The copy pauses while they restart. Then the target gets its missing entries, and no bookie any other entry."""
     repair = await world.repair_at(Step.COPYING)
     [target] = await world.targets(repair)
     others = [bookie for bookie in world.cluster.bookies if bookie is not repair.lost]

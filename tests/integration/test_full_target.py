@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 DISK_MIB = 24
 ENTRIES = 1200
-"""More bytes than the disk has. The journal and the entry logs are both on it."""
+"""Number of entries with more bytes than the disk. The journal and the entry logs are both on it."""
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
+    """Mount a file system of 24 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]

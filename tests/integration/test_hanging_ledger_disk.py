@@ -1,4 +1,4 @@
-"""A real bookie with one or three ledger directories, of which one is on a disk that hangs without an error.
+"""A real bookie with one or three ledger directories, one of them on a disk that hangs without an error.
 
 A file system on a loop device is frozen, which root may do. The test is skipped if none can be mounted.
 """
@@ -47,7 +47,7 @@ async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_no
             assert await bookie.listed() == (Status.OK, 2 * PART)
             stopping = asyncio.create_task(bookie.process.stop(STATE_S))
             await machine.until(lambda bookies: bookie.bookie not in bookies.registered)
-        assert await stopping == 0  # no signal ends a thread that waits for a frozen file system
+        assert await stopping == 0  # no signal ends a thread in a wait for a frozen file system
 
         with disk.frozen():
             await bookie.start()
@@ -76,10 +76,10 @@ async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
         bookie = DiskBookie(machine, [disks[0], second, disks[2]], journal)
         await bookie.start()
         assert await bookie.flush() == [0, 1, 0]
-        with disk.frozen():  # so that an operation is under way, and has been seen
+        with disk.frozen():  # an operation is under way by then, and has been seen
             flushing = asyncio.create_task(bookie.flush())
             await asyncio.wait([flushing], timeout=disk_watch.INTERVAL_S + 1.0)
-            os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread that waits for the disk stops once it answers
+            os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread in a wait for the disk stops after its answer
             await asyncio.wait([flushing], timeout=SILENT_S + 1.0)
             assert not flushing.done()
         bookie.process.resume()

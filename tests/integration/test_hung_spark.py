@@ -1,4 +1,4 @@
-"""Spark's process hangs, as a real Java process does that was sent SIGSTOP."""
+"""A hang of Spark's process, as of a real Java process after SIGSTOP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_a_spark_that_hangs_is_noticed_and_its_process_ends_with_its_exit_code(tmp_path: Path) -> None:
-    """Also: a session that was stopped leaves the same Java process, in which another session starts."""
+    """The test also shows that a stopped session leaves the same Java process for another session."""
     child = ManagedProcess.start(
         "hung", [sys.executable, "-m", "tests.integration.hung_spark_child"], log_path=tmp_path / "log"
     )

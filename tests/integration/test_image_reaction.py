@@ -26,7 +26,7 @@ pytestmark = [
 KNOWN = range(1, 31)
 """Ledgers of the image."""
 NEW = range(31, 36)
-"""Ledgers that are created after it."""
+"""Ledgers created after the image."""
 
 
 def metadata(*members: BookieId) -> LedgerMetadata:

@@ -1,4 +1,4 @@
-"""A store in a process of its own is killed at each named step, and loses nothing that it acknowledged."""
+"""A store in its own process is killed at each named step, and loses no acknowledged entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 CHILD = Path(__file__).with_name("kill_point_child.py")
 LIMIT_S = 60
 LEFT_BYTES_MAX = 1 << 20
-"""Bytes of entry logs and of the journal that may be left after everything was deleted, however often it was killed."""
+"""Most bytes of entry logs and of the journal after the deletion of everything, for any number of kills."""
 GATE_POINTS = (
     "journal.write.after",
     "journal.sync.before",
@@ -31,7 +31,7 @@ GATE_POINTS = (
     "journal.trim.after",
 )
 LIVES = 7
-"""Lives for each point and layout in the long suite: together more than 600."""
+"""Number of lives for each point and layout in the long suite: more than 600 in total."""
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
 """Each is the number of journals and of ledger directories."""
 
@@ -46,7 +46,7 @@ def child_module() -> ModuleType:
 
 
 def life(root: Path, number: int, kill_at: str, layout: tuple[int, int]) -> tuple[int, list[str]]:
-    """Run the child until its end. Return its exit code and what it printed, whole lines only."""
+    """Run the child to its end. Return its exit code and its output, whole lines only."""
     done = subprocess.run(
         [sys.executable, str(CHILD), str(root), *map(str, (number, *layout))],
         capture_output=True,

@@ -1,5 +1,5 @@
-"""An audit is killed: while it marks, the next one marks the rest and nothing else (R22); while it reads, the next one
-continues with what it had read (R108).
+"""Killed audits. After a kill during the marks, the next audit marks only the rest (R22). After a kill during the
+reads, the next audit continues from the finished reads (R108).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ HEALTHY = closed("a:1", "b:1")
 
 
 SMALL_LEAVES = {leaf * 10_000 + number: HEALTHY for leaf in (1, 2, 3) for number in range(20)}
-"""Three leaves with as many ledgers as one request reads: it is sent at once, whatever the rate."""
+"""Three leaves, each with the ledgers of one read request, which is sent at once for any rate."""
 LARGE_LEAF = dict.fromkeys(range(200), HEALTHY)
 FOUND = {5: closed("a:1", "x:1"), 10_005: closed("b:1", "x:1"), 30_007: closed("a:1", "x:1")}
-"""One of the leaf whose reading is interrupted, and two of leaves that are read before."""
+"""One ledger of the leaf with interrupted reads, and two of leaves read before."""
 
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers that have all lost the same bookie."""
+    """Ledgers with the same lost bookie."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1")
         place.create({number: closed("a:1", "x:1") for number in range(LEDGERS)})
@@ -60,7 +60,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def tasks(place: Place) -> dict[LedgerId, Stat]:
-    """When each task was created and changed."""
+    """Return the times of the creation and the change of each task."""
     found = place.do(place.tasks.list())
     paths = [task_path(place.cluster.root, task.ledger_id) for task in found]
     nodes = [place.do(place.store.get(path)) for path in paths]
@@ -104,7 +104,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None
 
 
-@pytest.mark.long  # a process with Spark of its own; tests/spark/test_incremental_audit.py finds the same defects
+@pytest.mark.long  # a process with its own Spark; tests/spark/test_incremental_audit.py finds the same defects
 def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_parts_that_were_finished(
     spark: SparkSession,
     zookeeper: EmbeddedZooKeeper,

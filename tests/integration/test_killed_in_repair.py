@@ -1,4 +1,4 @@
-"""A process is killed with SIGKILL at each step of a repair: the worker, a source, the target, ZooKeeper.
+"""SIGKILL for a process at each step of a repair: the worker, a source, the target, ZooKeeper.
 
 In each case the repair ends with every copy on its member, and nothing temporary remains (I17, I18, S11, S16).
 """
@@ -61,7 +61,7 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
 
 
 async def test_a_source_that_is_killed_while_the_target_reads_from_it_costs_nothing(world: RepairWorld) -> None:
-    """Paused first, so what the target has asked it stays unanswered until the kill."""
+    """The source is paused first, so the requests of the target stay unanswered until the kill."""
     repair = await world.repair_at(Step.COPYING, "--pull")
     [target] = await world.targets(repair)
     source = await world.busiest_source(repair)
@@ -85,7 +85,7 @@ async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(
 
 
 async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_any_member(world: RepairWorld) -> None:
-    """It may be restarting, so the worker leaves it to the next mark, as an audit makes it after the delay."""
+    """It may be restarting, so the worker leaves it to the next mark by an audit after the delay."""
     repair = await world.repair_at(Step.NAMED)
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
     target = world.bookie(new)

@@ -1,4 +1,4 @@
-"""Every bookie dies at the same moment while ledgers are written: as if the power had failed, or of a failing disk."""
+"""The simultaneous death of every bookie during writes, as by a power failure or by a failing disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEDGERS = 3
 ENOUGH = 300
 """Acknowledged entries of each ledger before the bookies die: some batches of each."""
 JOURNAL_BYTES = 1 << 20
-"""Some hundred entries of each ledger, and more than any other file of a bookie needs during the test."""
+"""Size of some hundred entries of each ledger, larger than any other file of a bookie during the test."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
 
 
 async def assert_all_is_there(cluster: EmbeddedCluster, acknowledged: Mapping[LedgerId, Sequence[EntryId]]) -> None:
-    """Start every bookie again, recover the ledgers, and read what was acknowledged."""
+    """Restart every bookie, recover the ledgers, and read every acknowledged entry."""
     for bookie in cluster.bookies:
         bookie.launch()
     for bookie in cluster.bookies:
@@ -68,7 +68,7 @@ async def test_whatever_was_acknowledged_is_read_after_all_bookies_were_killed_a
 async def test_nothing_is_acknowledged_that_the_failing_disks_of_all_bookies_did_not_take(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    for bookie in cluster.bookies:  # a write beyond this size of a file fails, which the journal is the first to meet
+    for bookie in cluster.bookies:  # writes beyond this file size fail, first those to the journal
         psutil.Process(bookie.running.pid).rlimit(psutil.RLIMIT_FSIZE, (JOURNAL_BYTES, JOURNAL_BYTES))
     writer = WriterProcess(cluster.metadata_uri, tmp_path, ledgers=LEDGERS)
     async with writer.process:

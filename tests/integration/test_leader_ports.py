@@ -1,4 +1,4 @@
-"""Two auditors, of which clients reach the one that does not lead."""
+"""Two auditors, with clients connected to the one that does not lead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = "20261120T101500Z-0a1b2c"
 
 
 def auditor_on(cluster: EmbeddedCluster, directory: Path, host: str, ports: tuple[int, int, int]) -> AuditorProcess:
-    """An auditor on an address of its own, as all auditors of a service have the same ports."""
+    """Start an auditor on its own address, because all auditors of a service have the same ports."""
     directory.mkdir()
     http, grpc, leader_http = map(str, ports)
     return AuditorProcess(

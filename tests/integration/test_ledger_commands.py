@@ -1,4 +1,4 @@
-"""``bkheal ledger``, ``log`` and ``simpletest`` as a person types them, on one cluster of three bookies."""
+"""``bkheal ledger``, ``log`` and ``simpletest`` as typed by a user, on one cluster of three bookies."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def document(uri: str, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
 
 
 def process(uri: str, *arguments: str, stdin: bytes = b"") -> str:
-    """The output of a process: once for each command, the rest runs in this one."""
+    """Return the output of a process. Each command runs so once; other runs are in this process."""
     return commands.output(started(uri, *arguments, stdin=stdin))
 
 
 def left_open(uri: str, count: int) -> LedgerId:
-    """A ledger whose writer is gone."""
+    """Create a ledger without a writer."""
 
     async def write() -> LedgerId:
         async with await connect(uri) as client:
@@ -155,7 +155,7 @@ def test_deleting_asks_first(uri: str) -> None:
 
 
 def recorded(uri: str) -> list[tuple[str, str]]:
-    """Action and detail of each change on record."""
+    """Return the action and the detail of each recorded change."""
     return [(row["action"], row["detail"]) for row in document(uri, "changes")["items"]]
 
 
@@ -243,7 +243,7 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
             b"699"
         ]
         for entry in reader.read_all():
-            if entry.entry_id == 3:  # leaving early stops the fetching
+            if entry.entry_id == 3:  # an early end stops the reads ahead
                 break
         assert [entry.entry_id for entry in reader.tail()] == list(range(700))
         assert client.ledgers(custom={"app": b"sync"}) == [ledger.ledger_id]
@@ -256,7 +256,7 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
 
 
 def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -> tuple[int, bytes]:
-    """Interrupt a command that was given one line and waits for more; its exit code and standard error."""
+    """Interrupt a command in its wait for a second line. Return its exit code and standard error."""
     reading, writing = os.pipe()
     running = subprocess.Popen(
         command(*arguments), env=environment(uri), stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -278,7 +278,7 @@ def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -
 
 
 def is_drained(pipe: int) -> bool:
-    """Whether what was written to a pipe has been read."""
+    """Whether a pipe has no unread data."""
     waiting = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, waiting)
     return waiting[0] == 0
@@ -303,7 +303,7 @@ def ledger_ids(uri: str) -> list[int]:
 
 
 def new_lines(uri: str, before: list[int]) -> str:
-    """What can be read of ledgers that were not there before."""
+    """Return the readable entries of the new ledgers."""
     with sync.connect(uri) as client:
         readers = [client.open_ledger(one) for one in client.ledgers() if one not in before]
         return "".join(f"{entry.payload.decode()}\n" for reader in readers for entry in reader.read_all())
@@ -340,7 +340,7 @@ def test_asking_beyond_the_end_says_where_the_end_is(uri: str) -> None:
     for bounds in (("--first", "3"), ("--last", "2")):
         result = bkheal(uri, "ledger", "read", ledger, *bounds)
         assert (result.returncode, b"ends with entry 1" in result.stderr) == (1, True)
-    assert output(uri, "ledger", "read", ledger, "--first", "2") == ""  # where a reader that has all goes on
+    assert output(uri, "ledger", "read", ledger, "--first", "2") == ""  # the start for a reader with all entries
     assert bkheal(uri, "ledger", "read", ledger, "--first", "1", "--last", "0").returncode == 2
     tail = bkheal(uri, "ledger", "tail", ledger)
     assert (tail.returncode, tail.stdout, b"closed with 2 entries" in tail.stderr) == (0, b"", True)
@@ -397,7 +397,7 @@ def test_a_ledger_is_shown_for_people(uri: str) -> None:
 
 
 def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: EmbeddedCluster, uri: str) -> None:
-    """As Apache's client creates it, unless it is set to store the time."""
+    """Apache's client creates such a ledger, unless it is set to store the time."""
     ledger = document(uri, "ledger", "write", stdin=b"x\n")["ledger_id"]
 
     async def forget_moment() -> None:

@@ -1,4 +1,4 @@
-"""A real bookie with three ledger directories on file systems of their own, of which one fills up and others fail.
+"""A real bookie with three ledger directories, each on its own file system: one fills up and others fail.
 
 The file systems are small tmpfs, which root may mount. The test is skipped if they cannot be mounted.
 """
@@ -35,7 +35,7 @@ MIB = 1 << 20
 SIZES_MIB = (40, 120, 80)
 """The second directory takes the first logs; the first one has the index."""
 PART = 20
-"""Entries of 50 KB that are added before each flush: about 1 MB."""
+"""Number of added entries of 50 KB before each flush: about 1 MB."""
 
 
 def run(*command: str) -> None:
@@ -44,7 +44,7 @@ def run(*command: str) -> None:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[list[Path]]:
-    """Three file systems."""
+    """Mount three file systems."""
     with ExitStack() as stack:
         found = [tmp_path / f"disk-{number}" for number in range(len(SIZES_MIB))]
         for path, size in zip(found, SIZES_MIB, strict=True):
@@ -85,7 +85,7 @@ class DiskBookie:
         self.bookie, self._address = BookieId(ready[1]), BookieAddress(ready[2], int(ready[3]))
 
     async def flush(self) -> list[int]:
-        """Add entries and move them to an entry log; returns the number of logs in each directory."""
+        """Add entries, move them to an entry log, and return the number of logs in each directory."""
         entries = [self.entry(number) for number in range(self.added, self.added + PART)]
         assert await self.machine.add(self.bookie, *entries) is Status.OK
         self.added += PART
@@ -100,7 +100,7 @@ class DiskBookie:
         return entry(number, number.to_bytes(4, "big") * 12_500)
 
     async def statuses(self) -> list[Status]:
-        """Of every entry that was added."""
+        """Return the status of every added entry."""
         found: list[Status] = []
         async with asyncio.timeout(STATE_S):
             while len(found) < self.added:
@@ -116,7 +116,7 @@ class DiskBookie:
         return reply.status, len(reply.entries)
 
     async def shown(self) -> list[dict[str, Any]]:
-        """What ``bkheal bookie status`` shows of the ledger directories."""
+        """Return the ledger directories in the output of ``bkheal bookie status``."""
         at = f"{self._address.host}:{self._address.port}"
         command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
@@ -131,7 +131,7 @@ async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_o
     assert await bookie.flush() == [0, 1, 0]
 
     filler = disks[1] / "of-another-program"
-    with filler.open("wb") as file:  # leaves less than the others have
+    with filler.open("wb") as file:  # leaves less space than on the others
         file.write(bytes(100 * MIB))
     assert await bookie.flush() == [0, 1, 1]
     assert bookie.bookie in (await machine.registrations.list()).writable

@@ -1,4 +1,4 @@
-"""A ledger directory of a bookie is lost: an audit finds what was in it, and a repair stores it in the others."""
+"""The loss of a ledger directory of a bookie: an audit finds its entries, and a repair stores them in the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance windows as an operator types them, on a real cluster."""
+"""The commands for maintenance windows, on a real cluster."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
     assert process.is_running
     assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     assert await process.stop(STATE_S) == 7
-    process.pause()  # of no effect on one that has ended
+    process.pause()  # of no effect after its end
 
 
 async def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real processes: metrics count what happened, and probes distinguish ZooKeeper from the process."""
+"""Real processes: metrics count the events, and probes distinguish ZooKeeper from the process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENTRIES = 500
 
 @dataclass
 class Machine:
-    """Starts processes and ends them."""
+    """The processes of a test, with their start and end."""
 
     uri: str
     home: Path

@@ -1,4 +1,4 @@
-"""Copies are moved to another rack and stay readable: the racks are in a topology file, all else is processes."""
+"""Moves of copies to another rack keep them readable. The racks are in a topology file; all else is processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repai
 
 
 def topology_file(world: RepairWorld, apart: EmbeddedBookie) -> Path:
-    """All bookies are in one rack but one."""
+    """Write a topology with all bookies in one rack except ``apart``."""
     racks = {bookie.bookie_id: "/r2" if bookie is apart else "/r1" for bookie in world.cluster.bookies}
     path = world.home / "topology.json"
     path.write_text(json.dumps(racks))

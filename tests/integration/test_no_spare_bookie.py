@@ -44,7 +44,7 @@ async def read_all(client: ConnectedBookKeeper, ids: list[LedgerId]) -> list[lis
 
 
 async def wait_reasons(client: ConnectedBookKeeper, expected: dict[LedgerId, ParkReason]) -> None:
-    """Until exactly these ledgers are marked, each parked with its reason."""
+    """Wait until exactly these ledgers are marked, each parked with its reason."""
     async with asyncio.timeout(STATE_S):
         while True:
             marked = {task.ledger_id for task in await client.ports.tasks.list()}

@@ -1,4 +1,4 @@
-"""The operator guide (docs/operator-guide.md) on real processes that are killed, restarted and cut off."""
+"""The operator guide (docs/operator-guide.md) on real processes, with kills, restarts and outages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_complete(run: RunRecord, verdict: Verdict) -> None:
 
 
 async def assert_repaired(site: Site, lost: BookieId, old: Mapping[LedgerId, Versioned]) -> set[LedgerId]:
-    """Wait for it; what was on the lost bookie is whole again elsewhere, and no other ledger was touched."""
+    """Wait for the repair. The copies of the lost bookie are whole again elsewhere, and no other ledger changed."""
     await when(site.is_repaired)
     await site.prove(lost)
     now = await site.metadata()
@@ -102,7 +102,7 @@ async def test_a_killed_bookie_is_seen_at_once_and_healed_and_reports_and_metric
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the metrics of replicators and bookies have counted since they were started."""
+    """The counts in the metrics of replicators and bookies since their start."""
 
     repaired_ledgers: float
     copied_entries: float
@@ -120,7 +120,11 @@ class Counted:
 
 
 async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledgers: int) -> None:
-    """Replicators count what bookies stored, the leader sees one bookie lost and nothing marked, all have a session."""
+    """Wait for the expected metrics.
+
+    Replicators count the copies stored by bookies, the leader reports one lost bookie and no mark, and all have a
+    session.
+    """
 
     async def is_counted() -> bool:
         now = await Counted.of(site, victim)

@@ -1,4 +1,4 @@
-"""A writer stands still while another client takes its ledger over, and goes on afterwards (reliability, S4)."""
+"""A writer pauses while another client takes over its ledger, and continues afterwards (reliability, S4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page cache of a real file system is lost under a store: what was acknowledged is there, since it was synced."""
+"""A store loses the page cache of a real file system, but no acknowledged entry, because all of them were synced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNSYNCED = (
     "import os, runpy, sys; os.fsync = os.fdatasync = lambda descriptor: None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-"""Runs a program that never syncs a file by itself."""
+"""Runs a program without its own file syncs."""
 
 
 def life_until_power_loss(
@@ -29,7 +29,7 @@ def life_until_power_loss(
 ) -> list[list[str]]:
     """Start the child, cut the power after ``count`` acknowledgements, and return these.
 
-    What the child acknowledges after that does not count: without power it would not run. While ext4 shuts down, it may
+    Later acknowledgements of the child do not count: without power it would not run. During its shutdown, ext4 may
     report success for a sync that is not durable.
     """
     words = [*command, str(CHILD), str(disk.root), *map(str, (life, *layout))]

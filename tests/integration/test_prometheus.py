@@ -1,6 +1,6 @@
 """A real Prometheus scrapes a real cluster in which a bookie is killed: the alerts fire, and clear with its repair.
 
-The chart's rules as they are, with shorter times. The replicator starts late, so that the backlog is there to be seen.
+The chart's rules are unchanged, with shorter times. The replicator starts late, to show the backlog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOOKIES: Final = 4
 LEDGERS: Final = 5
 BOARDS: Final = ("overview", "run", "replicator", "bookie")
 MAY_BE_EMPTY: Final = re.compile(r"> 0")
-"""Such queries leave out what is 0."""
+"""The end of queries that leave out values of 0."""
 BACKLOG: Final = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 GONE: Final = ("BkhealBookiesLost", "BkhealTargetDown")
 SETTINGS: Final[Mapping[str, object]] = {
@@ -63,7 +63,7 @@ def launch_replicator(cluster: EmbeddedCluster, directory: Path, *options: str) 
 
 
 def queries(board: str) -> list[str]:
-    """The queries of a dashboard for all clusters, as Grafana sends them."""
+    """Return the queries of a dashboard for all clusters, as sent by Grafana."""
     panels = json.loads((CHART / "files" / "dashboards" / f"{board}.json").read_text())["panels"]
     found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     return [
@@ -73,7 +73,7 @@ def queries(board: str) -> list[str]:
 
 
 async def write_ledgers(client: ConnectedBookKeeper) -> Sequence[BookieId]:
-    """Write some, and return the members of one."""
+    """Write some ledgers, and return the members of one."""
     for _ in range(LEDGERS):
         async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
             for entry in range(20):

@@ -1,6 +1,6 @@
-"""A real Prometheus and ``bkheal exporter``: alerts work with no auditor of bkheal, and beside one.
+"""A real Prometheus and ``bkheal exporter``: alerts work without an auditor of bkheal, and beside one.
 
-No audit runs here: ledgers are marked and runs recorded as ``bkheal audit run`` does both, which other tests show.
+No audit runs here: the tests mark ledgers and record runs as ``bkheal audit run`` does, which other tests cover.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def session(cluster: EmbeddedCluster) -> AsyncIterator[ZooKeeperStore]:
 async def lose_one(
     cluster: EmbeddedCluster, client: ConnectedBookKeeper, records: FirstSeenDown | None = None
 ) -> LedgerId:
-    """Kill a bookie, note its loss as audits of bkheal do if there are ``records``, and mark a ledger that it holds."""
+    """Kill a bookie, note its loss as audits of bkheal do if there are ``records``, and mark one of its ledgers."""
     async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         await writer.submit(b"entry")
     await kill_bookies(cluster, victim := cluster.bookies[0])

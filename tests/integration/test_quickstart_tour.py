@@ -1,4 +1,4 @@
-"""The tour as a person runs it: a child process, judged by its output, its exit code and what remains afterwards."""
+"""The tour as run by a user: a child process, checked by its output, its exit code and its leftovers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PREFIX = "bkheal-quickstart-"
 
 @pytest.fixture
 def own_temp(tmp_path: Path) -> dict[str, str]:
-    """An environment whose temporary directory is the test's own."""
+    """Return an environment with the test's own temporary directory."""
     return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "140"}
 
 
 def processes_using(directory: Path) -> list[str]:
-    """Command lines of live processes that mention ``directory``."""
+    """Return the command lines of live processes with ``directory`` in them."""
     found = []
     for process in psutil.process_iter(["cmdline", "pid"]):
         command = " ".join(process.info["cmdline"] or ())

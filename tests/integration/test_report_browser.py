@@ -1,6 +1,6 @@
-"""Report pages in a real Chromium: what a person sees, in light and dark, on a desk and on a phone.
+"""Report pages in a real Chromium: their appearance in light and dark, on a desktop and on a phone.
 
-A page must bring all it needs: a browser that loads it sends no request and logs no error.
+A page must contain everything it needs: a browser sends no further request for it and logs no error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SITUATIONS = {
 
 
 class Browser:
-    """One Chromium, and what it logged."""
+    """One Chromium and its logs."""
 
     def __init__(self, chrome: Chrome) -> None:
         self._chrome = chrome
 
     def open(self, page: Path, width: int = 1200, scheme: str = "light") -> None:
-        """Load a page as a screen of this width and scheme shows it."""
+        """Load a page with this screen width and colour scheme."""
         self.log("browser"), self.log("performance")
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self._chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -50,15 +50,15 @@ class Browser:
         self._chrome.get(page.as_uri())
 
     def run(self, script: str) -> Any:
-        """The value of a script in the page. WebDriver's scripts are exempt from the page's policy."""
+        """Return the value of a script in the page. WebDriver's scripts are exempt from the page's policy."""
         return self._chrome.execute_script(script)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """What was logged since the last look."""
+        """Return the log lines since the last look."""
         return cast("list[dict[str, Any]]", self._chrome.execute("getLog", {"type": kind})["value"])
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for since the last look."""
+        """Return the requested addresses since the last look."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
@@ -140,7 +140,7 @@ def test_markup_in_names_stays_text(browser: Browser, pages: dict[str, Path]) ->
 
 
 def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    """Markup that enters a page without the templates."""
+    """The markup enters a page without the templates."""
     evil = (
         "<script>document.title='run'</script><img src='http://127.0.0.1:9/x'><p style='color:red' id='p'>p</p></main>"
     )
@@ -167,7 +167,7 @@ return [...document.querySelectorAll('h1, h2, p, li, pre, dd, dt, .tiles div')]
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
   .map(e => e.tagName + ': ' + e.textContent.trim().slice(0, 60));
 """
-"""Texts that stick out of their boxes."""
+"""A script for texts wider than their boxes."""
 
 PALE = """
 const parse = c => { const n = c.match(/[\\d.]+/g).map(Number); return n.length < 4 || n[3] ? n : null; };
@@ -183,4 +183,4 @@ for (const e of document.body.querySelectorAll('*')) {
 }
 return pale;
 """
-"""Texts with less contrast to their background than WCAG's level AA asks for: 4.5 to 1."""
+"""A script for texts with less contrast to their background than WCAG's level AA requires: 4.5 to 1."""

@@ -1,4 +1,4 @@
-"""A lost bookie returns in the middle of a large copy: the copy ends, and what it has copied is all that was wasted."""
+"""The return of a lost bookie in the middle of a large copy: the copy ends, and wastes only the bytes copied so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 ENTRIES = 800
 BYTES_PER_SECOND = 2_000_000
-"""The whole copy takes longer than a bookie takes to start, many times."""
+"""Rate of the copy, which takes many times longer than the start of a bookie."""
 COUNTER = "bkheal_bookie_added_entries_total"
 
 

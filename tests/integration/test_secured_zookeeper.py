@@ -1,7 +1,7 @@
 """The whole path on a ZooKeeper with TLS, logins and nodes of their creator: bookies, an audit in Spark, a replicator.
 
-Every process has the access of its environment, and keeps bkheal's own state below the root that it names. What they
-make is closed to others, and the password appears nowhere.
+Every process has the access of its environment, and keeps bkheal's own state below the root in it. Their nodes are
+closed to others, and the password appears nowhere.
 """
 
 from __future__ import annotations

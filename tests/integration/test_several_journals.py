@@ -1,4 +1,4 @@
-"""A real bookie process with two journals on file systems of their own."""
+"""A real bookie process with two journals, each on its own file system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAYLOAD = b"x" * 100_000
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Two file systems."""
+    """Mount two file systems."""
     found = tmp_path / "disk-1", tmp_path / "disk-2"
     mounted = []
     try:
@@ -76,7 +76,7 @@ async def add(machine: Machine, bookie: BookieId, ledger_id: LedgerId, number: i
 
 
 async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: int) -> bool:
-    """Whether the entries are there; waits until the address of a bookie that was started again is found."""
+    """Whether the bookie has the entries. Waits for the address of a restarted bookie."""
     read = Read(ledger_id, [EntryId(number) for number in range(count)])
     async with asyncio.timeout(STATE_S):
         while (reply := await machine.transport.ask(bookie, read, STATE_S)).status is Status.UNREACHABLE:
@@ -85,14 +85,14 @@ async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: 
 
 
 async def started(machine: Machine, **options: object) -> tuple[ManagedProcess, BookieId, str]:
-    """A bookie that serves, its id and its address."""
+    """Start a bookie, and return it with its id and its address after it serves."""
     process = machine.start(bookie_id="two", **options)
     ready = await process.wait_for_line(READY, STATE_S)
     return process, BookieId(ready[1]), f"{ready[2]}:{ready[3]}"
 
 
 async def shown(at: str) -> tuple[list[str], dict[str, Any]]:
-    """Why the bookie is read-only and the problem of each journal, as ``bkheal bookie status`` shows them."""
+    """Return the read-only reasons and the problem of each journal in the output of ``bkheal bookie status``."""
     command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
     document = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Starting Spark leaves Ctrl-C to whoever runs the process."""
+"""The start of Spark leaves the handling of Ctrl-C to the caller of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status page in a real Chromium: its style is allowed, it runs no script, and its links lead somewhere."""
+"""The status page in a real Chromium: its style is allowed, it runs no script, and its links work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario 64 on real files and RocksDB: a killed process loses nothing that it acknowledged."""
+"""Scenario 64 on real files and RocksDB: a killed process loses no acknowledged entry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Layout = tuple[int, int]
 """The number of journals and of ledger directories."""
 LAYOUTS = [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), (2, 2)]
 ACKNOWLEDGEMENTS = (300, 1500, 700)
-"""How many the parent waits for before it kills: some megabytes, hence several flushes and journal files."""
+"""Numbers of acknowledgements before the kill: some megabytes, hence several flushes and journal files."""
 
 
 def child_module() -> ModuleType:
@@ -36,7 +36,7 @@ def child_module() -> ModuleType:
 
 
 def killed_life(root: Path, life: int, layout: Layout) -> list[list[str]]:
-    """Start the child, kill it after a number of acknowledgements, return all that it printed."""
+    """Start the child, kill it after a number of acknowledgements, and return its whole output."""
     command = [sys.executable, str(CHILD), str(root), *map(str, (life, *layout))]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -1,4 +1,4 @@
-"""The tab in a real Chromium: found in the navigation bar, a button pressed, a run seen to appear and to end."""
+"""The tab in a real Chromium: its place in the navigation bar, a press of a button, and the display of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def ui_url() -> Iterator[str]:
-    """The Spark UI of a process of its own."""
+    """The address of the Spark UI in a separate process."""
     programs()
     command = [sys.executable, "-m", "tests.spark.ui_demo"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -51,7 +51,7 @@ def has_come_far(text: str) -> bool:
 
 
 def keep_picture(browser: Chrome, name: str) -> None:
-    """Where the environment names a directory, leave what the browser shows there."""
+    """Save a picture of the browser in the directory named by the environment, if any."""
     if directory := os.environ.get("BKHEAL_PICTURES"):
         browser.save_screenshot(str(Path(directory) / name))
 

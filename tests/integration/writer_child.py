@@ -1,4 +1,4 @@
-"""A process that writes ledgers and prints each acknowledgement, until it is ended or its ledgers are taken from it."""
+"""A process that writes ledgers and prints each acknowledgement, until its end or the loss of its ledgers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bookie.runtime.grpc_environment import prepare_grpc
 SHAPE = LedgerOptions(3, 3, 2)
 _ENTRIES_MAX = 1_000_000
 _WAITING_MAX = 256
-"""Entries of a ledger that wait for their acknowledgement."""
+"""Most entries of a ledger without an acknowledgement."""
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
@@ -24,7 +24,7 @@ def payload(ledger_id: int, entry_id: int) -> bytes:
 
 
 class WriterProcess:
-    """One such process, and its output so far."""
+    """One writer process, and its output so far."""
 
     def __init__(self, metadata_uri: str, directory: Path, *, ledgers: int) -> None:
         self._log = directory / "writer.log"
@@ -32,7 +32,7 @@ class WriterProcess:
         self.process = ManagedProcess.start("writer", words, log_path=self._log)
 
     def acknowledged(self) -> dict[LedgerId, list[EntryId]]:
-        """Ids of the acknowledged entries of each ledger, in the order of the acknowledgements."""
+        """The ids of the acknowledged entries of each ledger, in the order of the acknowledgements."""
         said: dict[LedgerId, list[EntryId]] = {}
         for line in self._log.read_text().splitlines(keepends=True):
             word, *numbers = line.split()
@@ -41,7 +41,7 @@ class WriterProcess:
         return said
 
     def ended(self) -> dict[LedgerId, str]:
-        """Name of the error that ended the writing of each ledger."""
+        """The name of the error that ended the writes to each ledger."""
         lines = (line.split() for line in self._log.read_text().splitlines())
         return {LedgerId(int(words[1])): words[2] for words in lines if words[0] == "ended"}
 

@@ -2,7 +2,8 @@
 
 ``gate`` runs every ring once, several pytest processes at a time. ``stress`` runs the rings that start processes
 several times while busy loops take the cores. ``long`` runs the suites that search, measure or build for a long time.
-Each exits with 0 if everything passed, 1 if something failed or a ring exceeded its budget, 2 for bad arguments.
+Each exits with 0 if everything passed, 1 if something failed or no test passed, 2 for bad arguments. A ring over its
+budget is reported, but is no failure.
 """
 
 from __future__ import annotations

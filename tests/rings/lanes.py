@@ -22,12 +22,12 @@ LANES: Final = 4
 _LOOK_AGAIN_S: Final = 0.5
 _PROGRESS_EVERY_S: Final = 60.0
 _END_GRACE_S: Final = 20.0
-"""For pytest to end its fixtures after an interrupt."""
+"""Time for pytest to end its fixtures after an interrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How the processes of one run are started.
+    """The pytest processes of one run, and their settings.
 
     Attributes:
         directory: takes a folder for each process: its log, its report, and pytest's temporary files.
@@ -42,7 +42,7 @@ class Lanes:
     emit: Callable[[str], None] = print
 
     async def run(self, parts: Sequence[Part]) -> Sequence[PartResult]:
-        """Run every part; the results in the order of ``parts``. When cancelled, ends what it started."""
+        """Run every part, and return the results in the order of ``parts``. A cancellation ends all its processes."""
         free = asyncio.Semaphore(self.count)
         began_s = time.monotonic()
         progress = {part.name: PartResult(part.name, part.ring) for part in parts}
@@ -73,7 +73,7 @@ class Lanes:
         ]
         began_s = time.monotonic()
         with (home / "pytest.log").open("wb") as log:
-            # A session of its own, so that an interrupt in the terminal reaches the runner alone.
+            # In its own session, an interrupt in the terminal reaches only the runner.
             process = subprocess.Popen(  # noqa: ASYNC220  # asyncio would wait for it, and lose its CPU time
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -111,7 +111,7 @@ class _Reading:
         self._offset = 0
 
     def go_on(self) -> Sequence[Failure]:
-        """Read what is new; the failures in it."""
+        """Read the new lines and return their failures."""
         if not self._path.exists():
             return []
         before = len(self._result.failures)
@@ -125,7 +125,7 @@ class _Reading:
 
 
 async def _wait4(pid: int) -> tuple[int, float]:
-    """Status and CPU seconds of a child and of all that it waited for."""
+    """Return the status and the CPU seconds of a child, including all its awaited children."""
     _, status, usage = await asyncio.to_thread(os.wait4, pid, 0)
     return status, usage.ru_utime + usage.ru_stime
 

@@ -1,4 +1,4 @@
-"""Busy loops that compete with the tests for the processor, as other jobs of a shared machine do."""
+"""Busy loops to compete with the tests for the processor, as other jobs of a shared machine do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Run ``count`` processes that do nothing but compute."""
+    """Run ``count`` processes of pure computation."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which pytest processes make up a run: a ring is one process, or several that share its files."""
+"""The pytest processes of a run: one for each ring, or several with a share of its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 TESTS: Final = Path(__file__).parents[1]
 RINGS: Final = Path(__file__).with_name("rings.toml")
 OVER_BUDGET: Final = 1.5
-"""A ring that takes more than this many times its budget fails the run."""
+"""The summary reports a ring after more than this many times its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Ring:
     budget_s: float
     """Wall time of all its processes together, beside the other rings, on two cores."""
     test_limit_s: float
-    """A test that takes longer is ended as hanging."""
+    """A longer test is stopped as hanging."""
     parts: int = 1
     """How many processes share its files."""
 
@@ -37,20 +37,20 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Unique in a run, fit for a file name."""
+        """Its name, unique in a run and valid as a file name."""
         return f"{self.ring}-{self.number}"
 
 
 def load_rings(path: Path = RINGS) -> Sequence[Ring]:
-    """Every ring, in the order in which their processes are to start."""
+    """Return every ring, in the order of the start of their processes."""
     return [Ring(name, **table) for name, table in tomllib.loads(path.read_text()).items()]
 
 
 def parts_of(ring: Ring, files: Sequence[Path]) -> Sequence[Part]:
-    """Deal ``files``, in order, to the processes of ``ring``; a process without a file is left out.
+    """Distribute ``files``, in order, over the processes of ``ring``. A process without a file is left out.
 
     Args:
-        ring: how many processes there are to be.
+        ring: the ring, with its number of processes.
         files: the test files of the ring.
     """
     dealt = [Part(ring.name, number + 1, list(files[number :: ring.parts])) for number in range(ring.parts)]
@@ -58,5 +58,5 @@ def parts_of(ring: Ring, files: Sequence[Path]) -> Sequence[Part]:
 
 
 def files_of(ring: str, tests: Path = TESTS) -> Sequence[Path]:
-    """The test files of a ring, sorted by path."""
+    """Return the test files of a ring, sorted by path."""
     return sorted((tests / ring).rglob("test_*.py"))

@@ -1,4 +1,4 @@
-"""What the tests of a run came to: reads the reports of pytest's processes and writes a summary. Pure."""
+"""The results of a run: reads the reports of pytest's processes and writes a summary. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.rings.plan import OVER_BUDGET, Ring
 
 SLOWEST: Final = 15
-"""How many tests the summary names."""
+"""Number of tests in the summary."""
 _REASON_LINES_MAX: Final = 12
 _ENDED_WELL: Final = (0, 1, 5)
 """Pytest's exit codes for: all passed, some failed, no test selected (every test of these files has another mark)."""
@@ -18,24 +18,24 @@ _ENDED_WELL: Final = (0, 1, 5)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A test, or the collection of a file, that failed."""
+    """A failed test, or a failed collection of a file."""
 
     test: str
     when: str
     """``setup``, ``call``, ``teardown`` or ``collect``."""
     reason: str
-    """Where it failed and with which message, cut to a few lines."""
+    """The place and the message of the failure, cut to a few lines."""
 
 
 @dataclass(slots=True)
 class PartResult:
-    """What one process came to."""
+    """The result of one process."""
 
     name: str
     ring: str
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of the process and of every child that it waited for; what outlived its parent is missing."""
+    """CPU time of the process and of every awaited child. It lacks children which outlived their parent."""
     exit_code: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """Setup, call and teardown together, by test."""
@@ -46,17 +46,17 @@ class PartResult:
     failures: list[Failure] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
-        """How many tests had this outcome."""
+        """Return how many tests had this outcome."""
         return sum(found == outcome for found in self.outcomes.values())
 
     @property
     def is_broken(self) -> bool:
-        """Whether pytest itself ended badly, which no outcome of a test shows."""
+        """Whether pytest itself failed, which no outcome of a test shows."""
         return self.exit_code not in _ENDED_WELL or (self.exit_code == 1 and not self.failures)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run must not pass."""
+        """Whether the run must fail."""
         return self.is_broken or bool(self.failures)
 
 
@@ -84,7 +84,7 @@ def _take_test(result: PartResult, report: Mapping[str, Any]) -> None:
 
 
 def _reason(report: Mapping[str, Any]) -> str:
-    """The crash line if there is one, and the last lines of the text."""
+    """Return the crash line with its message, or else the last lines of the text."""
     shown = report.get("longrepr")
     if not isinstance(shown, Mapping):
         return "\n".join(str(shown).splitlines()[-_REASON_LINES_MAX:])
@@ -97,7 +97,7 @@ def _reason(report: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RingTotal:
-    """What a ring came to, over its processes."""
+    """The total of a ring over its processes."""
 
     ring: Ring
     wall_s: float
@@ -108,12 +108,12 @@ class RingTotal:
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether it took half as much again as it may."""
+        """Whether its time is more than ``OVER_BUDGET`` times its budget."""
         return self.wall_s > OVER_BUDGET * self.ring.budget_s
 
 
 def totals(rings: Sequence[Ring], results: Sequence[PartResult]) -> Sequence[RingTotal]:
-    """One total for each ring that ran, in the order of ``rings``."""
+    """Return one total for each ring of the run, in the order of ``rings``."""
     found = []
     for ring in rings:
         own = [result for result in results if result.ring == ring.name]
@@ -124,7 +124,7 @@ def totals(rings: Sequence[Ring], results: Sequence[PartResult]) -> Sequence[Rin
 
 
 def table(ring_totals: Sequence[RingTotal]) -> Sequence[str]:
-    """Time of each ring, as lines of text."""
+    """Return the time of each ring, as lines of text."""
     lines = [f"{'ring':<12} {'wall s':>7} {'CPU s':>7} {'budget s':>8} {'passed':>7} {'skipped':>7} {'failed':>6}"]
     for total in ring_totals:
         numbers = f"{total.wall_s:7.0f} {total.cpu_s:7.0f} {total.ring.budget_s:8.0f}"
@@ -133,13 +133,13 @@ def table(ring_totals: Sequence[RingTotal]) -> Sequence[str]:
 
 
 def slowest(results: Sequence[PartResult], count: int = SLOWEST) -> Sequence[str]:
-    """The slowest tests, as lines of text."""
+    """Return the slowest tests, as lines of text."""
     timed = sorted(((s, test) for result in results for test, s in result.seconds.items()), reverse=True)
     return [f"{seconds:7.1f} s  {test}" for seconds, test in timed[:count]]
 
 
 def over_budget(ring_totals: Sequence[RingTotal]) -> Sequence[str]:
-    """One sentence for each ring that took too long."""
+    """Return one sentence for each ring over its budget."""
     return [
         f"ring {total.ring.name} took {total.wall_s:.0f} s, more than {OVER_BUDGET:g} times its budget of "
         f"{total.ring.budget_s:.0f} s: make its slowest tests faster, or raise the budget in tests/rings/rings.toml "
@@ -150,7 +150,7 @@ def over_budget(ring_totals: Sequence[RingTotal]) -> Sequence[str]:
 
 
 def skip_reasons(results: Sequence[PartResult]) -> Sequence[str]:
-    """Why tests were skipped, as lines of text, with how many there are for each reason."""
+    """Return the reasons of skipped tests, as lines of text, each with its number of tests."""
     counts: dict[str, int] = {}
     for result in results:
         for reason in result.skips.values():
@@ -159,7 +159,7 @@ def skip_reasons(results: Sequence[PartResult]) -> Sequence[str]:
 
 
 def closing_line(results: Sequence[PartResult], wall_s: float) -> str:
-    """The line that pytest itself would close with, for the whole run."""
+    """Return the closing line of pytest for the whole run."""
     failed, passed, skipped = (sum(each.count(name) for each in results) for name in ("failed", "passed", "skipped"))
     errors = sum(each.is_broken or any(f.when == "collect" for f in each.failures) for each in results)
     counts = ((failed, "failed"), (passed, "passed"), (skipped, "skipped"), (errors, "errors"))

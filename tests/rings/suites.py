@@ -22,18 +22,18 @@ class Suite:
     name: str
     what: str
     command: str
-    """Without a shell; ``python`` stands for the interpreter that runs this."""
+    """The command, run without a shell; ``python`` stands for the running interpreter."""
     minutes: int
-    """What it takes on two cores."""
+    """Its time on two cores."""
 
 
 def load_suites(path: Path = SUITES) -> Sequence[Suite]:
-    """Every suite, in the order of the file."""
+    """Return every suite, in the order of the file."""
     return [Suite(name, **table) for name, table in tomllib.loads(path.read_text()).items()]
 
 
 def run_suites(suites: Sequence[Suite], emit: Callable[[str], None]) -> int:
-    """Run all of them in turn, also after a failure; 1 if one failed, else 0."""
+    """Run all of them in turn, even after a failure. Return 1 if one failed, else 0."""
     outcomes = []
     for suite in suites:
         emit(f"==== {suite.name}: {suite.what} (about {suite.minutes} min)")

@@ -1,6 +1,6 @@
-"""Bookies that behave as Apache's: no limbo, no record of their disks, no list of entries, no reservations.
+"""Bookies that behave like Apache's: no limbo, no record of their disks, no list of entries, no reservations.
 
-Their disks hold the same data as ours, because their storage is not what is tested here. What differs is what other
+Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
 processes can learn from them. A bookie on new disks denies what its former disks held, and forgets its fences. Its
 collector respects the lock of a ledger, and nothing else.
 """
@@ -32,7 +32,7 @@ _PAGE: Final = 1000
 
 
 class WithoutLists(BookieHandler):
-    """A handler that has no list of entries."""
+    """A handler without a list of entries."""
 
     def __init__(self, inner: BookieHandler) -> None:
         self._inner = inner
@@ -64,7 +64,7 @@ async def join(node: SimBookie, cluster: Cluster) -> None:
 
 
 class ApacheCollector:
-    """Deletes entries of ledgers that do not exist, or that are closed and name this bookie no more."""
+    """Deletes the entries of ledgers that do not exist, or are closed and no longer name this bookie."""
 
     def __init__(self, node: SimBookie, cluster: Cluster, storage: LedgerStorage, rng: random.Random) -> None:
         self._bookie = node.bookie
@@ -74,13 +74,13 @@ class ApacheCollector:
         self._storage = storage
 
     async def run(self, interval_s: float) -> None:
-        """Pass after pass."""
+        """Run one pass after the other."""
         while True:
             await asyncio.sleep(interval_s)
             await self.run_pass()
 
     async def run_pass(self) -> None:
-        """Look at every ledger that is stored here."""
+        """Look at every ledger stored here."""
         after = -1
         while page := await self._storage.ledger_ids(after, _PAGE):
             after = page[-1]
@@ -88,7 +88,7 @@ class ApacheCollector:
                 try:
                     await self._look_at(ledger_id)
                 except BkhealError:
-                    continue  # what cannot be known stays
+                    continue  # the ledger stays if its state is unknown
         try:
             await self._storage.compact()
         except BkhealError:
@@ -110,7 +110,7 @@ class ApacheCollector:
             await self._release(path)
 
     async def _release(self, path: str) -> None:
-        """Delete the lock, also one that another process has by now, as Apache's do."""
+        """Delete the lock, even if another process holds it by now, as Apache's bookies do."""
         while True:
             try:
                 await self._store.delete(path)

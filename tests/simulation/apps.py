@@ -33,14 +33,14 @@ class WritePlan:
     is_left_open: bool = False
     """The application stops without closing."""
     idles_at: int = -1
-    """Entries after which it does nothing for ``idle_s``."""
+    """Number of entries after which the writer pauses for ``idle_s``."""
     idle_s: float = 0.0
     large_from: int | None = None
-    """Entries from this one on are twenty times as large; None: none is."""
+    """The first entry of twenty times the usual size; all later ones have it too. None: no entry has it."""
 
 
 async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:
-    """Create a ledger, append, and close it, as long as that is possible."""
+    """Create a ledger, append to it and close it, as far as possible."""
     try:
         writer = await client.client.create_ledger(plan.options, password=b"pw", writer_options=plan.writer)
     except BkhealError as error:
@@ -99,7 +99,7 @@ async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, 
 
 
 async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> None:
-    """Recover a ledger once, as an application that takes over does."""
+    """Recover a ledger once, as an application does when it takes over."""
     world.truth.recovered_by_application(ledger_id)
     try:
         world.trace.event(client.process.name, f"recovers {ledger_id}")
@@ -149,7 +149,7 @@ async def _look(client: SimClient, reader: LedgerReader) -> int:
 
 
 async def tail(world: SimWorld, client: SimClient, ledger_id: LedgerId, seconds: float) -> None:
-    """Follow a ledger from its beginning: every entry once, in order, confirmed when it is seen."""
+    """Follow a ledger from its beginning. Every entry appears once, in order, and is confirmed by then."""
     expected = 0
     try:
         async with asyncio.timeout(seconds):
@@ -173,7 +173,7 @@ async def delete(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> Non
 
 
 async def drain(world: SimWorld, client: SimClient, bookie: BookieId) -> None:
-    """Have all data moved off a bookie. An audit marks its ledgers."""
+    """Start a drain of a bookie. An audit marks its ledgers."""
     world.trace.event(client.process.name, f"drains {bookie}")
     try:
         await Drains(client.store, world.cluster.root).start(Drain(bookie, "operator", client.clock.epoch_ms()))
@@ -202,7 +202,7 @@ async def switch(world: SimWorld, client: SimClient, *, is_on: bool) -> None:
 
 
 async def limit_copies(world: SimWorld, client: SimClient, limits: CopyLimits | None) -> None:
-    """Set the limits on copying of the whole cluster, or remove them (None)."""
+    """Set the copy limits of the whole cluster, or remove them (None)."""
     world.trace.event(client.process.name, f"sets limits on copying: {limits}")
     store = CopyLimitsStore(client.store, world.cluster.root)
     try:

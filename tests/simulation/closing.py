@@ -1,4 +1,4 @@
-"""What must hold of disks and locks once a history is over: space is given back, and no lock remains."""
+"""The checks of disks and locks after a history: unused space is free again, and no lock remains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 _SPARE_BYTES: Final = 64
-"""What a bookie's entry logs may need beyond what its live entries explain."""
+"""Bytes by which the entry logs of a bookie may exceed its live entries."""
 _LOOK_S: Final = 5.0
 _START_S: Final = 600.0
-"""How long the last start of a bookie may take: it waits for the end of its former session."""
+"""Longest last start of a bookie, which waits for the end of its former session."""
 _RETRIES_MAX: Final = 3
-"""Checkpoints that a bookie may need to notice that its disk has space again."""
+"""Number of checkpoints after which a bookie must notice the free space on its disk."""
 
 
 async def watch_locks(world: SimWorld) -> None:
@@ -30,7 +30,7 @@ async def watch_locks(world: SimWorld) -> None:
 
 
 async def judge_locks(world: SimWorld) -> None:
-    """Wait until no lock is left; one that is not in use any more is a violation."""
+    """Wait until no lock is left. An unused lock is a violation."""
     deadline_s = world.loop.time() + 3 * LOCK_S + 6 * world.collector_confirm_s()
     while world.repairs.look_at_locks() and not world.truth.violations:
         if world.loop.time() > deadline_s:
@@ -51,7 +51,7 @@ async def judge_space(world: SimWorld) -> None:
 
 
 async def _has_started(world: SimWorld, node: SimBookie) -> bool:
-    """Wait for the end of the last start; before it, its collector is that of its former life."""
+    """Wait for the end of the bookie's last start. Until then its collector belongs to its former life."""
     deadline_s = world.loop.time() + _START_S
     while world.loop.time() < deadline_s:
         if node.is_serving:
@@ -83,7 +83,7 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
 
 
 async def _live_bytes(world: SimWorld, node: SimBookie) -> int:
-    """The bytes of what the bookie lists, also of entries that were in flight when their writer died."""
+    """Return the bytes of the listed entries, including those in flight when their writer died."""
     live, after = 0, -1
     while page := await node.storage.ledger_ids(after, 1000):
         after = page[-1]

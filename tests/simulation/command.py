@@ -18,7 +18,7 @@ from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
 from tests.simulation.variation import FIRST_WITH_DIRECTORIES
 
 CORPUS: Final = Path(__file__).with_name("corpus.json")
-"""Seeds that once failed; they run with every test run."""
+"""Seeds that failed in the past. Every test run includes them."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -106,13 +106,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def read_corpus() -> list[dict[str, Any]]:
-    """Seeds that once failed, each with its profile, so that a new profile does not change what they are."""
+    """Return the seeds that failed in the past, each with its profile, so a new profile does not change them."""
     corpus: list[dict[str, Any]] = json.loads(CORPUS.read_text())
     return corpus
 
 
 def _keep(outcome: Outcome) -> None:
-    """Keep a failing seed: from now on it is part of the tests."""
+    """Keep a failing seed. From now on it is part of the tests."""
     corpus = read_corpus()
     case = {"seed": outcome.seed, "profile": outcome.profile, "found": str(outcome.violations[0])[:200]}
     if not any((known["seed"], known["profile"]) == (case["seed"], case["profile"]) for known in corpus):

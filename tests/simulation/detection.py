@@ -1,4 +1,4 @@
-"""Searching for planted defects, and the published table of the seed at which each one was found."""
+"""The search for planted defects, and the published table with the first failing seed of each defect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.simulation.runner import run_one
 FOUND: Final = Path(__file__).with_name("detections.json")
 TABLE: Final = Path(__file__).parents[2] / "docs" / "simulation-defects.md"
 NEIGHBOURS: Final = 60
-"""Histories that are tried where a recorded one no longer shows its defect, to classify the change: half in
-its profile, half in those that their seeds draw."""
+"""Number of other histories to try if a recorded one no longer shows its defect, to classify the change. Half of them
+use its profile, half the profiles drawn by their seeds."""
 REFRESH: Final = (
     "run `make simulate-defects` and commit tests/simulation/detections.json and docs/simulation-defects.md"
 )
@@ -26,7 +26,7 @@ REFRESH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a defect showed itself: the first seed from 0 on, the profile of that history, and which rule it broke."""
+    """The first detection of a defect: the first seed from 0 on, the profile of its history, and the broken rule."""
 
     name: str
     seed: int
@@ -38,11 +38,11 @@ class Found:
 
 
 Search = tuple[str, tuple[int, ...] | range, str | None]
-"""A defect, the seeds to run in turn, and their profile (None: each seed draws one)."""
+"""A defect, the seeds to run in turn, and their profile (None: each seed draws its own)."""
 
 
 def look_for(work: Search) -> Found | None:
-    """Run seeds with the defect planted until a rule is broken that holds without it."""
+    """Run seeds with the planted defect until it breaks a rule that holds without it."""
     name, seeds, profile = work
     for seed in seeds:
         outcome = run_one(seed, profile, name)
@@ -52,7 +52,7 @@ def look_for(work: Search) -> Found | None:
 
 
 def search(names: Sequence[str], seeds_max: int, jobs: int) -> dict[str, Found | None]:
-    """Look for each defect from seed 0 on; prints what is found on the way."""
+    """Look for each defect from seed 0 on, and print each result at once."""
     results = {}
     for name, found in _in_parallel([(name, range(seeds_max), SEARCHED_IN.get(name)) for name in names], jobs):
         results[name] = found
@@ -62,7 +62,7 @@ def search(names: Sequence[str], seeds_max: int, jobs: int) -> dict[str, Found |
 
 
 def record(results: dict[str, Found | None]) -> None:
-    """Write what a search found to the records and to the published table."""
+    """Write the results of a search to the records and to the published table."""
     known = {**read_found(), **results}
     items = [asdict(found) for _, found in sorted(known.items()) if found is not None and found.name in DEFECTS]
     FOUND.write_text("[\n" + ",\n".join(f" {json.dumps(item)}" for item in items) + "\n]\n")
@@ -70,7 +70,7 @@ def record(results: dict[str, Found | None]) -> None:
 
 
 def differences(results: dict[str, Found | None]) -> list[str]:
-    """The differences between the records and the search, a line for each defect."""
+    """Return the differences between the records and the search, a line for each defect."""
     known = read_found()
     return [
         f"{name}: search: {found or 'not found'}, record: {known.get(name) or 'not found'}"
@@ -80,10 +80,10 @@ def differences(results: dict[str, Found | None]) -> list[str]:
 
 
 def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str, str]:
-    """Defects whose record does not hold, with what is wrong.
+    """Return the defects with a wrong record, and the reason for each.
 
-    A record holds if its history breaks exactly the recorded rule with the defect, and none without it. No other seed
-    makes up for it: the published table would be wrong. The seeds after it are tried only to give more detail.
+    A record holds if its history breaks exactly the recorded rule with the defect, and none without it. Another seed
+    is no replacement, because the published table would be wrong. The seeds after it only add detail to the message.
     """
     known = read_found(records)
     wrong = {name: "it was never found" for name in names if name not in known}
@@ -106,12 +106,12 @@ def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str
 
 
 def read_found(records: Path = FOUND) -> dict[str, Found]:
-    """What the last search found."""
+    """Return the results of the last search."""
     return {item["name"]: Found(**item) for item in json.loads(records.read_text())}
 
 
 def table() -> str:
-    """The published table."""
+    """Return the published table."""
     known = read_found()
     lines = [
         "# Planted defects",
@@ -133,7 +133,7 @@ def table() -> str:
 
 
 def _in_parallel(works: Sequence[Search], jobs: int) -> Iterator[tuple[str, Found | None]]:
-    """The defects' names and what was found of them, as it comes."""
+    """Yield the name and the result of each defect as soon as it is known."""
     if jobs <= 1:
         yield from ((work[0], look_for(work)) for work in works)
         return

@@ -1,4 +1,4 @@
-"""One history: a cluster, applications, trouble, healing, and the judgement at the end. A seed determines all of it."""
+"""One history: a cluster, applications, trouble, healing, and the final judgement. A seed determines all of it."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
 STUBBORN_S: Final = 900.0
-"""How long a bookie may go on refusing copies: time enough for a task to fail until it is parked."""
+"""How long a bookie may continue to refuse copies: long enough for a task to fail until it is parked."""
 SLOW_BYTES_PER_S: Final = 400
-"""Rate of copies at which the repair of a history's ledgers takes half a minute, so that they wait for each other."""
+"""Rate of copies for a repair of half a minute, so the ledgers of a history wait for each other."""
 HEAL_S: Final = 600.0
 """Bound on healing, in virtual seconds (I19)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     profile: str
@@ -152,7 +152,7 @@ def run_history(
 
 
 class FaultPoints:
-    """Decides which unlikely branches are taken: a random half of them, each at a rate of its own."""
+    """The decision on unlikely branches: a random half of them is taken, each at its own rate."""
 
     def __init__(self, rng: random.Random, *, is_on: bool) -> None:
         self._rng = rng
@@ -173,7 +173,7 @@ class FaultPoints:
 
 
 class History:
-    """See the module docstring."""
+    """One history with its cluster, its applications and its faults."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, profile: Profile, variation: Variation) -> None:
         self._loop = loop
@@ -182,7 +182,7 @@ class History:
         self._scale = variation.scale
         self._profile = profile
         self._racks = rng if profile.has_racks else None if variation.racks is None else random.Random(variation.racks)
-        """What decides about racks, if there are any. The other events of a history do not depend on this."""
+        """The source of the decisions on racks, if any. The other events of a history do not depend on it."""
         self.applications: list[SimClient] = []
         self._loop.run_until_complete(self._make(rng, trace))
         self.world: SimWorld
@@ -191,7 +191,7 @@ class History:
         self.world = SimWorld(self._loop, rng, trace, self._variation)
 
     def run(self) -> None:
-        """Live through it; what was broken is in the world's truth."""
+        """Run the history. Its broken rules are in the world's truth."""
         truth = self.world.truth
         try:
             self._loop.run_until_complete(self._until_violated(truth))
@@ -199,7 +199,7 @@ class History:
             truth.fail("I19", str(error))
 
     def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """No failure may pass unnoticed."""
+        """Record every failure of a task."""
         error = context.get("exception")
         if error is not None and not isinstance(error, asyncio.CancelledError):
             where = "".join(traceback.format_exception(error)[-3:])
@@ -337,7 +337,7 @@ class History:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
         deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
-        if world.topology.locations:  # a ledger that is closed after a look at its debt is seen by the next look
+        if world.topology.locations:  # the next look at debts covers a ledger closed after the last one
             deadline_s += ROUND_S
         was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
         recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
@@ -390,7 +390,7 @@ class History:
         await judge_space(world)
 
     def _stubborn_bookie(self) -> SimBookie | None:
-        """One bookie may refuse copies for a long time, after every other fault has ended. Tasks must be parked."""
+        """Choose a bookie that refuses copies long after the end of all other faults, or none. Tasks must be parked."""
         if not self._profile.is_stubborn or self._rng.random() < 0.6:
             return None
         world = self.world
@@ -404,7 +404,7 @@ class History:
         return node
 
     def _effort_window(self) -> Callable[[int, int], int] | None:
-        """How many bytes one fault may cost again; None if the bound is larger than any ledger of a history."""
+        """Return how many bytes one fault may cost again; None if the bound exceeds every ledger of a history."""
         return None if self._variation.is_default else window_bytes
 
     def _mark_later(self, node: SimBookie) -> None:
@@ -418,7 +418,7 @@ class History:
             self.world.trace.event(client.process.name, f"marks not all ledgers of {bookie}: {type(error).__name__}")
 
     async def _mark_wiped(self, doctor: SimClient, marked: set[BookieId]) -> bool:
-        """Mark the ledgers of each Apache bookie with new disks, and of each bookie that lost a ledger directory.
+        """Mark the ledgers of each Apache bookie with new disks, and of each bookie with a lost ledger directory.
 
         Returns:
             Whether all of them are marked.
@@ -436,7 +436,7 @@ class History:
         return True
 
     async def _switch_on(self, doctor: SimClient) -> None:
-        """Repair is on again, and half of the drains are withdrawn."""
+        """Enable repair again, and withdraw half of the drains."""
         world = self.world
         world.cell.remove_if_there(disable_path(ROOT))
         for node in world.bookies.values():
@@ -447,7 +447,7 @@ class History:
                 await apps.end_drain(world, doctor, bookie)
 
     async def _is_settled_without(self, doctor: SimClient) -> bool:
-        """Whether every task is parked, and there are some."""
+        """Whether there are tasks, and all of them are parked."""
         parked = await self._parked(doctor)
         return bool(parked) and self.world.truth.tasks.keys() <= parked
 
@@ -464,7 +464,7 @@ class History:
                     self.world.trace.event("doctor", f"cannot recover {ledger_id}: {error}")
 
     async def _is_healed(self, doctor: SimClient) -> bool:
-        """Everything closed, and nothing marked after an audit that saw every bookie registered."""
+        """Whether every ledger is closed, and an audit with every bookie registered leaves no mark."""
         world = self.world
         metadata = world.truth.metadata
         if not all(found.is_closed for found in metadata.values()) and not world.truth.is_doomed:
@@ -485,9 +485,9 @@ class History:
         return not marked and not tasks
 
     async def _is_placed(self, doctor: SimClient, tasks: Sequence[Task]) -> bool:
-        """Nothing is left to repair, and no copy can be placed better, apart from those that were moved too often.
+        """Whether no repair is left, and no copy can be placed better, apart from ledgers with too many moves.
 
-        Without an auditor that checks placement, this holds for ledgers with a debt.
+        Without an auditor for placement, this is checked only for ledgers with a debt or a parked task.
         """
         world, root = self.world, self.world.cluster.root
         try:
@@ -521,7 +521,7 @@ class History:
             await self._judge_reading(doctor, ledger_id)
 
     async def _judge_copies(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        """Every member holds every entry of its position, byte for byte."""
+        """Check that every member holds every entry of its position, byte for byte."""
         world, truth = self.world, self.world.truth
         if truth.of(ledger_id).is_doomed or metadata.last_entry_id is None:
             return
@@ -540,14 +540,14 @@ class History:
                         return
 
     async def _parked(self, doctor: SimClient) -> set[LedgerId]:
-        """Ledgers whose repair is parked with a reason, for an operator to see."""
+        """Return the ledgers of all parked repairs; each has a reason for the operator."""
         return {parked.ledger_id for parked in await self._parked_records(doctor)}
 
     async def _parked_records(self, doctor: SimClient) -> Sequence[ParkedTask]:
         return await ParkedTasks(doctor.store, self.world.cluster.root).list()
 
     async def _judge_reading(self, doctor: SimClient, ledger_id: LedgerId) -> None:
-        """What was acknowledged is read, and nothing else than what was written."""
+        """Check that every acknowledged entry is readable, and every read entry was written."""
         truth = self.world.truth
         ledger = truth.of(ledger_id)
         try:
@@ -576,7 +576,7 @@ _histories = itertools.count()
 
 
 def _collect_garbage() -> None:
-    """Between histories, and only what they left: never in one, where finalizers would be part of what happens."""
+    """Collect the garbage of earlier histories. Within a history, finalizers would be part of its events."""
     number = next(_histories)
     if number == 0:
         gc.freeze()
@@ -585,7 +585,7 @@ def _collect_garbage() -> None:
 
 
 def _bury(loop: SimLoop) -> None:
-    """End what is left of a history, without its oracles."""
+    """End the remaining tasks of a history, without its oracles."""
     loop.set_exception_handler(lambda _, context: None)
     for _ in range(20):
         tasks = [task for task in loop.tasks if not task.done()]
@@ -597,5 +597,5 @@ def _bury(loop: SimLoop) -> None:
         loop.call_soon(loop.stop)
         loop.run_forever()
     loop.close()
-    guarded_tasks.difference_update(loop.tasks)  # what would not end keeps a whole history in memory
+    guarded_tasks.difference_update(loop.tasks)  # a task that never ends would keep a whole history in memory
     loop.tasks.clear()

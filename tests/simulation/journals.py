@@ -1,4 +1,4 @@
-"""A part of a dead bookie's journal is lost, and the next start salvages the rest."""
+"""Damage to the journal of a dead bookie. The next start salvages the rest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ATTEMPTS: Final = 8
 
 
 async def damage(node: SimBookie, rng: random.Random) -> tuple[MemoryDisk, ...] | None:
-    """Return copies of the journals' disks, one with damage that a start notices; None if a few attempts made none.
+    """Return copies of the journals' disks, one with damage that a start detects; None if a few attempts made none.
 
-    A start does not notice the loss of the last batch that was answered shortly before the crash (J12).
+    A start does not detect the loss of the last batch, acknowledged shortly before the crash (J12).
     """
     for _ in range(_ATTEMPTS):
         disks = tuple(journal.restarted() for journal in node.journals)

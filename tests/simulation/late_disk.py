@@ -1,7 +1,7 @@
-"""A disk that can hang: an operation begun meanwhile ends after the hang, also if its caller has given it up by then.
+"""A disk that can hang. An operation started during the hang runs after it, even if its caller has given up.
 
-The twin alone is kinder, because it forgets an operation with its caller. A thread that waits for a real disk goes on.
-So a file can be created, written or removed long after the bookie has given the disk up.
+The in-memory disk alone is too lenient, because it drops an operation together with its caller. With a real disk, a
+thread keeps waiting. A file can thus be created, written or removed long after the bookie has given up the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LateDisk(Disk):
-    """The ledger directory of a bookie at this place in the settings."""
+    """A ledger directory of a bookie, identified by its place in the settings."""
 
     def __init__(self, node: SimBookie, number: int, disk: Disk) -> None:
         self._node = node
@@ -32,7 +32,7 @@ class LateDisk(Disk):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether nothing ends at the moment."""
+        """Whether no operation ends at the moment."""
         return self._node.faults.hanging_directory == self._number
 
     @override
@@ -68,7 +68,7 @@ class LateDisk(Disk):
         return await self._disk.space()
 
     async def ended(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of ``work``, which begins when the hang has ended."""
+        """Return the result of ``work``, which starts after the end of the hang."""
         if not self.is_hanging:
             return await work()
         hang_ended = self._node.faults.hang_ended

@@ -1,6 +1,6 @@
-"""The oracle of limits on copying: they are kept, by all workers together, and what is critical gets its own rate.
+"""The oracle of the copy limits: all workers together keep them, and critical copies get their own rate.
 
-While an operator's limits hold, targets are sent no more than both rates together allow. A request for a ledger with
+While an operator's limits hold, targets receive no more than both rates together allow. A request for a ledger with
 one copy left passes at once if the worker's share of the critical rate has paid for all such requests before it.
 """
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 2
 APPLIED_S: Final = 10.0
-"""After a change of the limits, each worker has read them, and the others have noticed that it copies."""
+"""Time after a change of the limits by which each worker has read them, and the others have noticed its copies."""
 SPARE_S: Final = 4.0
-"""Seconds of a rate that may come at once: the unused part that is saved up, and what was sent as the oracle began."""
+"""Seconds of a rate that may come at once: the saved unused part, and the bytes in flight at the oracle's start."""
 AT_ONCE_S: Final = 0.2
 _BEFORE: Final = ("before_add", "before_read")
 
 
 class Limits:
-    """What all workers of a history send while limits hold."""
+    """The bytes sent by all workers of a history while limits hold."""
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world
         self._sent = 0
         self._largest = 0
         self._paid_s: dict[str, float] = {}
-        """When a worker's share of the critical rate has paid for the requests so far."""
+        """The time at which a worker's share of the critical rate has paid for its requests so far."""
 
     def changed(self) -> None:
         """Other limits hold from now on."""
@@ -40,7 +40,7 @@ class Limits:
 
     @property
     def are_applied(self) -> bool:
-        """Whether limits have held for so long that every worker keeps them."""
+        """Whether the limits have held long enough for every worker to keep them."""
         return self._world.limits is not None and self._world.loop.time() - self._world.limits_changed_s > APPLIED_S
 
     def sent(self, who: str, size_bytes: int) -> None:

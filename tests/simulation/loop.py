@@ -1,4 +1,4 @@
-"""The event loop of a history: virtual time, one thread, nothing from outside, and tasks that know their process."""
+"""The event loop of a history: virtual time, one thread, no external events, and a process for each task."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ START_S: Final = 1000.0
 
 
 class StuckError(AssertionError):
-    """Nothing can ever happen again, or far too much happens: the history does not come to its end."""
+    """The history does not end: no event is left, or there are far too many."""
 
 
 class Process:
-    """Whatever lives and dies together. Its tasks are known, so that a crash can end them all.
+    """A process of the simulation. It keeps its tasks to end all of them in a crash.
 
     Attributes:
         generation: counts its lives; an answer to an earlier life has no receiver.
         is_alive: whether it runs.
-        held_until_s: it is frozen until then: what is sent to it, and what it sends, waits.
+        held_until_s: the process is frozen until then: messages to it and from it wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Process:
             self._prune_at = 2 * len(self._tasks) + 64
 
     def die(self) -> None:
-        """End every task, as SIGKILL would; whoever owns its connections has cut them already."""
+        """End every task, as SIGKILL would; the caller has already cut its connections."""
         self.is_alive = False
         self.generation += 1
         tasks, self._tasks = self._tasks, []
@@ -63,7 +63,7 @@ class Process:
 
 
 def _report(task: asyncio.Task[Any]) -> None:
-    """A task of a process that fails is a bug of the code under test."""
+    """Report a failed task of a process, which is a bug of the code under test."""
     if not task.cancelled() and (error := task.exception()) is not None:
         text = f"task {task.get_name()} failed"
         asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
@@ -73,7 +73,7 @@ CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class _Soon(asyncio.Handle):
-    """As asyncio's handle, without what only its debug mode needs: some ten thousand are made in a history."""
+    """asyncio's handle without the fields of its debug mode. A history creates some ten thousand of them."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class _Soon(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """As asyncio's timer, without what only its debug mode needs."""
+    """asyncio's timer without the fields of its debug mode."""
 
     __slots__ = ()
 
@@ -101,17 +101,17 @@ class _Timer(asyncio.TimerHandle):
         self._context = contextvars.copy_context() if context is None else context
 
     def cancel(self) -> None:
-        """It is dropped when its time has come."""
+        """Cancel the timer. The loop drops it at its time."""
         self._cancelled = True
         self._callback, self._args = None, ()
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """Runs what is ready and jumps to the next timer. First in, first out, as asyncio's own loop.
+    """Runs the ready callbacks and jumps to the next timer. First in, first out, as asyncio's own loop.
 
     Attributes:
-        turns: how often it looked for something to do.
-        turns_max: more of them are a history that never ends.
+        turns: how often it has looked for work.
+        turns_max: a history with more turns counts as endless.
     """
 
     _scheduled: list[tuple[float, int, Any]]
@@ -126,7 +126,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.turns = 0
         self.turns_max = turns_max
         self.tasks: list[asyncio.Task[Any]] = []
-        """Every task of the history, so that ending them needs no look at those of others."""
+        """Every task of the history, to end them without a look at other tasks."""
 
     def time(self) -> float:
         return self._now_s
@@ -137,7 +137,7 @@ class SimLoop(base_events.BaseEventLoop):
     def create_task(
         self, coro: Any, *, name: object = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        """As asyncio's; the process that the task belongs to learns of it."""
+        """Create a task as asyncio does, and register it with its process."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=cast("str | None", name), context=context)
         self.tasks.append(task)
         process = CURRENT.get() if context is None else context.get(CURRENT)
@@ -175,7 +175,7 @@ class SimLoop(base_events.BaseEventLoop):
         """A cancelled timer is dropped when its time has come."""
 
     def _run_once(self) -> None:
-        """Turn after turn until it is stopped: what is due by now becomes ready, and all that is ready runs once."""
+        """Run turns until the loop is stopped. In each, due timers become ready, and all ready callbacks run once."""
         scheduled, ready, pop = self._scheduled, self._ready, heapq.heappop
         while True:
             self.turns += 1
@@ -212,5 +212,5 @@ class SimLoop(base_events.BaseEventLoop):
 
 @types.coroutine
 def give_way() -> Generator[None, None, None]:
-    """Let everything else that is ready run first: ``asyncio.sleep(0)`` without its checks."""
+    """Let all other ready callbacks run first: ``asyncio.sleep(0)`` without its checks."""
     yield

@@ -1,4 +1,4 @@
-"""Faults: what they do, when they strike, and how they are undone when the cluster is to heal."""
+"""The faults of a history: their effects, their times, and how they end before the cluster heals."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.simulation.world import SimWorld
 
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
-"""Bookies that single faults take away at once; ``kill most bookies`` and power loss go beyond."""
+"""Most bookies that single faults take down at once; ``kill most bookies`` and power loss exceed it."""
 _STRETCH_MAX: Final = 3.0
-"""How much longer a stretch takes on the time scale of default settings: adds must arrive before a writer gives up."""
+"""Largest factor of a stretch on the time scale of default settings: adds must arrive before a writer gives up."""
 INTERRUPTION_S: Final = 50.0
-"""Longer than a collector tries to release a lock."""
+"""Longer than the attempts of a collector to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
 CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
 
 
 class Nemesis:
-    """Strikes at random times and at events, with the faults this seed has drawn from its profile."""
+    """Injects faults at random times and at events. The seed draws the faults from its profile."""
 
     def __init__(self, world: SimWorld, profile: Profile, rng: random.Random) -> None:
         self._world = world
@@ -47,10 +47,10 @@ class Nemesis:
         self._joined = 0
         self._recoverers = 0
         self._about: LedgerId | None = None
-        """The ledger at whose event a fault strikes."""
+        """The ledger of the event at which a fault strikes."""
         self._where = ""
         self.targets: list[SimClient] = []
-        """Applications; services are in the world as well."""
+        """The applications. The world has the services as well."""
         self._faults: dict[str, Callable[[], bool]] = {
             "kill bookie": lambda: self._crash(is_power_lost=False),
             "power loss of one": lambda: self._crash(is_power_lost=True),
@@ -105,7 +105,7 @@ class Nemesis:
         }
 
     async def run(self) -> None:
-        """Strike until the world is to heal."""
+        """Inject faults until the world starts to heal."""
         rate = sum(self._rates.values())
         names, weights = list(self._rates), list(self._rates.values())
         while not self._world.is_healing:
@@ -114,13 +114,13 @@ class Nemesis:
                 self.strike(self._rng.choices(names, weights)[0])
 
     def on_event(self, kind: str, ledger_id: LedgerId | None, where: str) -> None:
-        """An event at which a fault may strike; ``where`` names the bookie it happened at, if any."""
+        """Handle an event, at which a fault may strike; ``where`` names the bookie of the event, if any."""
         for name, chance in self._profile.triggers.get(kind, ()):
             if self._rng.random() < chance:
                 self.strike(name, ledger_id, where)
 
     def strike(self, name: str, ledger_id: LedgerId | None = None, where: str = "") -> None:
-        """Let one fault happen, if there is something to happen to."""
+        """Inject one fault, if it has a target."""
         world = self._world
         self._about, self._where = ledger_id, where
         is_done = self._meddle(name, ledger_id) if name in ("recover", "delete") else self._faults[name]()
@@ -149,7 +149,7 @@ class Nemesis:
         return True
 
     def _power_loss_here(self) -> bool:
-        """The bookie that is about to make something durable loses its power before it has done so."""
+        """The power of a bookie fails just before it makes data durable."""
         world = self._world
         node = world.bookies[self._where]
         if not node.process.is_alive or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
@@ -180,7 +180,7 @@ class Nemesis:
         return True
 
     def _kill_rack(self) -> bool:
-        """All bookies of the smallest rack are gone, long enough for their ledgers to be repaired elsewhere."""
+        """All bookies of the smallest rack stop, long enough for the repair of their ledgers elsewhere."""
         world = self._world
         living = world.living_bookies()
         if len(living) < len(world.bookies):
@@ -196,7 +196,7 @@ class Nemesis:
         return True
 
     def _join(self) -> bool:
-        """A bookie joins whose rack the topology has from the beginning."""
+        """A new bookie joins. Its rack is in the topology from the beginning."""
         world = self._world
         if self._joined >= self._profile.joins_max:
             return False
@@ -220,11 +220,11 @@ class Nemesis:
         node.wipe()
         if self._profile.is_beyond_quorum:
             world.truth.doom()
-        world.start_later(node, 1.5 * self._down_s())  # long enough for its ledgers to be moved elsewhere
+        world.start_later(node, 1.5 * self._down_s())  # long enough to move its ledgers elsewhere
         return True
 
     def _damage_journal(self) -> bool:
-        """Kill a bookie of ours, and let it lose a part of its journal. As after ``wipe bookie``, copies are gone."""
+        """Kill one of our bookies and damage its journal. As after ``wipe bookie``, it has lost copies."""
         world = self._world
         living = [node for node in world.living_bookies() if not (node.is_apache or node.missing_directory)]
         if self._wipes >= self._profile.wipes_max or not living:
@@ -238,7 +238,7 @@ class Nemesis:
         return True
 
     def _fail_directory(self) -> bool:
-        """Nothing can be written to a ledger directory for a while; the bookie does not use it until it restarts."""
+        """Writes to a ledger directory fail for a while. The bookie does not use it until its restart."""
         node = self._spread_bookie()
         if node is None or node.faults.failing_directory:
             return False
@@ -248,7 +248,7 @@ class Nemesis:
         return True
 
     def _hang_directory(self) -> bool:
-        """The disk of a ledger directory does not answer for a while. If it is long, its entries are as if rotten."""
+        """The disk of a ledger directory hangs for a while. After a long hang, its entries count as rotten."""
         node = self._spread_bookie()
         rotten = self._world.truth.rotten
         if node is None or node.faults.hanging_directory or (rotten and node.bookie not in rotten):
@@ -261,7 +261,7 @@ class Nemesis:
         return True
 
     def _miss_directory(self) -> bool:
-        """A bookie restarts without one of its ledger directories. It is as if its entries rotted, until it is back."""
+        """A bookie restarts without one of its ledger directories, whose entries count as rotten until it is back."""
         node = self._spread_bookie_to_rot()
         if node is None:
             return False
@@ -278,7 +278,7 @@ class Nemesis:
         return True
 
     def _spread_bookie_to_rot(self) -> SimBookie | None:
-        """Stop a bookie with several ledger directories, which starts soon; all rot of a history is on one bookie."""
+        """Stop a bookie with several ledger directories for a short time. All rot of a history is on one bookie."""
         world = self._world
         node = self._spread_bookie()
         if node is None or (world.truth.rotten and node.bookie not in world.truth.rotten):
@@ -289,7 +289,7 @@ class Nemesis:
         return node
 
     def _spread_bookie(self) -> SimBookie | None:
-        """One that is alive and has several ledger directories, and will not be salvaged: that needs all of them."""
+        """Return a living bookie with several ledger directories and an intact journal: a salvage needs all of them."""
         living = [
             node
             for node in self._world.living_bookies()
@@ -299,7 +299,7 @@ class Nemesis:
         return self._rng.choice(here or living) if living else None
 
     def _wipe_soon(self) -> bool:
-        """As ``wipe bookie``, shortly after what happened there was answered."""
+        """Wipe a bookie as ``wipe bookie`` does, shortly after its answer to the request of the event."""
         if self._wipes >= self._profile.wipes_max:
             return False
         self._world.loop.call_later(
@@ -337,7 +337,7 @@ class Nemesis:
         return True
 
     def _delay_adds(self) -> bool:
-        """What a writer sends to a bookie takes seconds, for a while: its adds arrive long after it was deposed."""
+        """A writer's messages to a bookie take seconds for a while: its adds arrive long after it lost the ledger."""
         client, node = self._rng.choice(self.targets), self._any_bookie()
         link = self._world.network.link(client.process.name, node.process.name)
         link.extra_delay_s = (0.5 + 4.0 * self._rng.random()) * self._scale
@@ -346,7 +346,7 @@ class Nemesis:
         return True
 
     def _lose_fences(self) -> bool:
-        """Fences to some bookie are lost, whoever sends them, and nothing else is."""
+        """All fences to one bookie are lost, from every sender, but no other message."""
         node = self._any_bookie()
         self._world.lose_kind(node.process.name, "fence", self._down_s())
         self._note(f"fences to {node.process.name} are lost")
@@ -355,7 +355,7 @@ class Nemesis:
     def _stretch(self) -> bool:
         """A writer reaches its members at very different times, one gets no fence, and a reader recovers the ledger.
 
-        What each of them knows of the tail differs as much as it can.
+        Their copies of the tail differ as much as possible.
         """
         world = self._world
         metadata = None if self._about is None else world.truth.metadata.get(self._about)
@@ -436,7 +436,7 @@ class Nemesis:
         return True
 
     def _slow_workers(self) -> bool:
-        """What replication workers ask the store takes a second or two, for a while."""
+        """Store requests of the replication workers take a second or two, for a while."""
         for client in self._living_clients():
             if client.process.name.startswith("worker"):
                 client.faults.slow_share, client.faults.slow_s = 0.5, 2.0 * self._scale
@@ -462,7 +462,7 @@ class Nemesis:
         return True
 
     def _unlock_soon(self) -> bool:
-        """The lock of the given ledger is deleted a little later."""
+        """The lock of the event's ledger is deleted a little later."""
         if self._about is None:
             return False
         path = lock_path("/ledgers", self._about)
@@ -500,7 +500,7 @@ class Nemesis:
         return True
 
     def _rot_and_recover(self) -> bool:
-        """A bookie of the open ledger that this is about restarts, which empties its cache; see ``_rot_the_end``."""
+        """A bookie of the event's open ledger restarts, which empties its cache; see ``_rot_the_end``."""
         metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
         if metadata is None or metadata.is_closed:
             return False
@@ -532,7 +532,7 @@ class Nemesis:
                 return
 
     def _jump_clock(self) -> bool:
-        """The date of one machine jumps by minutes to days, ahead or back; its monotonic time goes on."""
+        """The clock of one machine jumps by minutes to days, forward or back. Its monotonic time continues."""
         bookies = [self._world.bookies[name] for name in sorted(self._world.bookies)]
         machines: list[SimBookie | SimClient] = [*bookies, *self._living_clients()]
         machine = self._rng.choice(machines)
@@ -542,7 +542,7 @@ class Nemesis:
         return True
 
     def _wipe_one_and_lose_another(self) -> bool:
-        """A member of an open ledger gets new disks, and another one stays away for longer than the grace period."""
+        """A member of an open ledger gets new disks, and another one is down for longer than the grace period."""
         world, metadata = self._world, self._open_metadata()
         if metadata is None or self._wipes >= self._profile.wipes_max:
             return False
@@ -561,7 +561,7 @@ class Nemesis:
         return True
 
     def _kill_writers(self) -> None:
-        """The writers die as well, so no writer replaces the lost bookies."""
+        """Kill the writers, so no writer replaces the lost bookies."""
         for client in self.targets:
             if client.process.name.startswith("writer"):
                 client.kill()
@@ -571,7 +571,7 @@ class Nemesis:
         return None if metadata is None or metadata.is_closed else metadata
 
     def _lose_for_good(self) -> bool:
-        """A bookie dies and stays away until the cluster heals."""
+        """A bookie dies and stays down until the cluster heals."""
         world = self._world
         living = world.living_bookies()
         if self._lost >= self._profile.lost_max or len(living) <= len(world.bookies) - self._profile.lost_max:
@@ -581,7 +581,7 @@ class Nemesis:
         return True
 
     def _interrupt_collector(self) -> bool:
-        """A bookie has no connection to the store for longer than its collector tries to release a lock."""
+        """A bookie has no connection to the store for longer than its collector's attempts to release a lock."""
         node = self._world.bookies.get(self._where)
         if node is None or not node.is_listening or node.store.session.state is not SessionState.CONNECTED:
             return False
@@ -592,7 +592,7 @@ class Nemesis:
         return True
 
     def _refuse_everywhere(self) -> bool:
-        """Every bookie refuses copies for a moment, so only the repairs that were taken first fail."""
+        """Every bookie refuses copies for a moment, so only the first repairs fail."""
         for node in self._world.bookies.values():
             node.faults.refuses_copies = True
             self._world.loop.call_later(0.3, setattr, node.faults, "refuses_copies", False)
@@ -617,7 +617,7 @@ class Nemesis:
         return True
 
     def _read_only_bookie(self) -> bool:
-        """A bookie accepts no more entries for some time, and answers that it is read-only."""
+        """A bookie is read-only for some time: it refuses new entries with this status."""
         world = self._world
         nodes = [node for node in world.living_bookies() if node.is_listening]
         if not nodes or world.read_only_since_s:
@@ -654,7 +654,7 @@ class Nemesis:
         return True
 
     def _limit_copies(self) -> bool:
-        """An operator limits all copies for some time, but those of ledgers with one copy left much less."""
+        """An operator limits all copies for some time. The limit of ledgers with one copy left is much higher."""
         world, rng = self._world, self._rng
         if world.limits is not None:
             return False

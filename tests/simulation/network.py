@@ -1,7 +1,7 @@
 """The network of a history: every message has its own delay and may be lost, held or sent twice, by kind and by link.
 
 ``SimTransport`` is the transport port of one process. Adds over one link arrive in the order of the calls, as the port
-promises; everything else may overtake. What was delivered runs to its end at the bookie, whether or not its answer
+promises; all other messages may overtake. A delivered request runs to its end at the bookie, whether or not its answer
 finds a listener. An answer of an earlier life of a bookie, or to a dead process, is dropped.
 """
 
@@ -50,31 +50,31 @@ _KINDS: Final[Mapping[type[Request[Any]], str]] = {
     Copy: "copy",
     Info: "info",
 }
-"""Of requests without a fence key; links have faults by kind."""
+"""The kinds of requests without a fence key; links have faults by kind."""
 
 
 class Fate(enum.Enum):
-    """What becomes of a message."""
+    """The fate of a message."""
 
     ARRIVES = enum.auto()
     IS_LOST = enum.auto()
     """The request never arrives."""
     ANSWER_IS_LOST = enum.auto()
     IS_REFUSED = enum.auto()
-    """The sender gets a refused connection at once, and nothing happened."""
+    """The connection of the sender is refused at once, without any effect."""
 
 
 @dataclass(slots=True)
 class Link:
-    """How messages between one process and one bookie fare. Shares are probabilities."""
+    """The faults of messages between one process and one bookie. Shares are probabilities."""
 
     loss: dict[str, float] = field(default_factory=dict)
-    """By kind of request, or "" for every kind."""
+    """Shares by kind of request; the key "" stands for every kind."""
     answer_loss: dict[str, float] = field(default_factory=dict)
     extra_delay_s: float = 0.0
     late_share: float = 0.0
     late_s: float = 1.0
-    """Some messages are this much later than the others."""
+    """The largest extra delay of the late messages."""
 
     def draw(self, table: dict[str, float], kind: str, rng: random.Random) -> bool:
         if not table:
@@ -90,7 +90,7 @@ class Listener(Protocol):
 
     @property
     def handler(self) -> BookieHandler:
-        """What answers requests."""
+        """The handler of its requests."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class SimNetwork:
 
     Attributes:
         delay_max_s: usual largest delay of a message.
-        on_deliver: called for every request that arrives: sender, bookie, kind.
+        on_deliver: called for every delivered request: sender, bookie, kind.
     """
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace) -> None:
@@ -123,12 +123,12 @@ class SimNetwork:
         self._listeners[host] = listener
 
     def at(self, host: str) -> Listener | None:
-        """Who answers there."""
+        """Return the listener at ``host``, if it listens."""
         listener = self._listeners.get(host)
         return listener if listener is not None and listener.is_listening else None
 
     def link(self, sender: str, host: str) -> Link:
-        """The link, to be changed."""
+        """Return the link, to change it."""
         return self._links.setdefault((sender, host), Link())
 
     def heal(self) -> None:
@@ -138,11 +138,11 @@ class SimNetwork:
         self.delay_max_s = 0.01
 
     def path(self, sender: str, host: str) -> Link:
-        """The link, to be used."""
+        """Return the link, to use it."""
         return self._links.get((sender, host), self._healthy)
 
     def delay_s(self, link: Link) -> float:
-        """Delay of the next message on a link."""
+        """Return the delay of the next message on a link."""
         delay_s = self.rng.random() * self.delay_max_s + link.extra_delay_s
         if link.late_share and self.rng.random() < link.late_share:
             delay_s += self.rng.random() * link.late_s
@@ -159,7 +159,7 @@ class _Message:
 
 @dataclass(slots=True)
 class _Line:
-    """What one process has for one bookie."""
+    """The messages of one process for one bookie."""
 
     waiting: deque[_Message] = field(default_factory=deque)
     is_resolving: bool = False
@@ -200,7 +200,7 @@ class SimTransport(Transport):
         self.is_cut_off = True
 
     def cut_off(self) -> None:
-        """The process is dead: nothing is sent and nothing heard any more."""
+        """Note the death of the process: it no longer sends or receives."""
         self.is_cut_off = True
 
     async def _call(
@@ -227,7 +227,7 @@ class SimTransport(Transport):
         return failed(reply[0], detail=reply[1]) if isinstance(reply, tuple) else cast(ReplyT, reply)
 
     async def _send_waiting(self, bookie: BookieId, line: _Line) -> None:
-        """Look the address up and send what waits, in order, whoever called first."""
+        """Look up the address and send the waiting messages in order, also those of later callers."""
         try:
             while line.waiting:
                 try:

@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 SESSION_S: Final = 3.0
-"""How long the metadata store waits for a dead process, on the time scale of small settings."""
-_INDEX_SPARE_BYTES: Final = 1200
+"""The session timeout of the metadata store, on the time scale of small settings."""
+_INDEX_SPARE_BYTES: Final = 1200  # the need of the index on the ledger disk for one write
 _CAPACITY_BYTES: Final = 1 << 40
-"""Of each disk. A later ledger directory has a byte more, so that it gets an entry log before the first one does."""
+"""Capacity of each disk. A later ledger directory has a byte more, to get an entry log before the first one does."""
 _WRITES: Final = frozenset(
     {
         Operation.CREATE,
@@ -73,11 +73,11 @@ _WRITES: Final = frozenset(
         Operation.SYNC_DIRECTORY,
     }
 )
-"""What the index needs on the ledger disk for one write."""
+"""The operations that write to a disk."""
 
 
 class Witnessed(BookieHandler):
-    """A bookie's handler whose answers the oracles see at the moment they are made."""
+    """The handler of a bookie; the oracles see its answers at once."""
 
     def __init__(self, node: SimBookie, inner: BookieHandler) -> None:
         self._node = node
@@ -91,7 +91,7 @@ class Witnessed(BookieHandler):
         return await self.store(batch, lambda batch: self._inner.add(incarnation, batch))
 
     async def store(self, batch: AddBatch, store: Store) -> AddReply:
-        """Store a batch that arrived, or that the bookie copies from another one."""
+        """Store a batch, either received or copied from another bookie."""
         faults = self._node.faults
         if faults.refuses_copies and batch.is_recovery:
             return AddReply(Status.UNAUTHORIZED, "refused")
@@ -129,7 +129,7 @@ class Witnessed(BookieHandler):
 
 
 class WitnessedCopying(Copying):
-    """The copies that a bookie makes from others; each batch is seen like one that was sent to it."""
+    """The copies made by a bookie from others. The oracles see each batch like a received one."""
 
     def __init__(self, node: SimBookie, sources: Transport) -> None:
         super().__init__(sources, node.clock)
@@ -147,7 +147,7 @@ class WitnessedCopying(Copying):
 
 
 class Flipping(Transport):
-    """What a bookie reads from others may be damaged on its way, which no check of the source can find."""
+    """A transport with damage to the entries read by a bookie from others, which no check of the source can find."""
 
     def __init__(self, inner: Transport, rng: random.Random, share: float) -> None:
         self._inner = inner
@@ -177,31 +177,31 @@ class Flipping(Transport):
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What is wrong with a bookie's disks; changed at any time."""
+    """The faults of a bookie's disks; they may change at any time."""
 
     sync_fails: int = 0
     """This many of the next syncs fail."""
     failing_directory: int = 0
-    """The ledger directory, by its place in the settings, to which nothing can be written; 0: none. Without the first
-    one there is no bookie."""
+    """The ledger directory with failing writes, by its place in the settings; 0: none. A bookie cannot run without the
+    first one."""
     hanging_directory: int = 0
-    """The ledger directory, by its place in the settings, whose disk does not answer; 0: none."""
+    """The ledger directory on a hanging disk, by its place in the settings; 0: none."""
     hang_ended: asyncio.Event = field(default_factory=asyncio.Event)
     busy_until_s: float = 0.0
     refuses_copies: bool = False
-    """Every copy is refused, for a reason that does not end."""
+    """Whether the bookie refuses every copy, for a permanent reason."""
     stall_share: float = 0.0
     stall_s: float = 0.5
 
     def end_hang(self) -> None:
-        """Every disk answers again."""
+        """Let every disk answer again."""
         self.hanging_directory = 0
         self.hang_ended.set()
         self.hang_ended = asyncio.Event()
 
 
 class SimBookie:
-    """A bookie id with its disks, through all the lives of its process."""
+    """A bookie id with its disks, across all lives of its process."""
 
     def __init__(self, world: SimWorld, name: str, *, is_apache: bool = False) -> None:
         self.world = world
@@ -209,22 +209,22 @@ class SimBookie:
         self.is_apache = is_apache
         self.was_full = False
         self.interrupted_until_s = 0.0
-        """Until then it has no connection to the store, also if the cluster heals."""
+        """Until then the bookie has no connection to the store, even if the cluster heals."""
         self.was_wiped = False
-        """Whether its disks were replaced since an operator last had its ledgers marked. Only asked of Apache's."""
+        """Whether its disks are new since an operator last marked its ledgers. Only used for Apache's bookies."""
         self.process = Process(name)
         self.process.is_alive = False
         self.clock = VirtualClock()
         self.faults = DiskFaults()
         self.is_listening = False
         self.is_serving = False
-        """Whether its start has ended: it is registered, and its collector is that of this life."""
+        """Whether its start has ended: it is registered, and its collector belongs to this life."""
         self.is_retired = False
         self.is_new_incarnation = False
         self.is_journal_to_be_damaged = False
         """Whether the next start finds a damaged journal."""
         self.was_journal_damaged = False
-        """Whether an operator may have salvaged its journal. Nobody does it without such a fault."""
+        """Whether an operator may have salvaged its journal, which requires such a fault."""
         self.handler: Witnessed
         self.storage: LedgerStorage
         self.store: SimStore
@@ -232,9 +232,9 @@ class SimBookie:
         self._journals = self._empty_journals()
         self._ledgers = self._empty_ledgers()
         self.missing_directory = 0
-        """The place of the ledger directory that the next start does not find; 0: it finds each."""
+        """The place of the ledger directory missing at the next start; 0: none is."""
         self.lost_directories: set[int] = set()
-        """Places of the ledger directories with a new, empty disk, which stay out of use."""
+        """Places of the ledger directories with a new, empty disk; they stay out of use."""
         self.spread: Disk = self.ledgers
         """The ledger directories of this life as one."""
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
@@ -261,7 +261,7 @@ class SimBookie:
 
     @property
     def ledger_disks(self) -> tuple[MemoryDisk, ...]:
-        """The disk of each ledger directory; the entry logs are spread over them."""
+        """The disk of each ledger directory. The entry logs are spread over them."""
         return self._ledgers
 
     @property
@@ -327,7 +327,7 @@ class SimBookie:
         self.lost_directories.add(number)
 
     async def damage_journal(self) -> None:
-        """Damage one journal of this bookie, which is about to start."""
+        """Damage one journal of this bookie before its start."""
         self.is_journal_to_be_damaged = False
         if (damaged := await journals.damage(self, self._rng)) is None:
             return
@@ -344,7 +344,7 @@ class SimBookie:
             self.world.truth.roles[self.store.session.session_id] = self.process.name
 
     def be_well(self) -> None:
-        """Nothing is wrong with this bookie any more."""
+        """End all faults of this bookie."""
         self.process.held_until_s = 0.0
         self.faults.end_hang()
         self.faults = DiskFaults()
@@ -356,7 +356,7 @@ class SimBookie:
                 self.resume_session()
 
     def unfill(self) -> None:
-        """There is room on the disks again."""
+        """Make room on the disks again."""
         for disk in self._journals:
             disk.capacity_bytes = _CAPACITY_BYTES
         for number, disk in enumerate(self._ledgers):
@@ -447,7 +447,7 @@ class SimBookie:
         for ledger_id in sorted(truth.held.get(self.bookie, ())):
             reply = await self.storage.list_entries(ledger_id)
             if reply.status is Status.CORRUPT and self.storage.directories_out_of_use:
-                continue  # it leaves out what may be in the missing directory
+                continue  # the list leaves out possible entries of the missing directory
             truth.restarted(self.bookie, ledger_id, list(reply.entries))
 
     async def _watch_fatal(self, generation: int) -> None:
@@ -456,7 +456,7 @@ class SimBookie:
             self.world.bookie_failed(self)
 
     def _before_in(self, number: int) -> Before:
-        """What comes before an operation on the ledger directory at this place in the settings."""
+        """Return the hook before each operation on the ledger directory at this place in the settings."""
 
         async def before(operation: Operation, path: str) -> None:
             await self._before(operation, path)
@@ -486,7 +486,7 @@ class SimBookie:
 
 
 class SimClient:
-    """A process that talks to the store and to bookies: an application, a worker, an auditor."""
+    """A client process of the store and of bookies: an application, a worker, an auditor."""
 
     def __init__(self, world: SimWorld, name: str) -> None:
         self.world = world
@@ -519,13 +519,13 @@ class SimClient:
         self.client = BookKeeper(self.ports)
 
     def be_well(self) -> None:
-        """Nothing is wrong with this process any more."""
+        """End all faults of this process."""
         self.process.held_until_s = 0.0
         self.faults.lose_share = self.faults.slow_share = self.faults.lag_s = self.faults.fail_share = 0.0
         self._come_back()
 
     def kill(self) -> None:
-        """End the process; the store notices later."""
+        """End the process. The store ends its session later."""
         if not self.process.is_alive:
             return
         self.world.trace.event(self.process.name, "is killed")
@@ -535,19 +535,19 @@ class SimClient:
         self.process.die()
 
     def freeze(self, seconds: float) -> None:
-        """Nothing goes in or out for a while."""
+        """Stop all input and output of the process for a while."""
         self.world.trace.event(self.process.name, f"is frozen for {seconds:.3f} s")
         self.process.held_until_s = self.world.loop.time() + seconds
 
     def lose_session(self, back_after_s: float) -> None:
-        """The session with the store ends; another one begins later."""
+        """End the session with the store. Another one begins later."""
         if self.process.is_alive:
             self.world.trace.event(self.process.name, "loses its session")
             self.store.expire()
             self.world.loop.call_later(back_after_s, self._come_back)
 
     def interrupt_session(self, seconds: float) -> None:
-        """The connection to the store is gone for a while, and the session survives."""
+        """Interrupt the connection to the store for a while. The session survives."""
         if self.process.is_alive:
             self.world.trace.event(self.process.name, f"has no connection to the store for {seconds:.3f} s")
             self.store.suspend()
@@ -560,7 +560,7 @@ class SimClient:
 
 
 def places_of(node: SimBookie) -> list[Place]:
-    """The directories in the cookie, with their disks."""
+    """Return the directories in the cookie, with their disks."""
     home = Path("/sim") / node.process.name
     names = ("journal", *(f"journal-{number}" for number in range(2, len(node.journals) + 1)))
     journals = [Place(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]

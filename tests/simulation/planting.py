@@ -1,4 +1,4 @@
-"""How a defect is planted: an attribute of real code is replaced while a history runs, and put back after it."""
+"""The planting of defects: replaced attributes of the real code during a history, restored after it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Plant = Callable[[ExitStack], None]
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A known way to be wrong.
+    """A known defect.
 
     Attributes:
-        text: what the code does then.
+        text: the behaviour of the code with the defect.
         reference: where it happened, or which rule it breaks.
         plant: switches it on until the stack is closed.
     """
@@ -27,7 +27,7 @@ class Defect:
 
 
 def swap(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute of a class or module by what ``make`` makes of the one that is there."""
+    """Replace an attribute of a class or module by the result of ``make`` for the original one."""
     original = owner.__dict__[name]
     plain = original.__func__ if isinstance(original, staticmethod) else original
     made = make(plain)
@@ -39,7 +39,7 @@ class Registry(dict[str, Defect]):
     """Defects by name."""
 
     def add(self, name: str, reference: str, text: str) -> Callable[[Plant], Plant]:
-        """Decorate the function that plants it."""
+        """Return a decorator for the function that plants the defect."""
 
         def register(plant: Plant) -> Plant:
             assert name not in self, f"two defects are called {name}"

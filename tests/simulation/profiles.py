@@ -1,7 +1,7 @@
-"""The kinds of trouble a history may be in. Each seed draws one, and a random part of its faults (swarm testing).
+"""The kinds of trouble in histories. Each seed draws one, and a random part of its faults (swarm testing).
 
-Rates are faults per virtual second over the whole history; a trigger's number is the chance that its fault strikes
-when the event happens. ``wipes_max`` keeps the history within what the quorums promise.
+Rates are faults per virtual second over the whole history; the number of a trigger is the chance of its fault at
+the event. ``wipes_max`` keeps the losses within the promise of the quorums.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Profile:
         rates: fault name to faults per virtual second.
         triggers: event to (fault name, chance) pairs.
         pace_s: mean pause of a writer between bursts.
-        add_timeout_s: a writer's patience; long ones make zombies.
+        add_timeout_s: timeout of a writer's adds; long ones make zombies.
         collect_s: pause between a bookie's collections.
         trouble_s: longest time of trouble, in virtual seconds.
-        lost_max: bookies that may be lost for good.
+        lost_max: how many bookies may be lost permanently.
         has_fault_points: whether unlikely branches of the code may be forced.
-        is_stubborn: one bookie may go on refusing copies while the rest of the cluster heals.
+        is_stubborn: one bookie may continue to refuse copies while the rest of the cluster heals.
         is_large: ledgers are written at once, before trouble begins, and some are large.
         has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
-        joins_max: bookies that may join.
+        joins_max: how many bookies may join.
         has_directories: each of bkheal's bookies has one to three ledger directories. No fault damages single entries.
     """
 
@@ -322,4 +322,4 @@ NAMED: Final[tuple[Profile, ...]] = (
         has_directories=True,
     ),
 )
-"""All profiles that have a name: those that seeds draw, and those that are drawn only by name."""
+"""All named profiles: those drawn by seeds, and those selected only by name."""

@@ -1,7 +1,7 @@
-"""What a long run of histories has got done, in a file, so that it can be continued after an interruption.
+"""The progress of a long run of histories, in a file, to continue the run after an interruption.
 
-A line for each history, in the order of its end. A line that was cut short by the interruption does not count: its
-history runs again. The file is only valid for the code that wrote it, which nothing checks.
+The file has a line for each history, in the order of their ends. A line cut short by the interruption does not count:
+its history runs again. The file is only valid for the code of its run, which nothing checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.truth import Violation
 
 
 def read_progress(path: Path) -> list[Outcome]:
-    """Outcomes of the histories that have run; none if there is no file."""
+    """Return the outcomes of the finished histories; none without a file."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
@@ -27,7 +27,7 @@ def read_progress(path: Path) -> list[Outcome]:
 
 
 def noting(outcomes: Iterable[Outcome], path: Path) -> Iterator[Outcome]:
-    """Pass outcomes on, each after it is in the file."""
+    """Pass on the outcomes, each after its line is in the file."""
     with path.open("a") as file:
         for outcome in outcomes:
             file.write(json.dumps({**asdict(outcome), "lines": ()}) + "\n")

@@ -1,9 +1,9 @@
-"""The oracles of repair: what each worker does is compared with what it should do, turn by turn.
+"""The oracles of repair: they compare the actions of each worker with the rules, turn by turn.
 
-Effort (I21): what is copied in vain is bounded. Order (R40): no turn starts while a due ledger with fewer copies left
-waits. Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43):
-copies hold no more than the budget. A switch that is off (S7), the end of a session (S14) and the lost-bookie delay
-(R39) are respected. A worker is watched from outside: its methods are wrapped, and what it decides is not changed.
+Effort (I21): useless copies are bounded. Order (R40): no turn starts while a due ledger with fewer copies left waits.
+Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43): copies hold
+no more than the budget. A disabled repair (S7), the end of a session (S14) and the lost-bookie delay (R39) are
+respected. A worker is watched from outside: its methods are wrapped, without a change to its decisions.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 TASK_REQUESTS_MAX: Final = 56
-"""Requests to the store for each task that is finished, listings included, over many small ledgers. Today's value: 41
-on average, and 50 at most."""
+"""Requests to the store for each finished task, listings included, over many small ledgers. Today's value: 41 on
+average, and 50 at most."""
 SMALL_ENTRIES: Final = 40
-"""Entries of a ledger that is small: its copy is done in a few requests."""
+"""Entries of a small ledger. Its copy takes a few requests."""
 TASKS_COUNTED_MIN: Final = 8
 """Fewer finished tasks give no useful mean."""
 FAILURES_MAX: Final = 7
-"""Failures of one task in a row, without a fault, after which it should have been parked."""
+"""Most failures of one task in a row, without a fault. After these it must be parked."""
 PROMPT_S: Final = 20.0
-"""How long copies may go on after repair was switched off: a read and a busy target may take that long."""
+"""How long copies may continue after repair is disabled: the time of a read and a busy target."""
 SETTLED_S: Final = 10.0
-"""How long a bookie must have been registered before workers have to respect it, on the scale of small settings."""
+"""Time since the registration of a bookie after which workers must respect it, on the scale of small settings."""
 SETTLING_S: Final = 1.0
-"""After a refusal, answers still arrive that the copy drops."""
+"""Time after a refusal in which late answers still arrive. The copy drops them."""
 SENT_S: Final = 0.02
-"""Within which a copy is sent after it was read."""
+"""Longest time between the read and the send of a copy."""
 LOCK_S: Final = 90.0
-"""How long a lock may remain after its turn has ended, while its session is connected."""
+"""How long a lock may remain after the end of its turn, while its session is connected."""
 LONGEST_FAULT_S: Final = 6.0
 NOTHING_SHORT: Final = 1 << 30
-"""Copies left of a ledger that is not short of any."""
+"""The count of copies left for a ledger without a missing copy."""
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
 
 
 @dataclass(slots=True)
 class TurnNote:
-    """A turn that is running."""
+    """A running turn."""
 
     worker: str
     ledger_id: LedgerId
@@ -76,7 +76,7 @@ TURN: contextvars.ContextVar[TurnNote | None] = contextvars.ContextVar("turn", d
 
 
 def count_request() -> None:
-    """Count a request to the store for the turn that makes it."""
+    """Count a request to the store for its turn."""
     note = TURN.get()
     if note is not None:
         note.requests += 1
@@ -84,28 +84,27 @@ def count_request() -> None:
 
 @dataclass(slots=True)
 class Effort:
-    """What was copied of one ledger, in bytes."""
+    """The copies of one ledger, in bytes."""
 
     copied: int = 0
     useful: dict[tuple[BookieId, EntryId], int] = field(default_factory=dict)
     """Copies, by target and entry."""
     faults: int = 0
     repeated: int = 0
-    """Bytes of copies that their target had acknowledged before, with the same disks."""
+    """Bytes of copies already acknowledged by the same target on the same disks."""
     interruptions: int = 0
-    """Turns that ended before the task was finished."""
+    """Turns that ended before the end of the task."""
     collected: int = 0
-    """Bytes of copies that the collectors of Apache's bookies deleted."""
+    """Bytes of copies deleted by the collectors of Apache's bookies."""
     is_started_again: bool = False
-    """Whether a target failed, or the task was parked: then the copy may begin again, perhaps elsewhere."""
+    """Whether a target failed, or the task was parked: the copy may then begin again, perhaps elsewhere."""
     acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
 
     def useful_bytes(self, named: Collection[BookieId], drains: int) -> int:
-        """Each copy on a bookie that the metadata has named. One copy of an entry is useful in any case, and one more
-        for each of its ``drains``.
+        """Return the bytes of useful copies: each copy on a bookie named by the metadata.
 
-        If the lost bookie returns during the copy, or the drain is withdrawn, the metadata names no target, which no
-        worker could foresee.
+        One copy of an entry is useful in any case, and one more for each of its ``drains``. If the lost bookie returns
+        during the copy, or the drain is withdrawn, the metadata names no target, which no worker could foresee.
         """
         copies: dict[EntryId, list[int]] = defaultdict(list)
         for (target, entry_id), size in self.useful.items():
@@ -116,12 +115,12 @@ class Effort:
 
 @dataclass(slots=True)
 class _Listed:
-    """What a worker's last listing could have seen: for each task the copies that were left, at least and at most."""
+    """The possible contents of a worker's last listing: the least and the most copies left for each task."""
 
     started_s: float = -1.0
     copies_left: dict[LedgerId, tuple[int, int]] = field(default_factory=dict)
     requests: int = 0
-    """What it cost. The first task that a turn of this listing finishes pays for it; 0 afterwards."""
+    """The cost of the listing. The first task finished by one of its turns pays for it; 0 afterwards."""
 
 
 class Repairs:
@@ -134,12 +133,12 @@ class Repairs:
         self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
         self._locks: dict[str, tuple[int, float]] = {}
         self._pulled: dict[tuple[BookieId, LedgerId, EntryId], int] = {}
-        """The sizes of what targets copied by themselves."""
+        """The sizes of the entries copied by targets themselves."""
         self.limits = Limits(world)
         self.moved_copies = 0
-        """Copies that were moved for better placement."""
+        """The number of copies moved for better placement."""
         self.debts_checked = 0
-        """Copies in bad places that were to have a debt."""
+        """The number of badly placed copies checked for a debt."""
 
     def now_s(self) -> float:
         return self._world.loop.time()
@@ -147,16 +146,16 @@ class Repairs:
     # Effort
 
     def copied(self, target: BookieId, batch: AddBatch) -> None:
-        """A target acknowledged copies of a ledger."""
+        """Note a target's acknowledgement of copies of a ledger."""
         sizes = {packet_ids(packet)[1]: len(packet) for packet in batch.entries}
         self._acknowledged(target, batch.ledger_id, batch.incarnation, sizes)
 
     def pulled(self, target: BookieId, batch: AddBatch) -> None:
-        """A target stored copies that it read by itself. The worker does not know of it before the answer."""
+        """Note copies that a target read by itself and stored. The worker learns of them with the answer."""
         self._pulled.update({(target, *packet_ids(packet)[:2]): len(packet) for packet in batch.entries})
 
     def heard_of_pull(self, target: BookieId, copy: Copy, reply: CopyReply) -> None:
-        """A target acknowledged what it copied by itself."""
+        """Note a target's acknowledgement of the entries it copied by itself."""
         refused = {refusal.entry_id for refusal in reply.refusals}
         stored = [entry_id for entry_id in copy.entry_ids[: reply.covered] if entry_id not in refused]
         missing = [entry_id for entry_id in stored if (target, copy.ledger_id, entry_id) not in self._pulled]
@@ -178,15 +177,16 @@ class Repairs:
             effort.useful[target, entry_id] = size
 
     def judge_effort(self, window_bytes: Callable[[int, int], int] | None) -> None:
-        """I21: nothing is copied in vain without a fault, and a fault costs at most a fifth and one window.
+        """Check I21: no copy is useless without a fault, and a fault costs at most a fifth and one window.
 
-        What the collector of an Apache bookie deletes between two turns is copied again: it respects the lock alone.
+        Entries deleted by the collector of an Apache bookie between two turns are copied again: it respects only the
+        lock.
 
-        R44: as long as no target fails, what a target has acknowledged is not copied to it again, apart from one window
-        for each interruption.
+        R44: as long as no target fails, an acknowledged entry is not copied to the same target again, apart from one
+        window for each interruption.
 
-        ``window_bytes``: how much one fault may cost, by the size of the largest entry and the number of positions that
-        are copied; None: as much as there is.
+        ``window_bytes``: how much one fault may cost, by the size of the largest entry and the number of copied
+        positions; None: there is no bound.
         """
         for (_, ledger_id), note in self.running.items():  # their turns have not counted their faults yet
             self._count_faults(note, self.efforts[ledger_id], is_completed=False)
@@ -195,7 +195,7 @@ class Repairs:
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
             largest = max(effort.useful.values(), default=0)
-            is_steady = not self._world.limits_changed_s  # a chunk that waits for a rate keeps the record back
+            is_steady = not self._world.limits_changed_s  # a chunk waiting for a rate delays the record
             if effort.repeated and window_bytes is not None and is_steady and not effort.is_started_again:
                 metadata = self._truth.metadata[ledger_id]
                 targets = {bookie for bookie, _, _ in effort.acknowledged}
@@ -225,7 +225,7 @@ class Repairs:
         effort.interruptions += not is_completed
 
     def collected_by_apache(self, bookie: BookieId, ledger_id: LedgerId) -> None:
-        """The collector of an Apache bookie deleted what the bookie had of a ledger."""
+        """Note the deletion of a ledger's entries by the collector of an Apache bookie."""
         effort = self.efforts[ledger_id]
         gone = {copy for copy in effort.acknowledged if copy[0] == bookie}
         effort.acknowledged -= gone
@@ -234,7 +234,7 @@ class Repairs:
     # Locks
 
     def look_at_locks(self) -> int:
-        """A lock ends with its use; how many there are now."""
+        """Check that each lock ends with its use. Return the number of locks."""
         world, now_s = self._world, self.now_s()
         found: dict[str, tuple[int, float]] = {}
         for name in world.lock_names():
@@ -258,7 +258,7 @@ class Repairs:
     # Metadata
 
     def changed(self, who: str, ledger_id: LedgerId, session: int, old: LedgerMetadata, new: LedgerMetadata) -> None:
-        """S14, R39, S8: who may change what."""
+        """Check the permission for a change: S14, R39, S8."""
         turn = TURN.get()
         if turn is not None and turn.session_id != session:
             self._truth.fail("S14", f"{who} changed {ledger_id} in another session than that of its lock")
@@ -274,9 +274,9 @@ class Repairs:
     def _check_placed(
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, before: Fragment, after: Fragment
     ) -> None:
-        """R57: a copy that a repair puts in a bad place has a debt, and a move makes no fragment worse.
+        """Check R57: a copy in a bad place has a debt after its repair, and a move makes no fragment worse.
 
-        A debt is not recorded if the store does not answer, so this is not checked while a worker has trouble with it.
+        A debt is not recorded without an answer of the store, so the check is off while a worker has trouble with it.
         """
         world, truth = self._world, self._truth
         judge = world.placement().judge()
@@ -315,7 +315,7 @@ class Repairs:
         """Watch a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
         worker._events = watched
-        if not self._world.variation.is_pulling:  # a pull is paid for when its size is known
+        if not self._world.variation.is_pulling:  # a pull counts after its size is known
             self.limits.watch(client, worker._pace)
 
 
@@ -330,7 +330,7 @@ class _Watched:
         self._name = client.process.name
         self._queue: Any = worker._queue
         self._running: Mapping[LedgerId, object] = worker._running
-        """Its turns: a ledger stays here until its turn ends, also if its lock was deleted."""
+        """Its turns. A ledger stays here until the end of its turn, even after the deletion of its lock."""
         self._listed = _Listed()
         self._taken: set[LedgerId] = set()
         self._due_s: dict[LedgerId, float] = {}
@@ -339,7 +339,7 @@ class _Watched:
         """The recorded failure of each listed ledger, and since when this worker could have waited for its pause."""
         self._finished = 0
         self._requests = 0
-        """Of the turns that finished a task, and of the listings from which such a turn was taken."""
+        """Requests of the turns with a finished task, and of the listings with such a turn."""
         self._taken_from: dict[LedgerId, _Listed] = {}
         self._ended_requests = 0
         self._is_disturbed = False
@@ -385,7 +385,7 @@ class _Watched:
         self._inner_events.copy_corrupt(ledger_id, copy)
 
     def _has_trouble(self) -> bool:
-        """Whether the store does not answer this worker as it should."""
+        """Whether the store answers this worker late, wrongly or not at all."""
         faults, process = self._client.faults, self._client.process
         is_slow = faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share
         return (
@@ -393,7 +393,7 @@ class _Watched:
         )
 
     def _gave_up_early(self) -> bool:
-        """Whether some recovery was made to give up on a bookie that answers, since this was last asked."""
+        """Whether a fault point made a recovery give up on an answering bookie since the last call."""
         before, self._early_timeouts = self._early_timeouts, self._world.points_fired("recovery.early_timeout")
         return self._early_timeouts > before
 
@@ -412,7 +412,7 @@ class _Watched:
             self._judge_cost()
 
     def _judge_cost(self) -> None:
-        """Requests for each finished task, as long as nothing has disturbed this worker."""
+        """Check the mean number of requests for each finished task, while nothing has disturbed this worker."""
         if self._world.has_fault_points or self._is_disturbed or self._finished < TASKS_COUNTED_MIN:
             return
         self._is_disturbed = self._has_trouble() or self._client.store.session.epoch > 1
@@ -456,7 +456,7 @@ class _Watched:
         cost = self._client.store.requests - requests - (self._turn_requests() - turns)
         self._taken.clear()
         after = self._copies_left()
-        # After two changes the worker may have seen a state that is neither the first nor the last.
+        # After two changes the worker may have seen a state between the first and the last.
         is_clear = is_clear and not self._has_trouble() and self._truth.registration_changes() <= changes + 1
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
         self._listed = _Listed(started_s, both, cost)
@@ -470,7 +470,10 @@ class _Watched:
         return self._ended_requests + running
 
     def _copies_left(self) -> dict[LedgerId, tuple[int, int]]:
-        """At least: a bookie that a task names has no copies. At most: it has, if it was ever to be drained."""
+        """Return the least and the most copies left of each ledger with a task.
+
+        The least: a bookie named by a task has no copies. The most: it has them, if it was ever drained.
+        """
         truth, registered = self._truth, self._truth.registered()
         found = {}
         for ledger_id, named in truth.tasks.items():
@@ -520,7 +523,7 @@ class _Watched:
                 )
 
     def _is_due(self, ledger_id: LedgerId) -> bool:
-        """Whether it was neither touched, locked, parked nor to wait when the listing began."""
+        """Whether the ledger was not touched, locked, parked or due to wait at the start of the listing."""
         truth, started_s = self._truth, self._listed.started_s
         is_untouched = truth.touched_s.get(ledger_id, 0.0) < started_s
         is_parked = self._world.cell.stat(f"{own_path('parked', ROOT)}/{ledger_id}") is not None
@@ -534,7 +537,7 @@ class _Watched:
         return token == failed.token and seen_s + 1.25 * failed.pause_s < started_s
 
     def _failed(self, ledger_id: LedgerId) -> FailedTask | None:
-        """The failure that some worker recorded; all of them wait for its pause."""
+        """Return the recorded failure of any worker; all of them wait for its pause."""
         path = f"{own_path('failures', ROOT)}/{ledger_id}"
         if self._world.cell.stat(path) is None:
             return None
@@ -546,7 +549,7 @@ def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
 
 
 def copies_left(metadata: LedgerMetadata, live: Collection[BookieId], least: int = 1) -> int:
-    """The copies that are left of the short entry that has the fewest, apart from those less than ``least``."""
+    """Return the copies left of the short entry with the fewest, ignoring entries with less than ``least`` copies."""
     fewest = NOTHING_SHORT
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
@@ -558,7 +561,7 @@ def copies_left(metadata: LedgerMetadata, live: Collection[BookieId], least: int
 
 
 class _Weighing(Transport):
-    """The transport of a worker's copies, which knows what is in hand and what was copied."""
+    """The transport of a worker's copies. It counts the entries in hand and the copied ones."""
 
     def __init__(
         self, repairs: Repairs, world: SimWorld, client: SimClient, inner: Transport, budget_bytes: int
@@ -572,18 +575,18 @@ class _Weighing(Transport):
         self._read_s: dict[tuple[LedgerId, EntryId], float] = {}
         self._refused_s = float("-inf")
         self._sending: Counter[tuple[LedgerId, EntryId]] = Counter()
-        """To how many targets an entry is being sent."""
+        """The number of targets to which an entry is being sent."""
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
 
     def forget(self, ledger_id: LedgerId) -> None:
-        """A turn has ended, and holds nothing any more."""
+        """Note the end of a turn, which holds no entries any more."""
         for key in [key for key in self._in_hand if key[0] == ledger_id]:
             del self._in_hand[key]
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         batch_key = (bookie, *packet_ids(batch.entries[0])[:2])
-        if batch_key not in self._offered:  # a batch is offered several times to a bookie that does not answer
+        if batch_key not in self._offered:  # a batch is offered several times to a silent bookie
             self._check_enabled(batch.ledger_id)
         self._offered.add(batch_key)
         keys = [packet_ids(packet)[:2] for packet in batch.entries]
@@ -597,7 +600,7 @@ class _Weighing(Transport):
             self._repairs.copied(bookie, batch)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
             self._repairs.efforts[batch.ledger_id].is_started_again = True
-            self.forget(batch.ledger_id)  # the copy ends, with everything that it holds
+            self.forget(batch.ledger_id)  # the copy ends, with all its entries
             self._refused_s = self._repairs.now_s()
         for key in keys:
             if self._sending[key] <= 0:  # no other target waits for it
@@ -618,7 +621,7 @@ class _Weighing(Transport):
                 if result.packet:
                     key = request.ledger_id, result.entry_id
                     self._in_hand[key], self._read_s[key] = len(result.packet), self._repairs.now_s()
-            # What was read and is not sent at once was dropped, because its copy has ended, or waits for a busy target.
+            # Entries read but not sent at once were dropped at the end of their copy, or wait for a busy target.
             new_s = self._repairs.now_s() - SENT_S
             sizes = [
                 size for key, size in self._in_hand.items() if self._sending[key] > 0 or self._read_s[key] >= new_s

@@ -1,4 +1,4 @@
-"""Many histories on all cores: what was found, how hostile they were, and whether a seed repeats itself."""
+"""Many histories on all cores: their failures, their faults, and whether a seed repeats itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.simulation.defects import DEFECTS
 from tests.simulation.history import Outcome, run_history
 
 CHUNK: Final = 16
-"""Seeds handed to a process at once: a multiple of the number of profiles is best."""
+"""Number of seeds given to a process at once: a multiple of the number of profiles is best."""
 TWICE_EVERY: Final = 50
-"""One seed in so many runs twice, and must repeat itself exactly."""
+"""One seed in this many runs twice, and must repeat itself exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ def run_one(seed: int, profile: str | None = None, defect: str | None = None, *,
 
 
 def run_seeds(seeds: Sequence[int], profile: str | None, jobs: int) -> Iterator[Outcome]:
-    """Outcomes of ``seeds`` as they come, over ``jobs`` processes."""
+    """Yield the outcomes of ``seeds`` as soon as they are known, from ``jobs`` processes."""
     chunks = [Job(tuple(seeds[start : start + CHUNK]), profile) for start in range(0, len(seeds), CHUNK)]
     for outcomes in run_jobs(chunks, jobs):
         yield from outcomes
 
 
 def run_jobs(chunks: Iterable[Job], jobs: int) -> Iterator[list[Outcome]]:
-    """Results of jobs, in the order of the jobs."""
+    """Yield the results of jobs, in the order of the jobs."""
     assert os.environ.get("PYTHONHASHSEED") == "0", "set PYTHONHASHSEED=0: the order of sets is part of a history"
     if jobs <= 1:
         yield from map(run_job, chunks)
@@ -73,7 +73,7 @@ def run_jobs(chunks: Iterable[Job], jobs: int) -> Iterator[list[Outcome]]:
 
 @dataclass(slots=True)
 class Summary:
-    """What many histories came to."""
+    """The total of many histories."""
 
     histories: int = 0
     counted: int = 0
@@ -102,7 +102,7 @@ class Summary:
             self.failures.append(outcome)
 
     def figures(self) -> dict[str, float]:
-        """The summary for programs."""
+        """Return the summary for programs."""
         return {
             "histories": self.histories,
             "counted": self.counted,
@@ -112,7 +112,7 @@ class Summary:
         }
 
     def lines(self) -> list[str]:
-        """The summary for people."""
+        """Return the summary for people."""
         wall_s = time.perf_counter() - self.started_s
         rate = 60 * self.histories / max(self.busy_s, 1e-9)
         failed = Counter(outcome.profile for outcome in self.failures)
@@ -131,7 +131,7 @@ class Summary:
 
 
 def with_progress(outcomes: Iterable[Outcome], total: int, out: TextIO = sys.stderr) -> Iterator[Outcome]:
-    """Pass outcomes on, and print the progress from time to time."""
+    """Pass on the outcomes, and print the progress from time to time."""
     started_s = shown_s = time.perf_counter()
     failed = 0
     for number, outcome in enumerate(outcomes, 1):

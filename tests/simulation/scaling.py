@@ -1,7 +1,7 @@
-"""Constants of the product that histories with small settings replace, as ledgers of megabytes would take too long.
+"""Replacements for constants of the product in histories with small settings: megabyte ledgers would take too long.
 
-The windows of a copy are a few entries large, and so is its memory in some histories. What depends on their size (how
-much an interruption costs, how much is in hand at a time) then shows in ledgers of a few kilobytes.
+The windows of a copy are a few entries large, and so is its memory in some histories. The effects of their size (the
+cost of an interruption, the bytes in hand at a time) then appear in ledgers of a few kilobytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ COPIES_AT_ONCE: Final = execution.FRAGMENTS_AT_ONCE
 
 
 def window_bytes(entry_bytes_max: int, positions: int) -> int:
-    """What one fault may cost again: what was copied since the last record, after a chunk that takes long, and what is
+    """Return how many bytes one fault may cost again: those copied since the last record, after a slow chunk, and those
     under way.
 
-    ``positions``: the positions that are copied, at most.
+    ``positions``: the largest number of copied positions.
     """
     chunks = min(COPIES_AT_ONCE, positions) * copier.LANES_MAX
     return 2 * PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max

@@ -1,7 +1,7 @@
-"""What keeps the cluster whole in a history: an auditor, replication workers, and the bookies' own collectors.
+"""The services that keep the cluster whole in a history: an auditor, replication workers, and collectors of bookies.
 
-The auditor's pass is the one that matters here: the real verdict (``fragment_health``), the real brake, the real
-publisher. Spark's way of computing the same verdict is held equal to it by a property test of its own.
+An audit here uses the real parts: the real verdict (``fragment_health``), the real brake, the real publisher. A
+separate property test checks that Spark computes the same verdict.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AUDIT_S: Final = 2.0
 
 
 async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
-    """Audit again and again."""
+    """Audit until the end of the history."""
     while True:
         try:
             await audit(world, client)
@@ -48,7 +48,7 @@ async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
 
 
 async def audit(world: SimWorld, client: SimClient) -> int:
-    """One pass: metadata first, the live list second (R2); how many ledgers were marked."""
+    """Run one pass: metadata first, the live list second (R2). Return the number of marked ledgers."""
     ports = client.ports
     ids = [ledger_id async for ledger_id in ports.ledgers.ids()]
     ledgers = [found for found in await ports.ledgers.read_many(ids) if isinstance(found, Versioned)]
@@ -87,19 +87,19 @@ async def _mark_misplaced(world: SimWorld, client: SimClient, ledgers: Sequence[
 
 
 def is_movable(world: SimWorld, ledger: Versioned, bookies: Bookies) -> bool:
-    """Whether copies of a ledger can be placed better, if it lacks none."""
+    """Whether the ledger lacks no copy, and its copies can be placed better."""
     is_whole = ledger.metadata.members() <= bookies.registered
     return is_whole and bool(plan_moves(ledger, bookies, world.placement()).steps)
 
 
 def wanted(ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]) -> tuple[BookieId, ...]:
-    """Bookies that a ledger is to be marked for: those that are lost, and those that are drained."""
+    """Return the bookies to name in the mark of a ledger: its lost ones and its drained ones."""
     leaving = drained & ledger.metadata.members() if ledger.metadata.is_closed else frozenset()
     return tuple(sorted({*lost(ledger, registered), *leaving}))
 
 
 def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, ...]:
-    """Bookies that a ledger names and that are not registered, by the verdict on each of its fragments."""
+    """Return the unregistered bookies of a ledger, by the verdict on each of its fragments."""
     metadata = ledger.metadata
     missing: set[BookieId] = set()
     for index, fragment in enumerate(metadata.fragments):

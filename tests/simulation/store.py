@@ -1,7 +1,7 @@
-"""The metadata store of a history: the twin of the contract suite, with faults, servers that lag, and witnesses.
+"""The metadata store of a history: the in-memory store of the contract suite, with faults, lag and witnesses.
 
-``SimCell`` keeps every state a node had, so that a session on a lagging server reads a consistent past, and reports a
-witness of each change at the moment it is made. ``SimStore`` is one process's session.
+``SimCell`` keeps every past state of a node, so a session on a lagging server reads a consistent past. It reports each
+change to its witness at once. ``SimStore`` is one process's session.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Past:
-    """The tree as it was after transaction ``zxid``."""
+    """The tree after transaction ``zxid``."""
 
     histories: dict[str, list[_State]]
     zxid: int
@@ -63,7 +63,7 @@ class _Past:
 
 
 class SimCell(MemoryCell):
-    """See the module docstring."""
+    """The nodes of the store with all their past states, and a witness for each change."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, witness: Witness) -> None:
         super().__init__(now_ms=lambda: int(loop.time() * 1000))
@@ -85,7 +85,7 @@ class SimCell(MemoryCell):
         return self._times[index - 1][1] if index else 0
 
     def past(self, zxid: int) -> Readable:
-        """The tree as it was then."""
+        """The tree after transaction ``zxid``."""
         return _Past(self._histories, zxid)
 
     def data(self, path: str) -> bytes | None:
@@ -164,7 +164,7 @@ class SimCell(MemoryCell):
 
 @dataclass(slots=True)
 class StoreFaults:
-    """How one session's server and connection behave; changed at any time. Times in seconds, shares 0 to 1."""
+    """The faults of one session's server and connection, at any time. Times are in seconds, shares from 0 to 1."""
 
     latency_max_s: float = 0.004
     fail_share: float = 0.0
@@ -173,7 +173,7 @@ class StoreFaults:
     slow_s: float = 1.0
     lag_s: float = 0.0
     fail_next: list[tuple[str, Fault]] = field(default_factory=list)
-    """Faults of the next requests whose operation has this name."""
+    """Faults of the next requests, each with the name of its operation."""
 
 
 class SimStore(MemoryStore):
@@ -199,7 +199,7 @@ class SimStore(MemoryStore):
         self.is_cut_off = False
         self.requests = 0
         self.on_request: Callable[[], None] = lambda: None
-        """How many requests this process has made."""
+        """Called at each request of this process."""
 
     def view(self) -> Readable:
         if not self.faults.lag_s:
@@ -241,12 +241,12 @@ class SimStore(MemoryStore):
         self._seen = self.sim_cell.zxid
 
     def cut_off(self) -> None:
-        """The process is dead: nothing is sent any more, and the server does not know it yet."""
+        """Note the death of the process: it sends no more requests. The server keeps its session until the timeout."""
         self.is_cut_off = True
         self.suspend()
 
     def forget_session(self) -> None:
-        """The server gives the session up, whatever its process believes."""
+        """End the session on the server, regardless of its process."""
         self.cell.close_session(self.session.session_id)
 
     def _set(self, session_id: int, path: str, data: bytes, version: int) -> Stat:
@@ -267,7 +267,7 @@ class SimStore(MemoryStore):
         return await self._asked(operation, path, lambda: action(self.session.session_id), lost)
 
     async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
-        """A request as the twin makes it, with this session's faults, in one coroutine: there are thousands of them."""
+        """Make a request as the twin does, with this session's faults. One coroutine for speed: there are thousands."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
         self.requests += 1
         self.on_request()

@@ -1,6 +1,6 @@
 """Fixed histories, old failures, planted defects, and the simulator's own promises.
 
-All of it is the same in every run. New failures are searched for with fresh seeds: ``make simulate``, and the suites of
+They are the same in every run. Searches for new failures use fresh seeds: ``make simulate``, and the suites of
 ``make test-long``.
 """
 
@@ -25,14 +25,14 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command as people use it: a process of its own, with a fixed order of sets. The test's limit stops a hang."""
+    """Run the command in a separate process, with a fixed order of sets. The limit of the test stops a hang."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def histories() -> subprocess.CompletedProcess[str]:
-    """The first histories of all profiles in turn."""
+    """Run the first histories of all profiles in turn."""
     return simulate("run", "--first", "0", "--seeds", str(HISTORIES), "--jobs", "1", "--output", "json")
 
 

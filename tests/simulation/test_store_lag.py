@@ -1,4 +1,4 @@
-"""A session on a lagging server: an older state, but always one that existed, and never older than seen before."""
+"""Tests of a session on a lagging server: it reads a past state, and never an older one than before."""
 
 from __future__ import annotations
 

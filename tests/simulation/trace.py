@@ -1,4 +1,4 @@
-"""What happened, as a hash that two runs of one seed must share, and as lines for people when asked for."""
+"""The events of a history as a checksum, equal for two runs of one seed, and as readable lines on request."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class Trace:
             self.detail(who, what)
 
     def detail(self, who: str, what: str) -> None:
-        """A line for people that is not an event: whether it is recorded does not change the checksum."""
+        """Add a readable line without an event. It does not change the checksum."""
         self.lines.append(f"{self._loop.time() - START_S:12.6f}  {who:<12} {what}")

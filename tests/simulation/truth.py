@@ -1,7 +1,7 @@
-"""What is really so in a history, and the rules that must hold at each moment of it.
+"""The true state of a history, and the rules for each moment of it.
 
-The oracles know no defect in particular. They look at every acknowledgement, change of metadata, answer of a bookie,
-collection and deletion of a task at the moment it happens (invariants I1 to I18), and at the whole in the end (I19).
+The oracles are general, not made for single defects. They look at every acknowledgement, change of metadata, answer of
+a bookie, collection and deletion of a task as it happens (invariants I1 to I18), and at the whole in the end (I19).
 A broken rule is recorded and the history stops; nothing in the code under test can swallow it.
 """
 
@@ -49,45 +49,45 @@ class Violation:
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """One ledger, as the applications and the disks know it."""
+    """The truth about one ledger, from its applications and from the disks."""
 
     payloads: dict[EntryId, bytes] = field(default_factory=dict)
-    """Everything that was ever handed to a writer."""
+    """Every entry ever given to a writer."""
     packets: dict[EntryId, bytes] = field(default_factory=dict)
     """The first stored form of each entry."""
     acked: set[EntryId] = field(default_factory=set)
     holders: dict[EntryId, set[BookieId]] = field(default_factory=lambda: defaultdict(set))
-    """Bookies that ever acknowledged the entry; a wiped disk stays here."""
+    """The bookies of all acknowledgements of the entry; a bookie with a wiped disk stays here."""
     named: set[BookieId] = field(default_factory=set)
-    """Every bookie that its metadata has ever named."""
+    """Every bookie ever named by its metadata."""
     ever_missing: set[BookieId] = field(default_factory=set)
-    """Every bookie that a task of it has ever named."""
+    """Every bookie ever named by one of its tasks."""
     was_misplaced: bool = False
     """Whether a task ever requested better placement."""
     is_deleted: bool = False
     is_forgotten: bool = False
-    """A bookie of Apache's lost entries and fences of it, and does not know that. Its denials are false, and it takes
-    adds that it had refused: what only its protocol could prevent is no violation."""
+    """One of Apache's bookies has lost entries and fences of the ledger without any record of the loss. Its denials
+    are false, and it accepts adds it refused before. Only its protocol could prevent this, so it is no violation."""
     forgotten: dict[BookieId, set[EntryId]] = field(default_factory=dict)
-    """What such bookies lost."""
+    """The lost entries of such bookies."""
     is_recovered_by_application: bool = False
-    """Some other client than a worker began a recovery: it believes what bookies deny, and may hide their losses."""
+    """A client other than a worker began a recovery. It believes the denials of bookies, and may hide their losses."""
     is_cut: bool = False
-    """An application closed it before entries that such a bookie had lost."""
+    """An application closed it before the lost entries of such a bookie."""
     is_doomed: bool = False
-    """More disks were lost than its quorums promise to survive: loss must be reported, and is no violation."""
+    """More disks were lost than its quorums promise to survive. Its losses must be reported, and are no violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collecting:
-    """A ledger's metadata and what the bookie held when a collection began."""
+    """A ledger's metadata and the entries on the bookie at the start of a collection."""
 
     metadata: LedgerMetadata | None
     held: dict[EntryId, bytes]
 
 
 class Truth:
-    """See the module docstring."""
+    """The true state of a history, with the checks of its rules."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -103,54 +103,54 @@ class Truth:
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
         self._served: defaultdict[tuple[BookieId, LedgerId], set[EntryId]] = defaultdict(set)
-        """What a bookie served when it was asked last, also if it had never acknowledged it: it may have stored an add
-        before it crashed. Bookies without lists prove in this way what they have."""
+        """The entries that a bookie served at their last read, even without an acknowledgement: it may have stored an
+        add before a crash. Bookies without lists prove their entries in this way."""
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
-        """What wiped disks held, until the ones that came after them are on record: before, it is unknown."""
+        """The entries of wiped disks, until the new disks are on record. Until then, the loss is unknown."""
         self._forgetful: set[BookieId] = set()
-        """Bookies of Apache's whose disks were replaced."""
+        """Apache's bookies with replaced disks."""
         self._histories = own_path("incarnations", ROOT)
         self._tasks = tasks_path(ROOT)
         self._locks = locks_path(ROOT)
         self._lockers: dict[LedgerId, str] = {}
-        """Who made the lock of each ledger that has one."""
+        """The owner of the lock of each locked ledger."""
         self._unlocked: set[tuple[str, LedgerId]] = set()
-        """Who lost the lock of a ledger without the act of a worker, and has not locked it again."""
+        """The owners whose lock of a ledger ended without the act of a worker, and who have not locked it again."""
         self.tasks: dict[LedgerId, frozenset[BookieId]] = {}
-        """The bookies that each task names."""
+        """The bookies named by each task."""
         self.touched_s: dict[LedgerId, float] = {}
         """When the task, lock or metadata of a ledger was last changed."""
         self.on_change: Callable[[str, LedgerId, int, LedgerMetadata, LedgerMetadata], None] = lambda *change: None
         self.cell: SimCell
 
     def fail(self, rule: str, text: str) -> None:
-        """Note a broken rule and end the history."""
+        """Record a broken rule and end the history."""
         self.violations.append(Violation(rule, text))
         self.trace.event("ORACLE", f"{rule} broken: {text}")
         if not self.violated.done():
             self.violated.set_result(None)
 
     def of(self, ledger_id: LedgerId) -> LedgerTruth:
-        """Truth about one ledger."""
+        """Return the truth about one ledger."""
         found = self.ledgers.get(ledger_id)
         if found is None:
             found = self.ledgers[ledger_id] = LedgerTruth()
         return found
 
     def acked_count(self) -> int:
-        """Entries acknowledged in this history."""
+        """Return the number of acknowledged entries in this history."""
         return sum(len(ledger.acked) for ledger in self.ledgers.values())
 
     # Applications
 
     def offered(self, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
-        """A writer was handed an entry."""
+        """Note an entry given to a writer."""
         self.of(ledger_id).payloads[entry_id] = payload
 
     def acknowledged(self, who: str, ledger_id: LedgerId, entry_id: EntryId) -> None:
-        """I1 and I2, at the moment of the acknowledgement."""
+        """Check I1 and I2 at an acknowledgement."""
         truth = self.of(ledger_id)
         self.trace.event(who, f"acked {ledger_id}/{entry_id}")
         if entry_id and EntryId(entry_id - 1) not in truth.acked:
@@ -171,14 +171,14 @@ class Truth:
             self.fail("I1", f"{who}: {ledger_id}/{entry_id} acknowledged with {copies} copies in {members}")
 
     def was_read(self, who: str, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
-        """Same bytes always, and no dirty read (I5, I14)."""
+        """Check that a read entry always has the same bytes and is confirmed (I5, I14)."""
         truth = self.of(ledger_id)
         if truth.payloads.get(entry_id) != payload:
             self.fail("I14", f"{who}: {ledger_id}/{entry_id} read as {payload!r}")
         self.may_be_read(who, ledger_id, entry_id)
 
     def may_be_read(self, who: str, ledger_id: LedgerId, last: int) -> None:
-        """I5: what readers see as confirmed has reached the ack quorum."""
+        """Check I5: an entry confirmed for readers has reached the ack quorum."""
         metadata = self.metadata.get(ledger_id)
         if metadata is None or last < 0:
             return
@@ -192,28 +192,28 @@ class Truth:
     # Bookies
 
     def holds(self, bookie: BookieId, ledger_id: LedgerId) -> frozenset[EntryId]:
-        """Entries that a bookie has acknowledged and not lost by a wipe or collection."""
+        """Return the entries acknowledged by a bookie and not lost by a wipe or collection."""
         ledgers = self.held.get(bookie)
         return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
 
     def lacks(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[int]) -> frozenset[int]:
-        """What of ``wanted`` a bookie does not have, as far as any process can detect.
+        """Return the missing entries of ``wanted`` on a bookie, as far as any process can detect them.
 
-        A disk may be lost at any moment, also right before it is relied upon. That is a loss like one a moment later,
-        which the new disks find out as soon as they are on record: what the metadata places on them is in limbo then.
+        A disk may be lost at any moment, even just before its use. Such a loss counts like one a moment later: once
+        the new disks are on record, the entries placed on them by the metadata are in limbo.
         """
         missing = frozenset(wanted) - self.holds(bookie, ledger_id) - self._served[bookie, ledger_id]
         return missing - self._replaced[bookie].get(ledger_id, {}).keys() if bookie in self._replaced else missing
 
     def is_fenced(self, bookie: BookieId, ledger_id: LedgerId) -> bool:
-        """Whether a bookie, whatever its disks, has answered a fence."""
+        """Whether a bookie has answered a fence, on its present or earlier disks."""
         return (bookie, ledger_id) in self._fenced
 
     def stored(self, bookie: BookieId, batch: AddBatch, *, was_fenced: bool) -> None:
-        """A bookie answers that a batch is durable: I11, I12, I14.
+        """Check a bookie's acknowledgement of a batch: I11, I12, I14.
 
-        ``was_fenced``: as it was when the batch arrived. One that came before the fence may be answered after it, if
-        the recovery sees its entries (I12).
+        ``was_fenced``: whether the ledger was fenced on arrival of the batch. The answer to an earlier batch may follow
+        the fence, if the recovery sees its entries (I12).
         """
         ledger_id = batch.ledger_id
         truth = self.of(ledger_id)
@@ -232,7 +232,7 @@ class Truth:
             truth.holders[entry_id].add(bookie)
 
     def fenced(self, bookie: BookieId, ledger_id: LedgerId) -> None:
-        """A bookie answers that a fence is durable."""
+        """Note a bookie's acknowledgement of a fence."""
         self._fenced.add((bookie, ledger_id))
 
     def answered(
@@ -244,7 +244,10 @@ class Truth:
         *,
         is_fencing: bool,
     ) -> None:
-        """Answers of a read: I12, I13, I14. ``held_before``: what the bookie held when the request arrived."""
+        """Check the answers of a read: I12, I13, I14.
+
+        ``held_before``: the entries of the bookie on arrival of the request.
+        """
         truth = self.of(ledger_id)
         for result in results:
             if result.status is Status.OK:
@@ -261,12 +264,12 @@ class Truth:
                     self._denied.add((bookie, ledger_id, result.entry_id))
 
     def listed(self, bookie: BookieId, ledger_id: LedgerId, held_before: frozenset[EntryId], reply: ListReply) -> None:
-        """A list that claims to be whole must be so (I13)."""
+        """Check a list with the status OK, which must be complete (I13)."""
         if reply.status is Status.OK and (bookie, ledger_id) not in self._gone:
             missing = held_before - frozenset(reply.entries)
             if missing:
                 self.fail("I13", f"{bookie} lists {ledger_id} without {sorted(missing)}")
-        # A list is a promise like an acknowledgement: whoever reads it counts on the entries.
+        # A list is a promise like an acknowledgement: its reader relies on the entries.
         truth = self.of(ledger_id)
         for number in reply.entries:
             entry_id = EntryId(number)
@@ -275,7 +278,7 @@ class Truth:
                 truth.holders[entry_id].add(bookie)
 
     def wiped(self, bookie: BookieId, *, is_recorded: bool = True) -> None:
-        """All disks of a bookie were replaced by empty ones. ``is_recorded``: it will record that, unlike Apache's."""
+        """Note new, empty disks of a bookie. ``is_recorded``: the bookie will record them, unlike Apache's."""
         if not is_recorded:
             self._forget(bookie)
         for place in [place for place in self._served if place[0] == bookie]:
@@ -295,39 +298,39 @@ class Truth:
                 truth.forgotten.setdefault(bookie, set()).update(held)
 
     def marked(self, bookie: BookieId, ledger_ids: Iterable[LedgerId]) -> None:
-        """An operator had these ledgers marked, because the disks of this bookie of Apache's are new."""
+        """Note an operator's marks on these ledgers because of new disks in this Apache bookie."""
         lost = self._replaced.get(bookie, {})
         for ledger_id in ledger_ids:
             lost.pop(ledger_id, None)
 
     def recovered_by_application(self, ledger_id: LedgerId) -> None:
-        """Some other client than a worker begins to recover a ledger."""
+        """Note the start of a recovery by a client other than a worker."""
         self.of(ledger_id).is_recovered_by_application = True
 
     def doom(self) -> None:
-        """More disks may be gone than quorums survive: from now on loss of what exists is no violation, if reported."""
+        """Note a loss of more disks than the quorums survive. Reported losses of existing ledgers are no violation."""
         self.is_doomed = True
         for ledger in self.ledgers.values():
             ledger.is_doomed = True
 
     def restarted(self, bookie: BookieId, ledger_id: LedgerId, entries: Iterable[int]) -> None:
-        """After a crash everything acknowledged is there (I15)."""
+        """Check after a crash that no acknowledged entry is lost (I15)."""
         missing = self.holds(bookie, ledger_id) - frozenset(EntryId(entry_id) for entry_id in entries)
         if missing:
             self.fail("I15", f"{bookie} lost {ledger_id} entries {sorted(missing)} in a crash")
 
     def begins_to_collect(self, bookie: BookieId, ledger_id: LedgerId) -> Collecting:
-        """A collector is about to delete; what it holds from here on is what it is given while it does."""
+        """Note the start of a deletion by a collector. From then on, the bookie holds only the entries added later."""
         return Collecting(self.metadata.get(ledger_id), self.held[bookie].pop(ledger_id, {}))
 
     def collected(
         self, bookie: BookieId, ledger_id: LedgerId, before: Collecting, *, is_collected: bool, is_apache: bool
     ) -> None:
-        """I16, as it was at the moment of the deletion. That a copy reserved there is not lost is I17's business.
+        """Check I16 with the state at the moment of the deletion. I17 covers the loss of a copy reserved there.
 
-        Towards the collector of an Apache bookie, only its lock protects. If that was deleted by hand or ended with its
-        session, a repair may name the bookie before the collector deletes, and cannot know it (R89). A ledger without
-        any entry loses nothing by this, whichever collector it is: a repair reserves nothing for it (R118).
+        Only the collector's lock protects against the collector of an Apache bookie. After the lock was deleted by hand
+        or ended with its session, a repair may name the bookie before the deletion, and cannot detect it (R89). A
+        ledger without any entry loses nothing with either collector: a repair reserves nothing for it (R118).
         """
         if not is_collected:
             self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
@@ -347,7 +350,7 @@ class Truth:
     # Metadata
 
     def changed(self, session: int, path: str, before: bytes | None, after: bytes | None, version: int | None) -> None:
-        """Witness of every change in the store."""
+        """Check every change in the store."""
         ledger_id = ledger_id_of(LayoutKind.HIERARCHICAL, ROOT, path)
         if ledger_id is not None:
             self._touch(ledger_id)
@@ -446,11 +449,11 @@ class Truth:
         self._check_owner(who, ledger_id, old, new)
 
     def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether a recovery that asks all members can see that one lost entries which were acknowledged for certain.
+        """Whether a recovery with answers of all members can detect that one lost certainly acknowledged entries.
 
-        An entry was for certain if a later one of another registered member confirms it. Otherwise the denial of
-        such a bookie looks like that of one that never had the entry. So it does after an application has recovered the
-        ledger, which copies the entries that it reads to all members.
+        An entry was certainly acknowledged if a later one of another registered member confirms it. Otherwise the
+        denial of such a bookie looks like that of a bookie without the entry. It also does after a recovery by an
+        application, which copies the entries it reads to all members.
         """
         truth = self.of(ledger_id)
         if truth.is_recovered_by_application:
@@ -464,7 +467,7 @@ class Truth:
         return False
 
     def registered(self) -> frozenset[BookieId]:
-        """The bookies that are registered now."""
+        """Return the currently registered bookies."""
         names: set[str] = set()
         for is_read_only in (False, True):
             path = available_path(ROOT, is_read_only=is_read_only)
@@ -472,7 +475,7 @@ class Truth:
         return frozenset(BookieId(name) for name in names if name != READ_ONLY)
 
     def registration_changes(self) -> int:
-        """Registrations that appeared or vanished so far."""
+        """Return the number of registrations created or removed so far."""
         stats = [self.cell.stat(available_path(ROOT, is_read_only=is_read_only)) for is_read_only in (False, True)]
         return sum(stat.children_version for stat in stats if stat is not None)
 
@@ -485,7 +488,7 @@ class Truth:
             self.fail("I3", f"{who} sealed {ledger_id} with length {new.length}, its entries have {length}")
 
     def _check_owner(self, who: str, ledger_id: LedgerId, old: LedgerMetadata, new: LedgerMetadata) -> None:
-        """I8 and I17: closed fragments change by replacing members, who must hold everything; ids and order stand."""
+        """Check I8 and I17: closed fragments only replace members, new members hold every entry, ids and order stay."""
         shared = [fragment.first_entry_id for fragment in new.fragments[: len(old.fragments)]]
         kept = old.fragments if new.fragments[: len(old.fragments)] == old.fragments else None
         if kept is None:
@@ -514,9 +517,9 @@ class Truth:
             self.fail("I8", f"{who} changed the open end of {ledger_id}: {describe(old)} to {describe(new)}")
 
     def _task_gone(self, who: str, ledger_id: LedgerId, before: bytes) -> None:
-        """I18: at that moment the bookies the task named are not members, or hold everything; or the ledger is gone.
+        """Check I18: the bookies named by the task are no longer members or hold every entry, or the ledger is deleted.
 
-        Not asked of the last two fragments of an unclosed ledger: whoever closes it marks what is short there.
+        The last two fragments of an unclosed ledger are exempt: the client that closes it marks their missing copies.
         """
         metadata = self.metadata.get(ledger_id)
         self.trace.event(who, f"completed task {ledger_id}")
@@ -546,16 +549,16 @@ class Truth:
         return False
 
     def _copies(self, metadata: LedgerMetadata, ledger_id: LedgerId, entry_id: EntryId) -> int:
-        """Members of the stored write set that acknowledged the entry."""
+        """Return how many members of the stored write set acknowledged the entry."""
         holders = self.of(ledger_id).holders[entry_id]
         return sum(bookie in holders for bookie in _write_set(metadata, entry_id))
 
     def _lost(self, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> bool:
-        """Whether an earlier disk of this bookie held the entry, and metadata still counts on the bookie for it.
+        """Whether an earlier disk of this bookie held the entry, and the metadata still places the entry on the bookie.
 
-        An entry whose write set names it no more was moved off it, though the ledger may name it elsewhere by now: the
-        denial is that of a bookie which need not hold it, and whoever asks by older metadata has to read that again
-        first. Nor does a bookie need to hold what was deleted: new disks do not find such a ledger.
+        If the write set of an entry no longer names the bookie, the entry was moved off it, even if the ledger names
+        the bookie elsewhere. The bookie may deny it, and a client with older metadata has to read the metadata again
+        first. A bookie need not hold a deleted ledger either: new disks do not find it.
         """
         if self.of(ledger_id).is_deleted or bookie in self._forgetful:
             return False
@@ -566,7 +569,7 @@ class Truth:
 
 
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
-    """The bookies that should hold an entry."""
+    """Return the bookies of an entry by the metadata."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return [members[position] for position in metadata.stripe.write_set(entry_id)]
 
@@ -584,12 +587,12 @@ def _places_entries(metadata: LedgerMetadata, bookie: BookieId) -> bool:
 
 
 def packet_lac(packet: bytes) -> int:
-    """The last add confirmed in a stored entry."""
+    """Return the last add confirmed in a stored entry."""
     return int.from_bytes(packet[16:24], "big", signed=True)
 
 
 def describe(metadata: LedgerMetadata) -> str:
-    """Metadata in one line."""
+    """Return the metadata in one line."""
     fragments = " ".join(f"{f.first_entry_id}:[{','.join(f.members)}]" for f in metadata.fragments)
     end = "" if metadata.last_entry_id is None else f" last {metadata.last_entry_id} length {metadata.length}"
     quorums = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"

@@ -1,7 +1,7 @@
-"""What distinguishes histories of one profile: the settings, the kind of bookies, and how many auditors there are.
+"""The differences between histories of one profile: the settings, the kind of bookies, and the number of auditors.
 
-Half of the histories use small settings, so that every bound is reached within seconds. The other half use the default
-settings of the product, on a time scale that suits them: pauses, faults and sessions last eight times as long.
+Half of the histories use small settings, to reach every bound within seconds. The other half use the default settings
+of the product, on a suitable time scale: pauses, faults and sessions last eight times as long.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _URI: Final = "zk://simulated/ledgers"
 _PULLING_SHARE: Final = 0.3
 _RACKS_SHARE: Final = 0.3
 FIRST_WITH_RACKS: Final = 10_000_000_000
-"""Smaller seeds of the corpus and of planted defects were found without racks, so their histories stay as they were; of
-those, only the profile ``placement`` has racks."""
+"""Histories of smaller seeds have no racks, apart from the profile ``placement``. The seeds of the corpus and of
+planted defects were found without racks, and keep their histories."""
 FIRST_WITH_JOURNALS: Final = 20_000_000_000
-"""In histories of smaller seeds every bookie has one journal, as when they were found."""
+"""In histories of smaller seeds every bookie has one journal, as at the time they were found."""
 FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
 """Fresh seeds begin here. In histories of smaller seeds every bookie has one ledger directory."""
 
@@ -75,14 +75,14 @@ class Bookies(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """See the module docstring.
+    """The variation of one history.
 
     Attributes:
         is_default: whether the product's default settings apply.
-        bookies: which kind of bookies there are.
+        bookies: the kind of bookies.
         auditors: how many auditors look at the cluster.
         is_pulling: whether workers let bkheal's bookies copy from each other.
-        racks: seed of the racks that the bookies are in; None: nothing is known of racks, unless the profile has them.
+        racks: seed of the racks of the bookies; None: the topology is empty, unless the profile has racks.
         journals: seed of how many journals each of bkheal's bookies has; None: one.
         directories: seed of how many ledger directories each of bkheal's bookies has; None: one.
     """
@@ -97,42 +97,42 @@ class Variation:
 
     @property
     def scale(self) -> float:
-        """By how much everything takes longer."""
+        """The factor of all times."""
         return SLOW if self.is_default else 1.0
 
     @property
     def storage(self) -> StorageSettings:
-        """Of every bookie."""
+        """The storage settings of every bookie."""
         return StorageSettings() if self.is_default else SMALL_STORAGE
 
     @property
     def silent_s(self) -> float:
-        """After which time a ledger directory that does not answer is out of use."""
+        """The time after which a silent ledger directory is out of use."""
         return SILENT_S if self.is_default else SMALL_SILENT_S
 
     def client(self, add_timeout_s: float | None = None) -> ClientSettings:
-        """Of clients; ``add_timeout_s`` replaces that of the small settings."""
+        """Return the settings of clients; ``add_timeout_s`` replaces the value of the small settings."""
         if self.is_default:
             return ClientSettings()
         return SMALL_CLIENT if add_timeout_s is None else replace(SMALL_CLIENT, add_timeout_s=add_timeout_s)
 
     def replicator(self, bytes_per_second: int = 0) -> ReplicatorSettings:
-        """Of every worker, with a rate of its own."""
+        """Return the settings of every worker, with its own rate."""
         settings = ReplicatorSettings(_URI) if self.is_default else SMALL_REPLICATOR
         return replace(settings, bytes_per_second=bytes_per_second, is_pulling=self.is_pulling)
 
     def collector(self, interval_s: float, confirm_after_s: float) -> CollectorSettings:
-        """Of every bookie's collector, which always runs far too often."""
+        """Return the settings of every bookie's collector, which always runs far too often."""
         if self.is_default:
             return CollectorSettings(interval_s=interval_s)
         return CollectorSettings(interval_s=interval_s, confirm_after_s=confirm_after_s, suspects_per_s=20.0)
 
     def journals_of(self, name: str) -> int:
-        """How many journals one of bkheal's bookies has, in all of its lives. No other event depends on this draw."""
+        """Return the number of journals of one of bkheal's bookies, for all its lives. No other event depends on it."""
         return 1 if self.journals is None else random.Random(f"journals {self.journals} {name}").choice((1, 2))
 
     def ledger_directories_of(self, name: str) -> int:
-        """How many ledger directories one of bkheal's bookies has. No other event depends on this draw."""
+        """Return the number of ledger directories of one of bkheal's bookies. No other event depends on it."""
         return 1 if self.directories is None else random.Random(f"ledgers {self.directories} {name}").choice((1, 2, 3))
 
     def is_apache(self, rng: random.Random) -> bool:

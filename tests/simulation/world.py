@@ -1,4 +1,4 @@
-"""The cluster of one history: the store, the network, bookies and clients, and the oracles that watch them."""
+"""The cluster of one history: the store, the network, bookies and clients, and their oracles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESTART_S: Final = 2.0
 
 
 class SimWorld:
-    """See the module docstring.
+    """The cluster of one history.
 
     Attributes:
         faults_fired: how many faults took effect, by name.
@@ -77,20 +77,20 @@ class SimWorld:
         self.bytes_per_second = 0
         """Rate of each worker's copies; 0: no bound."""
         self.limits: CopyLimits | None = None
-        """The limits on copying of the whole cluster; None: there are none."""
+        """The copy limits of the whole cluster; None: there are none."""
         self.limits_changed_s = 0.0
         self.counts_cost = False
-        """Whether the history has so many small tasks that their mean cost can be judged."""
+        """Whether the history has enough small tasks to judge their mean cost."""
         self.topology = Topology()
-        """The racks of the bookies, also of those that have not joined yet; empty: nothing is known of racks."""
+        """The racks of the bookies, including future ones; empty without racks."""
         self.flip_share = 0.0
-        """Share of the entries that a bookie reads from another one and that are damaged on their way."""
+        """Share of the entries damaged on their way from one bookie to another."""
         self.marks_misplaced = False
         """Whether auditors mark ledgers for better placement."""
         self.points: FaultPoints
         self._fault_times_s: list[float] = []
         self.on_lost_disks: Callable[[SimBookie], None] = lambda node: None
-        """Called if an operator notices that a bookie has lost its disks."""
+        """Called if an operator notices the lost disks of a bookie."""
         self.on_event: Callable[[str, LedgerId | None, str], None] = lambda kind, ledger_id, where: None
 
     async def found(self, bookie_names: list[str]) -> None:
@@ -105,28 +105,32 @@ class SimWorld:
             await self.bookies[name].begin()
 
     async def join(self, name: str) -> None:
-        """Start a bookie that was never there before."""
+        """Start a new bookie."""
         self.bookies[name] = SimBookie(self, name, is_apache=self.variation.is_apache(self.rng))
         await self.bookies[name].begin()
 
     def placement(self) -> Placement:
-        """What a process chooses bookies by."""
+        """Return the placement policy of a process."""
         return Placement(topology=self.topology)
 
     def session(self, process: Process, rng: random.Random, faults: StoreFaults | None = None) -> SimStore:
-        """A session of ``process`` with the store."""
+        """Return a new session of ``process`` with the store."""
         store = SimStore(self.cell, process, self.loop, rng, faults or StoreFaults(), self.trace)
         self.truth.roles[store.session.session_id] = process.name
         return store
 
     def client(self, name: str) -> SimClient:
-        """A new process beside the bookies."""
+        """Create a process other than a bookie."""
         client = SimClient(self, name)
         self.clients.append(client)
         return client
 
     async def open_storage(self, node: SimBookie) -> tuple[LedgerStorage, str]:
-        """Decide who a starting bookie is and open its disks, as the real process does; its storage and incarnation."""
+        """Decide the identity of a starting bookie and open its disks, as the real process does.
+
+        Returns:
+            Its storage and its incarnation.
+        """
         if node.is_journal_to_be_damaged:
             await node.damage_journal()
         name = node.process.name
@@ -190,7 +194,7 @@ class SimWorld:
         return await LedgerStorage.open(journal, ledgers, node.index, settings, node.clock, more_journals=more)
 
     async def _note_salvaged(self, node: SimBookie, storage: LedgerStorage) -> None:
-        """What is still there after a salvage is promised again."""
+        """Note the entries left after a salvage as promised again."""
         after = -1
         while ledger_ids := await storage.ledger_ids(after):
             for ledger_id in ledger_ids:
@@ -210,43 +214,43 @@ class SimWorld:
         node.collecting = node.process.run("collect", collector.run())
 
     def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
-        """Something happened, maybe at a bookie, at which a fault may strike."""
+        """Handle an event, perhaps at a bookie, at which a fault may strike."""
         if not self.is_healing:
             self.on_event(kind, ledger_id, where)
 
     def about_to_mark(self, who: str, known: frozenset[BookieId], registered: frozenset[BookieId]) -> None:
-        """I24: nothing is published while more bookies are gone than any cluster loses at once."""
+        """Check I24: nothing is published while more bookies are missing than any cluster loses at once."""
         missing = known - registered
         if 2 * len(missing) > len(known):
             self.truth.fail("I24", f"{who} marks ledgers while {len(missing)} of {len(known)} bookies are gone")
 
     def remove(self, path: str) -> None:
-        """Delete a node, if it is there, as an operator may."""
+        """Delete a node if it exists, as an operator may."""
         if self.cell.stat(path) is not None and not self.is_healing:
             self.cell.delete(path, ANY_VERSION)
 
     def lose_kind(self, host: str, kind: str, seconds: float) -> None:
-        """Lose every message of one kind to a bookie for a while, whoever sends it."""
+        """Lose every message of one kind to a bookie for a while, from every sender."""
         self.network.lost_kinds.add((host, kind))
         self.loop.call_later(seconds, self.network.lost_kinds.discard, (host, kind))
 
     def note_limits(self, limits: CopyLimits | None) -> None:
-        """The limits on copying of the whole cluster have changed. Their requests are not the cost of a task."""
+        """Note a change of the copy limits of the whole cluster. Their requests do not count as the cost of a task."""
         self.limits, self.limits_changed_s = limits, self.loop.time()
         self.counts_cost = False
         self.repairs.limits.changed()
 
     def note_fault(self, name: str) -> None:
-        """A fault took effect."""
+        """Note the effect of a fault."""
         self.faults_fired[name] = self.faults_fired.get(name, 0) + 1
         self._fault_times_s.append(self.loop.time())
 
     def note_return(self) -> None:
-        """A bookie that was lost for good is back: a copy that replaces it is interrupted, as by a fault."""
+        """Note the return of a permanently lost bookie. It interrupts a copy to its replacement, as a fault does."""
         self._fault_times_s.append(self.loop.time())
 
     def faults_since(self, time_s: float) -> int:
-        """How many faults took effect since then; of those that last, the beginning counts."""
+        """Return how many faults took effect since then. A lasting fault counts at its beginning."""
         return len(self._fault_times_s) - bisect_left(self._fault_times_s, time_s)
 
     @property
@@ -255,15 +259,15 @@ class SimWorld:
         return self.points.is_on
 
     def points_fired(self, name: str) -> int:
-        """How often a fault point was taken."""
+        """Return how often a fault point was taken."""
         return self.points.fired.get(name, 0)
 
     def lock_names(self) -> tuple[str, ...]:
-        """The locks of ledgers that there are now."""
+        """Return the names of the present ledger locks."""
         return self.cell.children(locks_path(ROOT)).names
 
     def collector_confirm_s(self) -> float:
-        """How long a collector waits between two looks."""
+        """Return the pause of a collector between two looks."""
         return self.variation.collector(1.0, self.session_s + 1.0).confirm_after_s
 
     def is_reachable(self, who: str) -> bool:
@@ -281,23 +285,23 @@ class SimWorld:
         return process.is_alive and session.is_connected and not is_slow and not is_held
 
     def registered_since_s(self, bookie: BookieId) -> float:
-        """Since when a bookie has been registered, by the time of its node; infinity if it is not."""
+        """Return the registration time of a bookie, by the time of its node; infinity if it is not registered."""
         paths = [bookie_path(ROOT, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
         stats = [self.cell.stat(path) for path in paths]
         return max((stat.ctime_ms / 1000 for stat in stats if stat is not None), default=float("inf"))
 
     def bookie_failed(self, node: SimBookie) -> None:
-        """A bookie's storage stopped: its process exits, and is started again."""
+        """Handle the stop of a bookie's storage: its process exits and restarts."""
         node.crash(is_power_lost=False)
         self.start_later(node, self.rng.random() * RESTART_S * self.variation.scale)
 
     def operator(self) -> SimClient:
-        """The process in which an operator works."""
+        """Return the process of the operator."""
         found = next((client for client in self.clients if client.process.name == "operator"), None)
         return found or self.client("operator")
 
     async def set_read_only(self, node: SimBookie, *, is_read_only: bool) -> None:
-        """Let a bookie refuse new entries and register as read-only, or no more so."""
+        """Let a bookie refuse new entries and register as read-only, or make it writable again."""
         if not node.is_listening:
             return
         self.trace.event(node.process.name, "is read-only" if is_read_only else "is writable")
@@ -308,12 +312,12 @@ class SimWorld:
             self.read_only_since_s[node.bookie] = self.loop.time()
 
     def bookie_lost_its_disks(self, node: SimBookie) -> None:
-        """A bookie of Apache's serves on new disks, which the store does not show. An operator may notice it."""
+        """Handle an Apache bookie on new disks, which the store does not show. An operator may notice it."""
         if self.rng.random() < 0.6:
             self.on_lost_disks(node)
 
     def bookie_is_broken(self, node: SimBookie, error: BkhealError) -> None:
-        """A bookie refuses its disks."""
+        """Record a bookie's refusal of its disks as a violation."""
         self.truth.fail("J", f"{node.process.name} does not start any more: {error}")
 
     def start_later(self, node: SimBookie, seconds: float) -> None:
@@ -325,5 +329,5 @@ class SimWorld:
             node.begin()
 
     def living_bookies(self) -> list[SimBookie]:
-        """Bookies whose process runs."""
+        """Return the bookies with a running process."""
         return [node for node in self.bookies.values() if node.process.is_alive]

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback in the place of another program's admin API."""
+"""A small HTTP server on loopback as a replacement for another program's admin API."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that arrived."""
+    """A received request."""
 
     method: str
     path: str
-    """As it was sent, with its query."""
+    """The sent path, with its query."""
     headers: dict[str, str]
     body: bytes
 
@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass
 class AdminApi:
-    """What the server was asked, and how it answers."""
+    """The requests to the server, and its answers."""
 
     reply: Callable[[Asked], Reply] = lambda asked: Reply()
     asked: list[Asked] = field(default_factory=list)
@@ -40,7 +40,7 @@ class AdminApi:
 
 @contextmanager
 def serving(reply: Callable[[Asked], Reply] = lambda asked: Reply(), host: str = "127.0.0.1") -> Iterator[AdminApi]:
-    """Serve until the end; requests are answered side by side."""
+    """Serve until the end of the block, with concurrent answers."""
     api = AdminApi(reply)
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A server on loopback that answers as the admin server of ZooKeeper does, or does not."""
+"""A server on loopback with the answers of ZooKeeper's admin server, or with wrong ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Answer:
-    """What the server sends."""
+    """The answer of the server."""
 
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=lambda: {"last_zxid": "0x200000005"})
     sent: int | None = None
-    """Bytes that are sent of the body; None: all."""
+    """Number of sent bytes of the body; None: all."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Paths and authorizations of requests."""
 

@@ -1,4 +1,4 @@
-"""One bookie on disks in memory, served on a loopback port with its administration, in a thread of its own."""
+"""One bookie on disks in memory, served on a loopback port with its administration, in a separate thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPERATE, READ = make_token("olga", Role.OPERATE), make_token("rita", Role.READ)
 
 @dataclass
 class Administered:
-    """``thread`` runs everything; a test calls from its own."""
+    """A bookie with its administration. ``thread`` runs everything; a test calls from its own thread."""
 
     thread: LoopThread
     cluster: MemoryCluster
@@ -59,7 +59,7 @@ class Administered:
 async def open_administered(
     home: Path, access: AdministrationAccess, port: int, unsent_bytes: Callable[[], int] = lambda: 0
 ) -> tuple[MemoryCluster, AdministrationServicer, Node, RegistrationKeeper]:
-    """A registered bookie with its administration, which nothing serves yet; a world stops the last one in the end."""
+    """Open a registered bookie with its administration, not served yet. The caller stops the keeper in the end."""
     clock, rng = SystemClock(), random.Random(1)
     cluster = await MemoryCluster(clock).found()
     bookie = await open_bookie(clock)
@@ -119,7 +119,7 @@ def administered(
     allow_anonymous_write: bool = False,
     tls: TlsSettings | None = None,
 ) -> Iterator[Administered]:
-    """A bookie with the tokens of ``OPERATE`` and ``READ``, which neither scrubs nor collects before it is asked to."""
+    """Serve a bookie with the tokens ``OPERATE`` and ``READ``. It scrubs and collects only on request."""
     tokens = home / "tokens"
     tokens.write_text(f"{OPERATE.line}\n{READ.line}\n")
     thread = LoopThread()

@@ -67,7 +67,7 @@ def long_poll(beyond: int, wait_ms: int | None, *, entry_id: int = -1, wants_ent
 
 
 class ProtocolWorld:
-    """A bookie that is asked in frames. Use ``create``, and ``close`` in the end."""
+    """A bookie for requests in frames. Use ``create``, and ``close`` in the end."""
 
     def __init__(self, bookie: MemoryBookie) -> None:
         self.storage, self.service, self.index = bookie.storage, bookie.service, bookie.index
@@ -79,7 +79,7 @@ class ProtocolWorld:
         return cls(await open_bookie())
 
     async def ask(self, message: pb.Request) -> pb.Response:
-        """The answer over version 3, with the same status at the top and in its part."""
+        """Return the answer over version 3, with the same status at the top and in its part."""
         response = pb.Response.FromString(await self.answered(self.v3.decode(message.SerializeToString())))
         assert (response.header.version, response.header.operation, response.header.txnId) == (
             pb.VERSION_THREE,
@@ -99,14 +99,14 @@ class ProtocolWorld:
         return v2.decode_response(await self.answered(self.v2.decode(v2.encode_request(message))))
 
     async def answered(self, request: Request) -> bytes:
-        """The body of the answer to a request by itself."""
+        """Return the body of the answer to a single request."""
         if not isinstance(request, Add):
             return await self.answering.one(request)
         [body] = await self.added([request])
         return body
 
     async def added(self, adds: Sequence[Add]) -> list[bytes]:
-        """The bodies of the answers to adds that make up one group."""
+        """Return the bodies of the answers to adds in one group."""
         groups = AddGroups()
         for add in adds:
             groups.add(add.kind, [add.packet], [add.accepted])

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
-"""A name from outside."""
+"""A hostile name from outside."""
 
 
 class TwinControl:
@@ -72,12 +72,12 @@ class TwinControl:
         self.problems: tuple[str, ...] = ()
         self.windows: tuple[Window, ...] = ()
         self.may_start = asyncio.Event()
-        """Starting a run waits for it."""
+        """The start of a run waits for it."""
         self.may_start.set()
         self.leader = "auditor-0:3181"
         self.started = 0
         self.options: dict[str, Mapping[str, Any]] = {}
-        """Of each run that was started."""
+        """The options of each started run."""
         self.paused_kinds: dict[RunKind, KindPause] = {}
         self.changed = asyncio.Condition()
         self._runs: dict[str, RunRecord] = {}
@@ -180,13 +180,13 @@ class TwinControl:
             return self._runs[run_id]
 
     async def put(self, run: RunRecord) -> None:
-        """A run as it is from now on."""
+        """Set the present state of a run."""
         async with self.changed:
             self._runs[run.run_id] = run
             self.changed.notify_all()
 
     async def finish(self, run_id: str) -> None:
-        """The run comes to its end."""
+        """End a run with findings."""
         ended = replace(
             self._runs[run_id], state=RunState.DONE, verdict="findings", exit_code=1, finished_ms=NOW_MS + 5_000,
             findings={"critical": 2}, ledgers=10, detail=EVIL, report="reports/x/summary.json",
@@ -300,7 +300,7 @@ class TwinUpkeep:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer as it came over the wire."""
+    """An answer received over the wire."""
 
     status: int
     headers: Mapping[str, str]
@@ -312,7 +312,7 @@ class Reply:
 
     @property
     def problem(self) -> str:
-        """Name of the problem in it."""
+        """The name of its problem."""
         assert self.headers["Content-Type"].startswith("application/problem+json")
         jsonschema.validate(self.json, dict(SCHEMAS["Problem"]))
         assert self.json["status"] == self.status
@@ -379,7 +379,7 @@ async def running(
     peers: PeerReports | None = None,
     **changes: Any,
 ) -> AsyncIterator[ApiWorld]:
-    """A face that runs while the block does."""
+    """Run a face during the block."""
     settings, tokens = settings_in(directory, **changes)
     control, operations, clock, upkeep = TwinControl(), TwinOperations(), ManualClock(), TwinUpkeep()
     await upkeep.fill()

@@ -1,4 +1,4 @@
-"""The clocks of the tests: a manual one, which the test moves, and a virtual one, which shows an event loop's time."""
+"""The clocks of the tests: a manual one, moved by the test, and a virtual one with the time of an event loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EPOCH_MS: Final = 1_700_000_000_000
 
 
 class ManualClock(Clock):
-    """Time that moves when the test sets ``now_s``.
+    """A clock whose time moves when the test sets ``now_s``.
 
     A sleep lasts until the test has moved the time far enough. With ``turns``, a sleep moves the time itself and ends
     after that many turns of the event loop.
 
     Attributes:
-        sleepers: how many sleeps have not ended.
+        sleepers: number of unfinished sleeps.
     """
 
     def __init__(self, start_s: float = 0.0, *, turns: int | None = None) -> None:
@@ -64,7 +64,7 @@ class ManualClock(Clock):
 
 
 class VirtualClock(Clock):
-    """The time of the running event loop, which is virtual in the tests that use it.
+    """The time of the running event loop, which is virtual in its tests.
 
     Attributes:
         skew_ms: how far the date is ahead of the true one; a test may change it at any time. The monotonic time never

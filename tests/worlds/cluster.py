@@ -1,7 +1,7 @@
 """One cluster for the tests: metadata and disks in memory, bookies in this process, and a network between them.
 
-``MemoryCluster`` is the whole. A test that needs less takes ``formatted`` or ``open_bookie``. A test that needs more
-derives a world of its own.
+``MemoryCluster`` is the whole cluster. ``formatted`` and ``open_bookie`` are parts of it for smaller tests. Tests with
+larger needs derive their own world.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from tests.worlds.clocks import VirtualClock
 ROOT = "/ledgers"
 PORT = 3181
 VERSION = "1.2.3"
-"""The version that every bookie reports."""
+"""The version reported by every bookie."""
 
 
 async def formatted(
     store: MetadataStore, root: str = ROOT, kind: LayoutKind = LayoutKind.HIERARCHICAL, *, seed: int = 1
 ) -> Cluster:
-    """Make a cluster on the store; ``seed`` decides its instance id."""
+    """Make a cluster on the store. ``seed`` determines its instance id."""
     await format_cluster(store, root, kind, rng=random.Random(seed))
     return await open_cluster(store, root)
 
 
 def service_info(name: str, incarnation: str = "", *, can_copy: bool = False) -> ServiceInfo:
-    """What a bookie of that name registers. Empty: a bookie that reports no disks."""
+    """Return the registration of a bookie of this name. Without an incarnation, it reports no disks."""
     properties = ((PROPERTY_INCARNATION, incarnation),) if incarnation else ()
     if can_copy:
         properties = ((PROPERTY_CAN_COPY, "true"), *properties)
@@ -58,7 +58,7 @@ def service_info(name: str, incarnation: str = "", *, can_copy: bool = False) ->
 
 @dataclass(slots=True)
 class MemoryBookie:
-    """A bookie on disks in memory, which is not registered and which nothing reaches."""
+    """A bookie on disks in memory, neither registered nor reachable."""
 
     journal: MemoryDisk
     ledgers: MemoryDisk
@@ -75,7 +75,7 @@ async def open_bookie(
     limits: ServiceLimits | None = None,
     copying: Copying | None = None,
 ) -> MemoryBookie:
-    """Open a bookie on empty disks, which copies from others if it has ``copying``."""
+    """Open a bookie on empty disks. It copies from others if it has ``copying``."""
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     storage = await LedgerStorage.open(journal, ledgers, index, settings or StorageSettings(), clock or SystemClock())
     service = BookieService(storage, ledgers, BookieIdentity(incarnation, VERSION), limits or ServiceLimits(), copying)
@@ -87,8 +87,8 @@ class MemoryCluster:
 
     Attributes:
         store: the test's own session with the metadata store; the services of the cluster use it.
-        storages: of the bookies that run.
-        services: the same bookies, as the network reaches them.
+        storages: the storages of the running bookies.
+        services: the services of the same bookies, for the network.
     """
 
     cluster: Cluster
@@ -103,13 +103,13 @@ class MemoryCluster:
         self.storages: dict[BookieId, LedgerStorage] = {}
         self.services: dict[BookieId, BookieService] = {}
         self.copying: set[str] = set()
-        """Bookies that register that they copy from others."""
+        """Bookies that register the ability to copy from others."""
         self._sessions: list[MemoryStore] = []
         self._transports: list[MemoryTransport] = []
         self.store = self.session()
 
     async def found(self, *, seed: int = 1) -> Self:
-        """Make the cluster; ``seed`` decides which ids ``ledgers`` proposes."""
+        """Make the cluster. ``seed`` determines the ids proposed by ``ledgers``."""
         self.cluster = await formatted(self.store)
         self.registrations = Registrations(self.store, self.cluster)
         self.ledgers = LedgerStore(self.store, self.cluster, random.Random(seed))
@@ -118,18 +118,18 @@ class MemoryCluster:
         return self
 
     def session(self, fault_hook: FaultHook | None = None) -> MemoryStore:
-        """Another session with the metadata store."""
+        """Return another session with the metadata store."""
         self._sessions.append(MemoryStore(self.cell, fault_hook=fault_hook))
         return self._sessions[-1]
 
     async def add_bookies(self, bookies: str, *, incarnation: str = "") -> None:
-        """Start bookies, whose names spaces separate, and register them."""
+        """Start bookies, with their names separated by spaces, and register them."""
         for name in bookies.split():
             await self.start_bookie(name, incarnation=incarnation)
             await self.register(name, incarnation=incarnation)
 
     async def start_bookie(self, name: str, *, incarnation: str = "") -> None:
-        """Let a bookie serve from empty disks, also in place of others."""
+        """Let a bookie serve from empty disks, perhaps in place of its present ones."""
         bookie_id = BookieId(name)
         if (before := self.storages.get(bookie_id)) is not None:
             await before.close()
@@ -138,11 +138,11 @@ class MemoryCluster:
         self.listen(name)
 
     def listen(self, name: str) -> None:
-        """Let a bookie be reachable."""
+        """Make a bookie reachable."""
         self.network.listen(name, PORT, self.services[BookieId(name)])
 
     def hang_up(self, *names: str) -> None:
-        """Let bookies be unreachable. They stay registered."""
+        """Make bookies unreachable. They stay registered."""
         for name in names:
             self.network.hang_up(name, PORT)
 
@@ -156,7 +156,7 @@ class MemoryCluster:
             await self.registrations.unregister(BookieId(name))
 
     def memory_transport(self, store: MemoryStore) -> MemoryTransport:
-        """Connections of a client's own."""
+        """Return separate connections for a client."""
         resolver = RegistrationResolver(Registrations(store, self.cluster), self.clock)
         self._transports.append(MemoryTransport(resolver, self.network))
         return self._transports[-1]
@@ -164,7 +164,7 @@ class MemoryCluster:
     def client_ports(
         self, transport: Transport, settings: ClientSettings, store: MemoryStore, *, seed: int = 0
     ) -> ClientPorts:
-        """Ports of a client whose session is ``store``; ``seed`` decides all that it chooses at random."""
+        """Return the ports of a client with the session ``store``. ``seed`` determines its random choices."""
         rng = random.Random(seed)
         return ClientPorts(
             ledgers=LedgerStore(store, self.cluster, rng),
@@ -178,7 +178,7 @@ class MemoryCluster:
         )
 
     def break_bookie(self, bookie: BookieId, *, is_broken: bool = True) -> None:
-        """Let a bookie be unreachable for all clients that there are, or reachable again."""
+        """Make a bookie unreachable for all present clients, or reachable again."""
         for transport in self._transports:
             transport.faults(bookie).is_unreachable = is_broken
 

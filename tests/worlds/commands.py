@@ -1,4 +1,4 @@
-"""A cluster in memory whose commands run in this process, each with a session of its own."""
+"""A cluster in memory. Its commands run in this process, each with its own session."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class CommandCluster:
         self.cell = MemoryCell()
         self.clock: Clock = SystemClock()
         self.keeper = MemoryStore(self.cell)
-        """A session that outlives the commands, with the registrations."""
+        """A session with the registrations, which outlives the commands."""
 
     @asynccontextmanager
     async def connected(self, uri: str, **_: Any) -> AsyncIterator[Any]:
-        """As ``auditor.cli.cluster.changing.connected``."""
+        """Connect as ``auditor.cli.cluster.changing.connected`` does."""
         store = MemoryStore(self.cell)
         cluster = await open_cluster(store, ROOT)
         ports = ClientPorts(

@@ -1,4 +1,4 @@
-"""What a browser would see of a page."""
+"""The contents of a page as in a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VOID: Final = {"meta", "input"}
 
 
 class Reader(HTMLParser):
-    """Keeps what a browser would see: elements, their attributes, and text; notes what does not nest."""
+    """A parser that keeps elements, their attributes and text, and checks the nesting."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A Kerberos server of MIT on this machine, for the time of a test: one realm, principals, and their keys in files."""
+"""A Kerberos server of MIT on this machine during a test: one realm, principals, and their keys in files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ kdc_tcp_listen = 127.0.0.1:{port}
 
 
 class Realm:
-    """Principals that exist, in a directory that contains the keys of each."""
+    """A realm with its principals, in a directory with their keys."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -54,11 +54,11 @@ class Realm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs of this realm."""
+        """The environment of programs in this realm."""
         return {"KRB5_CONFIG": str(self.configuration), "KRB5_KDC_PROFILE": str(self.directory / "kdc.conf")}
 
     def keytab(self, principal: str) -> Path:
-        """Create the principal; the file with its key."""
+        """Create the principal, and return the file with its key."""
         target = self.directory / f"{principal.replace('/', '-')}.keytab"
         self.run("kadmin.local", "-r", REALM, "-q", f"addprinc -randkey {principal}")
         self.run("kadmin.local", "-r", REALM, "-q", f"ktadd -k {target} {principal}")
@@ -71,7 +71,7 @@ class Realm:
 
 @asynccontextmanager
 async def a_realm(directory: Path) -> AsyncIterator[Realm]:
-    """A realm whose server runs until the end of the block."""
+    """Run the server of a realm until the end of the block."""
     directory.mkdir(parents=True, exist_ok=True)
     realm, port = Realm(directory), free_loopback_port(random.Random(str(directory)))
     realm.configuration.write_text(CONFIGURATION.format(realm=REALM, port=port))

@@ -1,4 +1,4 @@
-"""Ledgers of the tests: names, metadata in one line, and entries as their writer packs them."""
+"""The ledgers of the tests: names, metadata in one line, and entries as packed by their writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORD = b"secret"
 
 
 def names(text: str) -> tuple[BookieId, ...]:
-    """Bookies by their names, which spaces separate."""
+    """Return bookies from their names, separated by spaces."""
     return tuple(map(BookieId, text.split()))
 
 
@@ -31,7 +31,7 @@ def make_metadata(
     digest_type: DigestType = DigestType.CRC32C,
     length: int = 0,
 ) -> LedgerMetadata:
-    """Metadata with these (first entry, members); closed at ``last`` unless that is None."""
+    """Return metadata with these (first entry, members), closed at ``last`` unless it is None."""
     parts = tuple(Fragment(EntryId(first), names(members)) for first, members in fragments)
     size = len(parts[0].members)
     metadata = LedgerMetadata(size, *quorum, parts, state, digest_type=digest_type, password=PASSWORD)
@@ -41,7 +41,7 @@ def make_metadata(
 def make_packets(
     ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
 ) -> dict[EntryId, bytes]:
-    """Stored forms of entries 0 to ``count - 1``, as their writer packs them."""
+    """Return the stored forms of entries 0 to ``count - 1``, as packed by their writer."""
     digest = digest_for(digest_type, PASSWORD)
     rng = random.Random(ledger_id)
     return {
@@ -51,7 +51,7 @@ def make_packets(
 
 
 def should_hold(metadata: LedgerMetadata, bookie: str, entry_ids: Iterable[EntryId]) -> list[EntryId]:
-    """Entries that the metadata places on a bookie, ascending."""
+    """Return the entries placed on a bookie by the metadata, ascending."""
     return [
         entry_id
         for entry_id in sorted(entry_ids)

@@ -91,7 +91,7 @@ class LogWorld(MemoryCluster):
         return Versioned(ledger_id, decoded(node.data), node.stat.version)
 
     async def log_ledgers(self) -> list[LedgerId]:
-        """Every ledger in the store that was made for the log."""
+        """Return every ledger in the store made for the log."""
         client = self.client(99)
         return [ledger_id async for ledger_id in client.ledgers(custom={LOG_METADATA_KEY: NAME.encode()})]
 

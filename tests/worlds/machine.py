@@ -1,4 +1,4 @@
-"""The disks of one bookie, and a power switch that stops its process before any of their operations."""
+"""The disks of one bookie, and a power switch to stop its process before any disk operation."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SMALL = StorageSettings(
     read_ahead_bytes=400,
     read_ahead_entries=3,
 )
-"""Every bound is met many times in a short history."""
+"""Small settings: a short history reaches every bound many times."""
 
 
 class PowerSwitch:
-    """A ``before`` hook that stops the world after the operation with a given number; full disks on request.
+    """A ``before`` hook to stop the process after the operation with a given number. On request, disks become full.
 
     Attributes:
-        count: operations so far, this one included.
+        count: number of operations so far, including the present one.
         before_each: called before each operation.
     """
 
@@ -80,7 +80,7 @@ class Machine:
     more_journals: list[MemoryDisk] = field(default_factory=list)
 
     async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:
-        """Run ``work`` until it is done or the power goes; whether it was done."""
+        """Run ``work`` to its end or to the loss of power. Return whether it ended."""
         for disk in (self.journal, self.ledgers, *self.more, *self.more_journals):
             disk.before = switch
         self.index.before = switch
@@ -98,7 +98,7 @@ class Machine:
         return is_done
 
     def after_power_loss(self, seed: int) -> Machine:
-        """The machine as a power loss at this moment leaves it; this one can go on."""
+        """Return the machine after a power loss at this moment. The original can continue."""
         rng = random.Random(seed)
         return replace(
             self,
@@ -110,7 +110,7 @@ class Machine:
         )
 
     def after_kill(self) -> Machine:
-        """The machine as a kill of the process at this moment leaves it; this one can go on."""
+        """Return the machine after a kill of the process at this moment. The original can continue."""
         return replace(
             self,
             journal=self.journal.restarted(),

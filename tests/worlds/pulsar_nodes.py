@@ -1,4 +1,4 @@
-"""Nodes of Pulsar's topics, subscriptions and schemas, and ledgers as Pulsar makes them."""
+"""Nodes of Pulsar's topics, subscriptions and schemas, and ledgers in Pulsar's form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Custom = tuple[tuple[str, bytes], ...]
 
 
 def of_pulsar(component: bytes, **values: str) -> Custom:
-    """Custom metadata; ``__`` in a name stands for a hyphen."""
+    """Return custom metadata. ``__`` in a name stands for a hyphen."""
     named = tuple((f"pulsar/{key.replace('__', '-')}", value.encode()) for key, value in values.items())
     return (("application", b"pulsar"), ("component", component), *named)
 
@@ -31,7 +31,7 @@ KINDS = (MESSAGES, CURSOR, SCHEMA, COMPACTED, DELAYED)
 
 
 def ledger(custom: Custom, *, is_open: bool = False) -> LedgerMetadata:
-    """A ledger of ten entries on two bookies, 200 bytes in all."""
+    """Return a ledger of ten entries on two bookies, 200 bytes in all."""
     made = make_metadata((0, "a:1 b:1"), quorum=(2, 2), last=None if is_open else 9, length=0 if is_open else 100)
     return replace(made, custom=custom)
 
@@ -39,7 +39,7 @@ def ledger(custom: Custom, *, is_open: bool = False) -> LedgerMetadata:
 def managed(
     *ledgers: int, offloaded: Sequence[int] = (), copied: Sequence[int] = (), empty: Sequence[int] = ()
 ) -> bytes:
-    """The node of a topic."""
+    """Return the node of a topic."""
     info = ManagedLedgerInfo()
     for number in ledgers:
         one = info.ledgerInfo.add(ledgerId=number, entries=0 if number in empty else 5, timestamp=1)
@@ -50,7 +50,7 @@ def managed(
 
 
 def cursor(ledger_id: int = -1, compacted: int | None = None, bucket: int | None = None) -> bytes:
-    """The node of a subscription."""
+    """Return the node of a subscription."""
     info = ManagedCursorInfo(cursorsLedgerId=ledger_id)
     if compacted is not None:
         info.properties.add(name="CompactedTopicLedger", value=compacted)
@@ -60,7 +60,7 @@ def cursor(ledger_id: int = -1, compacted: int | None = None, bucket: int | None
 
 
 def schema(*ledgers: int) -> bytes:
-    """The node of a schema."""
+    """Return the node of a schema."""
     entries = [
         SchemaLocator.IndexEntry(version=0, hash=b"", position=SchemaLocator.PositionInfo(ledgerId=number, entryId=0))
         for number in ledgers
@@ -69,7 +69,7 @@ def schema(*ledgers: int) -> bytes:
 
 
 async def put_node(store: MetadataStore, path: str, data: bytes) -> None:
-    """Write a node, with the nodes above it."""
+    """Write a node, and create its ancestors."""
     parts = path.split("/")[1:]
     for end in range(1, len(parts) + 1):
         part = "/" + "/".join(parts[:end])

@@ -1,4 +1,4 @@
-"""What was recorded from a real Apache cluster (``python -m tests.apache.record``), for tests without one."""
+"""Records of a real Apache cluster (``python -m tests.apache.record``), for tests without one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DATA = Path(__file__).parent.parent / "data" / "apache"
 
 @cache
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of one recorded file."""
+    """Return the rows of one recorded file."""
     found: list[dict[str, Any]] = json.loads((_DATA / f"{name}.json").read_text())["rows"]
     return found
 
 
 @cache
 def nodes() -> dict[str, bytes]:
-    """Every node of a cluster, by path."""
+    """Return every node of a cluster, by path."""
     return {row["path"]: bytes.fromhex(row["data"]) for row in rows("nodes")}

@@ -1,4 +1,4 @@
-"""A small cluster in virtual time in which every copy of every entry is placed by the test itself."""
+"""A small cluster in virtual time. The test itself places every copy of every entry."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PAYLOAD = 10
 Asked = AddBatch | AnyRequest
 GoOn = Callable[[], Awaitable[Any]]
 Intercept = Callable[[Asked, GoOn], Awaitable[Any]]
-"""Gets what a bookie is asked for, and the way on; returns the reply."""
+"""A function of a request to a bookie and of the call to send it on; returns the reply."""
 
 
 class Intercepting(Transport):
-    """A transport whose requests to chosen bookies pass through a function of the test."""
+    """A transport that passes requests to chosen bookies through a function of the test."""
 
     def __init__(self, inner: MemoryTransport) -> None:
         self.inner = inner
@@ -70,7 +70,7 @@ class Intercepting(Transport):
 
 
 def packet(entry_id: int, *, lac: int | None = None, payload: bytes | None = None, length: int | None = None) -> bytes:
-    """Stored form of an entry; without arguments the one that a writer with one entry under way makes."""
+    """Return the stored form of an entry; by default, as by a writer with one entry under way."""
     data = payload if payload is not None else bytes([65 + entry_id % 26]) * PAYLOAD
     total = (entry_id + 1) * PAYLOAD if length is None else length
     return pack(DIGEST, LEDGER, EntryId(entry_id), entry_id - 1 if lac is None else lac, total, data)
@@ -89,7 +89,7 @@ class RecoveryWorld(MemoryCluster):
         self.transport = transport_of(self.ports)
 
     def client(self, *, store: MemoryStore | None = None, seed: int = 0, **settings: Any) -> ClientPorts:
-        """Ports of another client, with a session and connections of its own."""
+        """Return the ports of another client, with its own session and connections."""
         store = store or self.session()
         transport: Any = Intercepting(self.memory_transport(store))
         return self.client_ports(transport, dataclasses.replace(SETTINGS, **settings), store, seed=seed)
@@ -102,20 +102,20 @@ class RecoveryWorld(MemoryCluster):
         ledger_id: LedgerId = LEDGER,
         filled_to: int = -1,
     ) -> Versioned:
-        """Create a ledger, and store its entries up to ``filled_to`` where they belong."""
+        """Create a ledger, and store its entries up to ``filled_to`` on their bookies."""
         metadata = make_metadata(*fragments, quorum=quorum, state=state)
         ledger = await self.ledgers.create(ledger_id, metadata)
         await self.put_all(ledger, 0, filled_to)
         return ledger
 
     async def put(self, bookie: str, *packets: bytes) -> None:
-        """Store packets on one bookie, whatever they are."""
+        """Store any packets on one bookie."""
         if packets:
             batch = AddBatch(LEDGER, KEY, packets, is_recovery=True)
             assert (await self.storages[BookieId(bookie)].add(batch)).status is Status.OK
 
     async def put_all(self, ledger: Versioned, first: int, last: int) -> None:
-        """Store entries ``first..last`` on exactly the bookies that should hold them."""
+        """Store entries ``first..last`` on exactly their bookies by the metadata."""
         metadata = ledger.metadata
         for entry_id in range(first, last + 1):
             fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
@@ -123,7 +123,7 @@ class RecoveryWorld(MemoryCluster):
                 await self.put(fragment.members[(entry_id + i) % metadata.ensemble_size], packet(entry_id))
 
     async def put_through(self, ledger: Versioned, entry_id: int) -> None:
-        """Send an entry to its write set as a writer would, so that long polls notice."""
+        """Send an entry to its write set as a writer would, to answer long polls."""
         metadata = ledger.metadata
         for i in range(metadata.write_quorum):
             name = metadata.last_fragment.members[(entry_id + i) % metadata.ensemble_size]
@@ -134,7 +134,7 @@ class RecoveryWorld(MemoryCluster):
         return list((await self.storages[BookieId(bookie)].list_entries(LEDGER)).entries)
 
     async def copies(self, entry_id: int) -> dict[BookieId, bytes]:
-        """Who holds an entry, and its bytes."""
+        """Return the holders of an entry, each with its bytes."""
         found = {}
         for name, storage in self.storages.items():
             [result] = (await storage.read(LEDGER, [EntryId(entry_id)])).results
@@ -157,7 +157,7 @@ class RecoveryWorld(MemoryCluster):
         return () if task is None else task.missing
 
     async def assert_durable(self, metadata: LedgerMetadata, first: int = 0) -> None:
-        """Each entry from ``first`` on is on at least ``Qa`` members of its write set, and its length adds up."""
+        """Check the length, and that each entry from ``first`` on is on at least ``Qa`` members of its write set."""
         assert metadata.last_entry_id is not None
         for entry_id in range(first, metadata.last_entry_id + 1):
             fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
@@ -191,12 +191,12 @@ def ends(metadata: LedgerMetadata) -> tuple[LedgerState, int | None, int | None]
 
 
 def closed_at(last: int) -> tuple[LedgerState, int, int]:
-    """The value of ``ends`` for a ledger of ``PAYLOAD`` bytes an entry."""
+    """Return the value of ``ends`` for a ledger with ``PAYLOAD`` bytes for each entry."""
     return LedgerState.CLOSED, last, (last + 1) * PAYLOAD
 
 
 def spoiled(reply: ReadReply, entry_ids: Iterable[int], status: Status | None = None) -> ReadReply:
-    """The reply with some results damaged: another status, or bytes that do not verify."""
+    """Return the reply with some damaged results: another status, or bytes that fail the verification."""
     wanted = set(entry_ids)
 
     def spoil(result: EntryResult) -> EntryResult:
@@ -215,7 +215,7 @@ async def put_copies(world: RecoveryWorld, entry_id: int, names: Sequence[str]) 
 
 
 def transport_of(ports: ClientPorts) -> Intercepting:
-    """The transport of ``RecoveryWorld.client``, for its faults and hooks."""
+    """Return the transport of ``RecoveryWorld.client``, for its faults and hooks."""
     transport: Any = ports.transport
     assert isinstance(transport, Intercepting)
     return transport

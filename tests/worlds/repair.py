@@ -61,20 +61,20 @@ Tamper = Callable[[EntryResult], EntryResult]
 
 @dataclass(slots=True)
 class Tampering(BookieHandler):
-    """Passes requests on to a bookie and replies in its name, the way the test wants."""
+    """A handler that passes requests on to a bookie and changes its replies for a test."""
 
     inner: BookieHandler
     results: dict[EntryId, Tamper] = field(default_factory=dict)
-    """What to make of the result of reading an entry."""
+    """Changes to the read results of entries."""
     last: Tamper = lambda result: result
-    """What to make of the last entry."""
+    """The change to the result of the last entry."""
     read_status: Status | None = None
-    """Answer of every read as a whole."""
+    """The status of every read as a whole."""
     add_replies: list[Status] = field(default_factory=list)
-    """Answers of the next adds, instead of the bookie's."""
+    """Answers to the next adds, instead of the bookie's."""
     list_replies: list[ListReply] = field(default_factory=list)
     has_no_lists: bool = False
-    """Whether it answers as a transport does for a bookie that knows no lists."""
+    """Whether it answers as a transport does for a bookie without lists."""
     before_add: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Called once, before the next add takes effect."""
     before_list: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -83,7 +83,7 @@ class Tampering(BookieHandler):
     adds: list[AddBatch] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     copy_replies: list[Status] = field(default_factory=list)
-    """Answers of the next copies that this bookie is asked to make, instead of its own."""
+    """Answers to the next requests for copies by this bookie, instead of its own."""
     before_copy: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Called once, before the next copy takes effect."""
 
@@ -148,12 +148,12 @@ def _as_it_is(result: EntryResult) -> EntryResult:
 
 
 def answers(status: Status) -> Tamper:
-    """The entry's result becomes this status."""
+    """Return a change of an entry's result to this status."""
     return lambda result: EntryResult(result.entry_id, status)
 
 
 def flipped(result: EntryResult) -> EntryResult:
-    """One bit of the payload is wrong, and the bookie did not notice."""
+    """Return the result with one wrong bit in the payload, unnoticed by the bookie."""
     packet = bytearray(result.packet)
     packet[-1] ^= 1
     return EntryResult(result.entry_id, result.status, bytes(packet))
@@ -199,11 +199,11 @@ class Bookies:
         return self.nodes[BookieId(name)].tampering
 
     def listen(self, name: str) -> None:
-        """Let the bookie be reachable."""
+        """Make the bookie reachable."""
         self.network.listen(name, PORT, self[name])
 
     def hang_up(self, name: str) -> None:
-        """Let the bookie be unreachable."""
+        """Make the bookie unreachable."""
         self.network.hang_up(name, PORT)
 
     async def close(self) -> None:
@@ -213,13 +213,13 @@ class Bookies:
             await node.storage.close()
 
     async def fill(self, ledger: Versioned, packets: Mapping[EntryId, bytes]) -> None:
-        """Store ``packets`` on exactly the bookies that should hold them, as the writer would have."""
+        """Store ``packets`` on exactly their bookies by the metadata, as the writer would."""
         for bookie in sorted(ledger.metadata.members()):
             mine = should_hold(ledger.metadata, bookie, packets)
             await self.put(bookie, ledger.ledger_id, [packets[entry_id] for entry_id in mine])
 
     async def put(self, bookie: str, ledger_id: LedgerId, packets: Sequence[bytes]) -> None:
-        """Store packets on one bookie, whatever they are."""
+        """Store any packets on one bookie."""
         for entries in batches(packets):
             batch = AddBatch(ledger_id, master_key(PASSWORD), entries, is_recovery=True)
             reply = await self.nodes[BookieId(bookie)].storage.add(batch)
@@ -227,7 +227,7 @@ class Bookies:
 
 
 class Recorder:
-    """Keeps every event, with the value of ``look`` at that moment."""
+    """A sink that keeps every event, with the value of ``look`` at its time."""
 
     def __init__(self, look: Callable[[LedgerId], Any] = lambda _: None) -> None:
         self.results: list[TaskResult] = []
@@ -251,7 +251,7 @@ class Recorder:
 
 
 class RepairWorld(MemoryCluster):
-    """Bookies that may be tampered with, and as many workers as a test wants."""
+    """A cluster of bookies with changeable replies, and any number of workers."""
 
     parked: ParkedTasks
     reservations: Reservations
@@ -261,7 +261,7 @@ class RepairWorld(MemoryCluster):
         self.bookies = Bookies()
         self.network = self.bookies.network
         self.has_circuits = True
-        """Whether workers remember which bookies do not answer, as processes do."""
+        """Whether workers remember silent bookies, as real processes do."""
 
     async def start(self, bookies: str) -> None:
         await self.found(seed=0)
@@ -297,27 +297,27 @@ class RepairWorld(MemoryCluster):
 
     @override
     async def register(self, *names: str, incarnation: str = "", is_read_only: bool = False) -> None:
-        """Let bookies be registered and reachable, on the disks that they have."""
+        """Register bookies on their present disks and make them reachable."""
         for name in names:
             disks = incarnation or self.bookies.nodes[BookieId(name)].incarnation
             await super().register(name, incarnation=disks, is_read_only=is_read_only)
             self.bookies.listen(name)
 
     async def kill(self, *bookies: str) -> None:
-        """End bookies: not registered, not reachable. Their disks stay."""
+        """End bookies: unregister them and make them unreachable. Their disks stay."""
         for name in bookies:
             await self.unregister(name)
             self.bookies.hang_up(name)
 
     async def lose(self, *bookies: str) -> None:
-        """End bookies, and mark ``LEDGER`` because it lacks them."""
+        """End bookies, and mark ``LEDGER`` as short of them."""
         await self.kill(*bookies)
         await self.tasks.marking.mark(LEDGER, names(" ".join(bookies)))
 
     async def ledger(
         self, ledger_id: int, metadata: LedgerMetadata, count: int, *, payload_bytes: int = 10
     ) -> dict[EntryId, bytes]:
-        """Create a ledger with ``count`` entries stored where they belong."""
+        """Create a ledger with ``count`` entries, stored on their bookies."""
         created = await self.ledgers.create(LedgerId(ledger_id), metadata)
         digest_type = metadata.digest_type or DigestType.CRC32C
         packets = make_packets(created.ledger_id, count, payload_bytes=payload_bytes, digest_type=digest_type)
@@ -325,7 +325,7 @@ class RepairWorld(MemoryCluster):
         return packets
 
     async def reserved(self) -> list[str]:
-        """Ledgers with a reservation."""
+        """Return the ledgers with a reservation."""
         try:
             found = (await self.store.children(parent_of(self.reservations.path(LEDGER)))).names
         except NoNodeError:
@@ -333,7 +333,7 @@ class RepairWorld(MemoryCluster):
         return sorted(found)
 
     def worker(self, *, once: bool = True, seed: int = 0, **settings: Any) -> Running:
-        """A worker with a session of its own."""
+        """Return a worker with its own session."""
         store = self.session()
         recorder = Recorder(self.version)
         chosen = ReplicatorSettings("zk://memory/ledgers", once=once, **settings)
@@ -341,20 +341,20 @@ class RepairWorld(MemoryCluster):
 
     @asynccontextmanager
     async def running(self, running: Running) -> AsyncIterator[None]:
-        """Let a worker run during the block, and stop it at the end."""
+        """Run a worker during the block, and stop it at the end."""
         async with asyncio.TaskGroup() as group:
             group.create_task(running.worker.run())
             yield
             running.worker.stop()
 
     async def heal(self, **settings: Any) -> Recorder:
-        """Run one worker until everything is repaired or parked."""
+        """Run one worker until every task is repaired or parked."""
         running = self.worker(**settings)
         assert await running.worker.run() is RunEnd.SETTLED
         return running.recorder
 
     def version(self, ledger_id: LedgerId) -> int | None:
-        """Version of the ledger's metadata at this very moment."""
+        """Return the present version of the ledger's metadata."""
         stat = self.cell.stat(self.ledgers.path(ledger_id))
         return None if stat is None else stat.version
 
@@ -365,12 +365,12 @@ class RepairWorld(MemoryCluster):
         return await self.tasks.read(ledger_id)
 
     async def is_clean(self) -> bool:
-        """No task, no lock, nothing parked, nothing reserved."""
+        """Check that no task, lock, parked repair or reservation is left."""
         tasks, locked = await self.tasks.list(), await self.tasks.locks.locked()
         return not (tasks or locked or await self.parked.list() or await self.reserved())
 
     async def assert_whole(self, ledger_id: int, packets: Mapping[EntryId, bytes], *new: str) -> None:
-        """Members are distinct and hold what they should, byte for byte; ``new`` ones hold nothing else."""
+        """Check that members are distinct and hold their entries, byte for byte; ``new`` ones hold no others."""
         metadata = await self.metadata(ledger_id)
         for fragment in metadata.fragments:
             assert len(set(fragment.members)) == metadata.ensemble_size
@@ -399,7 +399,7 @@ class Running:
     store: MemoryStore
     recorder: Recorder
     run: asyncio.Task[RunEnd] | None = None
-    """Once it is started."""
+    """The worker task, after its start."""
 
     def start(self) -> Self:
         self.run = guarded("worker", self.worker.run())

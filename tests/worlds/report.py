@@ -1,4 +1,4 @@
-"""Runs to report on: a healthy cluster, the ways in which one is not, and one that means harm."""
+"""Runs for reports: a healthy cluster, several unhealthy ones, and a hostile one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bookie_name(number: int) -> str:
 
 
 def bookies(count: int, lost: int = 0, read_only: int = 0, ledgers: int = 400) -> tuple[BookieCount, ...]:
-    """The first ones are lost, the next ones read-only."""
+    """Return bookies: the first ones are lost, the next ones read-only."""
     rng = random.Random(count)
     made = []
     for number in range(count):
@@ -75,7 +75,7 @@ def bookies(count: int, lost: int = 0, read_only: int = 0, ledgers: int = 400) -
 
 
 def topology(count: int, racks: int, zones: int = 1) -> Topology:
-    """Bookies dealt out to racks; the last bookie's place is not known."""
+    """Return a topology with bookies spread over racks. The place of the last bookie is unknown."""
     return Topology(
         {
             BookieId(bookie_name(number)): location(
@@ -279,7 +279,7 @@ ATTACK = replace(
 
 
 def at(summary: RunSummary, day: int) -> RunSummary:
-    """The run, some days later."""
+    """Return the run, some days later."""
     return replace(
         summary,
         run_id=f"20260{1 + day // 28}{1 + day % 28:02}T030405Z-00000a",
@@ -291,7 +291,7 @@ def at(summary: RunSummary, day: int) -> RunSummary:
 def write(
     report_dir: Path, *summaries: RunSummary, places: Topology | None = None, kept_max: int | None = None
 ) -> Path:
-    """Write the reports of runs; return the directory of the last."""
+    """Write the reports of runs, and return the directory of the last one."""
     directory = report_dir
     for summary in summaries:
         directory = report.prepare(report_dir, summary.run_id)

@@ -1,4 +1,4 @@
-"""Reports of runs with findings, as audits leave them: a bookie is lost, repair makes progress, metadata is damaged."""
+"""Reports of runs with findings, as by audits: a bookie is lost, repair makes progress, metadata is damaged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 def finding(
     ledger: int, *missing: str, severity: Severity = Severity.CRITICAL, fragment: int = 0, topic: str = ""
 ) -> Row:
-    """A finding of a missing bookie."""
+    """Return a finding of a missing bookie."""
     owner = dict.fromkeys(("tenant", "namespace", "topic", "component", "subscription"))
     if topic:
         owner |= {"tenant": "public", "namespace": "public/default", "topic": topic, "component": "messages"}
@@ -47,17 +47,17 @@ def finding(
 
 
 def unreadable(ledger: int) -> Row:
-    """A ledger whose metadata cannot be read."""
+    """Return the finding of a ledger with unreadable metadata."""
     return {**dict.fromkeys(SCHEMA.names), "kind": "UNREADABLE_METADATA", "ledger_id": ledger, "missing": []}
 
 
 def dangling(bookie: str) -> Row:
-    """A cookie that is left; no ledger."""
+    """Return the finding of a leftover cookie, without a ledger."""
     return {**dict.fromkeys(SCHEMA.names), "kind": "DANGLING_COOKIE", "missing": [bookie]}
 
 
 def run(day: int, rows: Sequence[Row] = (), *, lost: Sequence[str] = (), of: RunSummary = world.CLEAN) -> RunSummary:
-    """The summary of a run on a day whose findings are ``rows``."""
+    """Return the summary of a run on a day with the findings ``rows``."""
     worst: dict[int, Severity] = {}
     for row in rows:
         if row["severity_rank"] is not None:
@@ -102,7 +102,7 @@ def run(day: int, rows: Sequence[Row] = (), *, lost: Sequence[str] = (), of: Run
 def write(
     report_dir: Path, summary: RunSummary, rows: Sequence[Row] = (), *, kept: Kept = EVERYTHING, parts: int = 2
 ) -> None:
-    """Write the report of a run that marked what it found, with findings in several files, as Spark leaves them."""
+    """Write the report of a run that marked its findings, in several files, as by Spark."""
     directory = writing.prepare(report_dir, summary.run_id)
     write_findings(directory, rows, parts=parts)
     marks = MarkLog(directory / "tasks.parquet", summary.run_id)
@@ -114,7 +114,7 @@ def write(
 
 
 def write_findings(directory: Path, rows: Sequence[Row], *, parts: int = 2) -> None:
-    """The table of findings in the directory of a run; one of the files is empty if there are few rows."""
+    """Write the table of findings to the directory of a run. With few rows, one of the files is empty."""
     table = directory / "findings.parquet"
     table.mkdir(parents=True)
     (table / "_SUCCESS").touch()
@@ -152,7 +152,7 @@ STORY: Final[tuple[tuple[RunSummary, tuple[Row, ...]], ...]] = tuple(
         ),
     )
 )
-"""Three days: nothing; a bookie is lost; ledger 2 is repaired, another bookie is lost, and metadata is damaged."""
+"""Three days: no finding; a lost bookie; ledger 2 repaired, another bookie lost, and damaged metadata."""
 
 
 def write_story(report_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Requests of every kind, and transports that tests put in place of real ones."""
+"""Requests of every kind, and replacements for real transports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, 
 def one_of_each(
     ledger_id: LedgerId, key: bytes, explicit: bytes, wait_s: float = 0.0, *, is_apache: bool = False
 ) -> list[Request[Reply]]:
-    """One request of each kind (that Apache's protocol has), and a second read, which fences."""
+    """Return one request of each kind (of Apache's protocol), and a second read, which fences."""
     copies: list[Request[Reply]] = [Copy(ledger_id, [EntryId(0)], BookieId("another"), key, DigestType.CRC32C)]
     first = [EntryId(0)]
     return [
@@ -31,7 +31,7 @@ def one_of_each(
 
 
 class WithoutAdds(Transport):
-    """Base of a transport that is only asked."""
+    """Base of a transport for requests other than adds."""
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:

@@ -1,6 +1,6 @@
-"""The part of S3 that pyarrow's file system uses, on loopback and in memory: for tests that need no other server.
+"""The part of S3 used by pyarrow's file system, on loopback and in memory, for tests without any other server.
 
-Objects can be looked at and changed, and the server can deny everything or not answer at all.
+A test can read and change its objects. The server can deny every request or stay silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class S3Objects:
         self.objects: dict[str, bytes] = {}
         self.is_denied = False
         self.answers = threading.Event()
-        """Clear it, and no request is answered until it is set again."""
+        """While it is cleared, the server answers no request."""
         self.answers.set()
         self.requests: list[str] = []
         self.endpoint = ""
@@ -35,7 +35,7 @@ class S3Objects:
 
 @contextmanager
 def s3_objects(bucket: str) -> Iterator[S3Objects]:
-    """A server with an empty bucket."""
+    """Run a server with an empty bucket."""
     state = S3Objects(bucket)
 
     class Handler(_Handler):
@@ -183,7 +183,7 @@ def _chunked(source: Any) -> bytes:
 
 
 def _unsigned(body: bytes) -> bytes:
-    """The content of a body in the encoding ``aws-chunked``."""
+    """Return the content of a body in the encoding ``aws-chunked``."""
     found, rest = b"", body
     while rest:
         line, _, rest = rest.partition(b"\r\n")

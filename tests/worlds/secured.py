@@ -1,4 +1,4 @@
-"""A real ZooKeeper that speaks TLS and knows logins, its authority, and the access of a client that it accepts."""
+"""A real ZooKeeper with TLS and logins, its authority, and the access of an accepted client."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from tests.certificates import make_ca, make_certificate
 
 USER: Final = "bkheal"
 PASSWORD: Final = "canary-password"
-"""A secret that no output may contain."""
+"""A secret that must not appear in any output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """A server, and what a client needs."""
+    """A server, and the files and settings of a client."""
 
     server: EmbeddedZooKeeper
     directory: Path
-    """Of certificates and secrets."""
+    """The directory of certificates and secrets."""
 
     @property
     def tls(self) -> ZooKeeperAccess:
-        """With a client certificate, and no login."""
+        """Access with a client certificate and no login."""
         return _with_certificate(self.directory)
 
     @property
     def sasl(self) -> ZooKeeperAccess:
-        """With a login, and no TLS."""
+        """Access with a login and no TLS."""
         return _with_login(ZooKeeperAccess(), self.directory)
 
     @property
     def both(self) -> ZooKeeperAccess:
-        """With a client certificate and a login, and ACLs for itself alone."""
+        """Access with a client certificate and a login, and ACLs for the client alone."""
         return full_access(self.directory)
 
 
 def full_access(directory: Path) -> ZooKeeperAccess:
-    """With the files of ``make_security``: certificate and login, and ACLs for the client itself alone."""
+    """Return an access with the files of ``make_security``: certificate and login, and ACLs for the client alone."""
     return replace(_with_login(_with_certificate(directory), directory), acl="creator")
 
 
@@ -74,7 +74,7 @@ def make_security(directory: Path, *, is_login_required: bool = False) -> ZooKee
 
 
 def environment_of(access: ZooKeeperAccess) -> dict[str, str]:
-    """The variables with which a process has this access."""
+    """Return the environment variables of a process with this access."""
     values = {option.name: getattr(access, option.fields[0]) for option in options_of(ZooKeeperAccess)}
     return {
         f"{VARIABLES}{name.upper()}": str(getattr(value, "value", value))

@@ -1,4 +1,4 @@
-"""Commands and a client that reach a secured ZooKeeper by the environment, and the owners of its nodes."""
+"""Commands and a client with access to a secured ZooKeeper by the environment, and the owners of its nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.deadlines import PROGRAM_S
 from tests.worlds.secured import environment_of
 
 ENTRIES: Final = 20
-"""Of a ledger that ``write_ledger`` writes."""
+"""Number of entries in a ledger of ``write_ledger``."""
 
 
 def set_access(monkeypatch: pytest.MonkeyPatch, given: ZooKeeperAccess) -> None:
@@ -40,13 +40,13 @@ async def write_ledger(uri: str) -> LedgerId:
 
 
 async def members(uri: str, ledger_id: LedgerId) -> list[str]:
-    """The bookies that a ledger names, in order."""
+    """Return the bookies of a ledger, sorted."""
     async with await connect(uri) as client:
         return sorted((await client.ports.ledgers.read(ledger_id)).metadata.members())
 
 
 def bkheal(uri: str, *words: str) -> str:
-    """Run a command that must succeed; all that it printed, with its log of level DEBUG."""
+    """Run a command that must succeed. Return its whole output, including its log of level DEBUG."""
     result = subprocess.run(
         [sys.executable, "-m", "auditor.cli.main", "--log-level", "DEBUG", *words],
         env={**os.environ, "BKHEAL_METADATA_URI": uri},
@@ -59,7 +59,7 @@ def bkheal(uri: str, *words: str) -> str:
 
 
 def owners_below(connect_string: str, login: ZooKeeperAccess, *roots: str) -> dict[str, set[tuple[str, str]]]:
-    """Who may use each node at and below these roots, by its ACL; ``login`` is without TLS."""
+    """Return the users of each node at and below these roots, by its ACL. ``login`` is without TLS."""
     client = KazooClient(connect_string, sasl_options=sasl_options(login))
     client.start()
     found: dict[str, set[tuple[str, str]]] = {}

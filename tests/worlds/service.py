@@ -1,4 +1,4 @@
-"""A cluster on the in-memory store with auditors on virtual time, and a check that costs time but no Spark."""
+"""A cluster on the in-memory store with auditors on virtual time, and a check that takes time but no Spark."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ P = ParamSpec("P")
 
 @dataclass
 class Marked:
-    """One audit that published."""
+    """One audit with a publication."""
 
     at_s: float
     bookies: frozenset[BookieId]
 
 
 class ServiceWorld(MemoryCluster):
-    """Bookies, each a session of its own, and auditors."""
+    """A cluster of bookies, each with its own session, and auditors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bookies: dict[BookieId, MemoryStore] = {}
         self.marked: list[Marked] = []
         self.critical_marked: list[Marked] = []
-        """Of audits that could mark the critical ledgers of these bookies alone."""
+        """Audits with marks only for the critical ledgers of these bookies."""
         self.check_s = 1.0
         self.failures: list[Exception] = []
         self.auditors: list[Auditor] = []
@@ -88,7 +88,7 @@ class ServiceWorld(MemoryCluster):
         return auditor
 
     async def leader(self, name: str = "a", **settings: object) -> Auditor:
-        """An auditor that leads."""
+        """Return an auditor after it becomes the leader."""
         auditor = await self.auditor(name, **settings)
         await when(lambda: auditor.leads)
         return auditor
@@ -126,7 +126,7 @@ def in_service_world(
 
 @dataclass
 class Counted:
-    """Counts what happened."""
+    """Counters of events."""
 
     leaderships: list[bool] = field(default_factory=list)
     ended: list[RunRecord] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Auditor:
         self.runner = FakeCheck(self)
         self.counted = Counted()
         self.spark: list[str] = []
-        """What was done with the session: started, stopped."""
+        """The actions on the session: started, stopped."""
         self.settings = ServiceSettings(
             **{  # type: ignore[arg-type]
                 "metadata_uri": "zk://h:1/ledgers",
@@ -194,12 +194,12 @@ class Auditor:
         return self.service.status().is_leader
 
     async def stop(self) -> None:
-        """As by SIGTERM."""
+        """End the auditor as SIGTERM does."""
         self.stopping.set()
         await asyncio.wait([self.task])
 
     async def kill(self) -> None:
-        """As by SIGKILL, seen once the session has expired."""
+        """End the auditor as SIGKILL does, and return after the end of its session."""
         await asyncio.sleep(SESSION_TIMEOUT_S)
         self.store.expire()
         self.store.suspend()
@@ -207,7 +207,7 @@ class Auditor:
 
 
 class FakeCheck:
-    """Takes ``world.check_s`` seconds; marks as the real bookies check does: what is lost and waits no longer."""
+    """A check of ``world.check_s`` seconds. It marks as the real bookies check does: lost bookies after their delay."""
 
     def __init__(self, auditor: Auditor) -> None:
         self._auditor = auditor
@@ -263,7 +263,7 @@ class FakeCheck:
 
 
 class VirtualScheduler(SchedulerPort):
-    """As ``schedule.Scheduler``, on virtual time and without jitter."""
+    """A scheduler like ``schedule.Scheduler``, on virtual time and without jitter."""
 
     def __init__(
         self, schedules: Mapping[RunKind, Schedule], fire: Callable[[RunKind], Awaitable[None]], clock: Clock

@@ -1,4 +1,4 @@
-"""Snapshots of ZooKeeper, written by the book: what the reader of snapshots is tested against."""
+"""Snapshots of ZooKeeper in the exact format, for the tests of the snapshot reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SNAPPY_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 @dataclass
 class Znode:
-    """A node as a snapshot has it."""
+    """A node of a snapshot."""
 
     data: bytes | None = b""
     czxid: int = 1
@@ -30,7 +30,7 @@ class Znode:
 
 
 def tree_of(cluster: Cluster, ledgers: Mapping[int, bytes], others: Mapping[str, bytes] | None = None) -> Znode:
-    """The nodes of a cluster with these ledgers, in this order, and some others by their path."""
+    """Return the nodes of a cluster with these ledgers, in this order, and some others by their path."""
     root = Znode()
     texts = {f"{cluster.root}/LAYOUT": encode_layout(cluster.kind)}
     paths = {ledger_path(cluster.kind, cluster.root, ledger_id): data for ledger_id, data in ledgers.items()}
@@ -53,7 +53,7 @@ def put(root: Znode, path: str, data: bytes | None) -> Znode:
 
 
 def node_at(root: Znode, path: str) -> Znode:
-    """The node at ``path``, which exists."""
+    """Return the existing node at ``path``."""
     node = root
     for name in path[1:].split("/"):
         node = node.children[name]
@@ -66,7 +66,7 @@ def delete(root: Znode, path: str) -> None:
 
 
 def listed(root: Znode, path: str = "") -> list[tuple[bytes, bytes]]:
-    """Path and data of each node, in the order of a snapshot."""
+    """Return the path and data of each node, in the order of a snapshot."""
     found = [(path.encode(), root.data or b"")]
     for name, child in root.children.items():
         found += listed(child, f"{path}/{name}")
@@ -81,7 +81,7 @@ def written(
     trailers: Sequence[bytes] = (),
     header: bytes = b"ZKSN\x00\x00\x00\x02" + b"\xff" * 8,
 ) -> bytes:
-    """The bytes of a snapshot."""
+    """Return the bytes of a snapshot."""
     body = header + struct.pack(">i", len(sessions)) + b"".join(struct.pack(">qi", *session) for session in sessions)
     acls = {1: [(31, "world", "anyone")]} if acls is None else acls
     body += struct.pack(">i", len(acls))
@@ -96,7 +96,7 @@ def written(
 
 
 def snappy(data: bytes, block: int = 100) -> bytes:
-    """As Java's stream compresses it."""
+    """Return the data as compressed by Java's stream."""
     codec = pa.Codec("snappy")
     blocks = [bytes(codec.compress(data[at : at + block], asbytes=True)) for at in range(0, len(data), block)]
     return SNAPPY_HEADER + b"".join(struct.pack(">i", len(each)) + each for each in blocks)

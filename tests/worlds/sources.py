@@ -1,4 +1,4 @@
-"""The modules of the product as syntax trees; each package is parsed once in a process."""
+"""The modules of the product as syntax trees. Each package is parsed once in a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
 
     @functools.cached_property
     def imported(self) -> frozenset[str]:
-        """Full names of every module that is imported, wherever in the module."""
+        """The full names of every imported module, in any part of the module."""
         names = {alias.name for node in self.nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {
             node.module for node in self.nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
@@ -37,12 +37,12 @@ class Source:
 
     @property
     def libraries(self) -> frozenset[str]:
-        """Top-level names of what is imported."""
+        """The top-level names of all imports."""
         return frozenset(name.partition(".")[0] for name in self.imported)
 
 
 def sources(*folders: str) -> Sequence[Source]:
-    """The modules below these folders (default: of the whole product), without generated ones, sorted by path."""
+    """Return the modules below these folders (default: of the whole product), without generated ones, by path."""
     return [source for folder in folders or PACKAGES for source in _parsed(folder)]
 
 

@@ -1,4 +1,4 @@
-"""An event loop whose time costs nothing: for tests of code that waits, without waiting."""
+"""An event loop with virtual time, to test code that waits without waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(base_events.BaseEventLoop):
-    """Runs what is ready at once and jumps to the next timer; ``turns`` counts how often it looked."""
+    """A loop that runs ready callbacks at once and jumps to the next timer; ``turns`` counts its turns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         return self._now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass in which the process does not run."""
+        """Let time pass without a run of the process."""
         self._now_s += seconds
 
     def select(self, timeout: float | None) -> list[Any]:
@@ -43,7 +43,7 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a coroutine test on a loop of its own whose time costs nothing."""
+    """Run a coroutine test on its own loop with virtual time."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -65,14 +65,14 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600, every_s: float = 0.1) -> None:
-    """Wait for something to become true."""
+    """Wait until the condition is true."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
             await asyncio.sleep(every_s)
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    """As ``until``, for what can be seen without waiting."""
+    """Wait as ``until`` does, for a condition without a wait of its own."""
 
     async def holds() -> bool:
         return condition()

@@ -1,4 +1,4 @@
-"""A cluster in virtual time with bookies scripted by the test, and a watch over all acknowledged entries."""
+"""A cluster in virtual time with bookies scripted by the test, and a check of all acknowledged entries."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ SETTINGS = ClientSettings(add_timeout_s=10, close_timeout_s=30, degraded_retry_s
 
 @dataclass
 class ScriptedBookie:
-    """Stores every add by default."""
+    """A bookie that stores every add by default."""
 
     incarnation: str = ""
     refusal: Status | None = None
-    """What it answers instead of storing."""
+    """Its answer instead of a store."""
     is_silent: bool = False
     """It neither stores nor answers."""
     is_reply_lost: bool = False
     """It stores and does not answer."""
     latency_s: float = 0.001
     busy_left: int = 0
-    """How many more adds it is too busy for."""
+    """Number of next adds refused as too busy."""
     stored: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     batches: list[AddBatch] = field(default_factory=list)
-    """Every batch that arrived."""
+    """Every received batch."""
     told: list[bytes] = field(default_factory=list)
-    """Explicit LACs that it was sent."""
+    """Every received explicit LAC."""
 
     async def add(self, batch: AddBatch) -> AddReply:
         await asyncio.sleep(self.latency_s)
@@ -70,7 +70,7 @@ class ScriptedBookie:
 
 
 class ScriptedTransport(Transport):
-    """Adds and explicit LACs to scripted bookies."""
+    """A transport for adds and explicit LACs to scripted bookies."""
 
     def __init__(self, bookies: Mapping[BookieId, ScriptedBookie]) -> None:
         self._bookies = bookies
@@ -97,7 +97,7 @@ class ScriptedTransport(Transport):
 
 
 class WriterWorld(MemoryCluster):
-    """Bookies ``b0`` to ``b<n-1>``, registered, and a client of them."""
+    """A cluster of registered bookies ``b0`` to ``b<n-1>``, and a client."""
 
     ports: ClientPorts
     client: BookKeeper
@@ -116,7 +116,7 @@ class WriterWorld(MemoryCluster):
         self.client = BookKeeper(self.ports)
 
     async def join(self, name: str, *, incarnation: str | None = None, is_read_only: bool = False) -> BookieId:
-        """Register a bookie (again), on the disks of that name."""
+        """Register a bookie (again), on the disks of its name."""
         bookie = BookieId(name)
         uuid = f"{name}-disks" if incarnation is None else incarnation
         self.bookies.setdefault(bookie, ScriptedBookie()).incarnation = uuid
@@ -135,14 +135,14 @@ class WriterWorld(MemoryCluster):
         return await client.create_ledger(LedgerOptions(ensemble, write, ack), writer_options=options)
 
     def stored(self, writer: LedgerWriter) -> LedgerMetadata:
-        """The metadata as it is in the store at this moment."""
+        """Return the present metadata in the store."""
         return decode(self.cell.get(self.ports.ledgers.path(writer.ledger_id)).data)
 
     def member(self, writer: LedgerWriter, position: int) -> ScriptedBookie:
         return self.bookies[writer.metadata.last_fragment.members[position]]
 
     def watch(self, writer: LedgerWriter, waiter: asyncio.Future[EntryId], payload: bytes) -> asyncio.Future[EntryId]:
-        """Check when the entry is acknowledged that ``Qa`` members of the stored ensemble have it (I1)."""
+        """Check at the acknowledgement of the entry that ``Qa`` members of the stored ensemble have it (I1)."""
 
         def check(done: asyncio.Future[EntryId]) -> None:
             if done.cancelled() or done.exception() is not None:
@@ -179,7 +179,7 @@ class WriterWorld(MemoryCluster):
         return () if task is None else task.missing
 
     def hold_writes(self, writer: LedgerWriter) -> asyncio.Event:
-        """Let writes of the ledger's metadata wait until the event is set."""
+        """Hold writes of the ledger's metadata until the event is set."""
         may_write, ledger_path = asyncio.Event(), self.ports.ledgers.path(writer.ledger_id)
 
         async def hold(operation: str, path: str) -> Fault | None:
@@ -191,7 +191,7 @@ class WriterWorld(MemoryCluster):
         return may_write
 
     def lose_answers(self, writer: LedgerWriter) -> None:
-        """Let writes of the ledger's metadata be done without an answer, and reads of it fail."""
+        """Lose the answers to writes of the ledger's metadata, and let its reads fail."""
         ledger_path = self.ports.ledgers.path(writer.ledger_id)
 
         async def lose(operation: str, path: str) -> Fault | None:
@@ -202,7 +202,7 @@ class WriterWorld(MemoryCluster):
         self.store.fault_hook = lose
 
     def on_writes(self, writer: LedgerWriter, *faults: Fault | None) -> list[Fault | None]:
-        """What is to go wrong with the coming writes of the ledger's metadata, in turn; those left are returned."""
+        """Set the faults of the next writes of the ledger's metadata, in turn. Return the list of those left."""
         left, ledger_path = list(faults), self.ports.ledgers.path(writer.ledger_id)
 
         async def hook(operation: str, path: str) -> Fault | None:
@@ -217,7 +217,7 @@ def recovering(metadata: LedgerMetadata) -> LedgerMetadata:
 
 
 def in_world(count: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Run a coroutine test with a world of ``count`` bookies; nothing may be acknowledged without enough copies."""
+    """Run a coroutine test with a world of ``count`` bookies, and check the copies of every acknowledged entry."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         async def main(**kwargs: Any) -> None:
