@@ -129,3 +129,16 @@ async def test_a_bookie_that_is_stopped_while_its_ledger_disk_hangs_ends(machine
         await bookie.start()
         assert await bookie.statuses() == [Status.OK] * bookie.added
         assert await bookie.process.stop(STATE_S) == 0
+
+
+@pytest.mark.parametrize("option", ["journal_dir", "ledger_dir"])
+async def test_a_start_on_a_disk_that_hangs_ends_with_an_error(machine: Machine, tmp_path: Path, option: str) -> None:
+    with fragile_disk(tmp_path) as disk:
+        directories = {option: disk.root / "directory"}
+        process, _ = await machine.ready(**directories)
+        assert await process.stop(STATE_S) == 0
+        with disk.frozen():
+            process = machine.start(**directories)
+            line = await process.wait_for_line(r"^bookie: .*", STATE_S)
+            assert line[0] == f"bookie: cannot lock {disk.root}/directory/current: {PROBLEM}"
+        assert await process.wait(STATE_S) == ExitCode.STORAGE_FAILED
