@@ -321,7 +321,10 @@ class _MemoryFile(DiskFile):
 
     async def _begin(self, operation: Operation) -> None:
         self._check_usable(operation)
-        await (self.disk.before if operation is Operation.READ else self.disk.begin)(operation, self.path)
+        if operation is Operation.READ:
+            await self.disk.before(operation, self.path)
+        else:
+            await self.disk.begin(operation, self.path)
         self._check_usable(operation)
 
     def _check_usable(self, operation: Operation) -> None:
