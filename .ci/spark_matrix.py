@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[1]
 VERSIONS: Final = ("4.1.3", "4.1.4", "4.2.0", "4.2.1", "4.3.0")
 TESTS: Final = (
     "tests/unit/spark_jobs/ui/test_ui_tab_absent.py",
-    "tests/unit/spark_jobs/ui/test_ui_face.py",
+    "tests/unit/spark_jobs/ui/test_ui_handler.py",
     "tests/spark/test_ui_tab.py",
     "tests/spark/test_session.py",
 )

@@ -13,7 +13,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from auditor.service.faces import Face
+from auditor.service.listeners import Listener
 from auditor.service.runs.spark_holder import in_thread
 from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
@@ -26,8 +26,8 @@ LOOK_INTERVAL_S: Final = 60.0
 """After the end of one look, before the next."""
 
 
-class FetchedReports(Face):
-    """Fetches while the faces listen."""
+class FetchedReports(Listener):
+    """Fetches while the service listens."""
 
     def __init__(self, report_store: str, report_dir: Path, kept: Kept, clock: Clock) -> None:
         """Only stores.

@@ -21,7 +21,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from auditor.service.faces import Face
+from auditor.service.listeners import Listener
 from auditor.service.settings import ServiceSettings
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use
@@ -81,7 +81,7 @@ class _Connection:
     """When a byte last passed."""
 
 
-class LeaderPort(Face):
+class LeaderPort(Listener):
     """One such port."""
 
     def __init__(self, name: str, listen: tuple[str, int], target: Callable[[], tuple[str, int]], clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Wiring of ``bkheal auditor``: the service on ZooKeeper and Spark, its faces, signals and exit codes."""
+"""Wiring of ``bkheal auditor``: the service on ZooKeeper and Spark, its APIs, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing_extensions import override
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
-from auditor.service.faces import Face, MetricsEvents, faces_on, set_rates, wired_faces
 from auditor.service.fetched_reports import FetchedReports
 from auditor.service.leader_ports import leader_ports
+from auditor.service.listeners import Listener, MetricsEvents, api_listeners, listening, set_rates
 from auditor.service.peer_reports import OtherAuditors
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
@@ -85,7 +85,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
     upkeep = UpkeepApart(_client_of(settings), clock)
-    faces = wired_faces(service, settings, metrics, clock, upkeep, _peers(service, settings, ports.name))
+    listeners = api_listeners(service, settings, metrics, clock, upkeep, _peers(service, settings, ports.name))
 
     fetched = FetchedReports(settings.report_store, settings.report_dir, settings.kept, clock)
     shared = (fetched,) if settings.report_store else ()
@@ -95,12 +95,12 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
 
     watching = guarded("spark watch", spark_watch.run(clock))
     try:
-        live = {"requests_per_second": lambda rate: set_rates(faces, rate)}
+        live = {"requests_per_second": lambda rate: set_rates(listeners, rate)}
         async with (
-            faces_on((*faces, *leader_ports(settings, leader, clock), *shared)),
+            listening((*listeners, *leader_ports(settings, leader, clock), *shared)),
             following(config, live, clock, stop.set),
         ):
-            code = await _serve(service, settings, stop, lambda: _say_ready(settings, faces))
+            code = await _serve(service, settings, stop, lambda: _say_ready(settings, listeners))
     finally:
         await cancel(watching)
         with contextlib.suppress(TimeoutError):
@@ -248,9 +248,9 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
     )
 
 
-def _say_ready(settings: ServiceSettings, faces: Sequence[Face]) -> None:
+def _say_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> None:
     """The line expected by the supervisor of this process."""
-    http, grpc = (getattr(face, "port", 0) for face in faces)
+    http, grpc = (getattr(listener, "port", 0) for listener in listeners)
     scheme = "https" if settings.tls_cert else "http"
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"
     sys.stdout.write(line)

@@ -1,4 +1,4 @@
-"""The tab in the Spark UI as a face of the service: calls from the JVM's threads become calls on the service's loop."""
+"""The tab in the Spark UI: calls from the JVM's threads become calls on the service's loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from auditor.api.control import (
     UnknownRunError,
     why_no_next_run,
 )
-from auditor.service.runs.spark_holder import Spark, SparkFace
+from auditor.service.runs.spark_holder import SessionUser, Spark
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
@@ -41,8 +41,8 @@ _VIA: Final = "spark ui"
 """In the record of changes."""
 
 
-class SparkTab(SparkFace):
-    """Attach the tab to the session once Spark has started (``spark_runner.SparkFace``)."""
+class SparkTab(SessionUser):
+    """Attach the tab to the session once Spark has started (``SessionUser``)."""
 
     def __init__(self, control: Control, settings: TabSettings, clock: Clock, report_base_url: str) -> None:
         """``report_base_url`` is the prefix of links to reports, before the run id; empty: no links."""

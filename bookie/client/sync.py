@@ -1,4 +1,4 @@
-"""The synchronous face: the same client for programs without an event loop.
+"""The synchronous client, for programs without an event loop.
 
     from bookie.client import sync
 

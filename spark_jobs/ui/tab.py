@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from bookie.runtime.clock import Clock, SystemClock
-from spark_jobs.ui.face import TabFace
+from spark_jobs.ui.handler import TabHandler
 from spark_jobs.ui.port import TabActions
 from spark_jobs.ui.routes import TAB_PATH
 from spark_jobs.ui.settings import TabSettings
@@ -93,9 +93,9 @@ def attach_tab(
 
     key, token = secrets.token_hex(_SECRET_BYTES), secrets.token_hex(_SECRET_BYTES)
     settings = settings or TabSettings()
-    face = TabFace(actions, settings, clock or SystemClock(), key=key, token=token)
+    handler = TabHandler(actions, settings, clock or SystemClock(), key=key, token=token)
     try:
-        tab = _attach(spark, face, key, settings)
+        tab = _attach(spark, handler, key, settings)
     except (_NoTabError, Py4JError, OSError) as error:
         reason = _reason(error)
         _log.warning("no auditor tab in the Spark UI", extra={"reason": reason})
@@ -104,7 +104,7 @@ def attach_tab(
     return tab
 
 
-def _attach(spark: SparkSession, face: TabFace, key: str, settings: TabSettings) -> AttachedTab:
+def _attach(spark: SparkSession, handler: TabHandler, key: str, settings: TabSettings) -> AttachedTab:
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import ensure_callback_server_started
 
@@ -118,7 +118,7 @@ def _attach(spark: SparkSession, face: TabFace, key: str, settings: TabSettings)
     gateway = context._gateway
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # pyspark has no types for it
     java = _compile(gateway)
-    callbacks = _Function(face.page), _Function(face.api)
+    callbacks = _Function(handler.page), _Function(handler.api)
     proxies = ",".join(settings.trusted_proxies)
     java.attach(ui.get(), *callbacks, key, settings.proxy_base.rstrip("/"), settings.user_header, proxies)
     return AttachedTab(f"{context.uiWebUrl}{TAB_PATH}", "", java, callbacks)

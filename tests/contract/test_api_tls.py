@@ -1,4 +1,4 @@
-"""TLS of both faces: which clients are admitted, and certificates replaced while the service runs."""
+"""TLS of both APIs: which clients are admitted, and certificates replaced while the service runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
 from auditor.api.access.tls import ReloadingContext
-from auditor.api.grpc.server import GrpcFace
-from auditor.api.http.server import HttpFace
+from auditor.api.grpc.server import GrpcApi
+from auditor.api.http.server import HttpApi
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from auditor.service.leader_ports import LeaderPort
@@ -74,7 +74,7 @@ async def through_another_auditor(port: int) -> AsyncIterator[int]:
 async def relayed_http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None) -> bool:
     async with (
         running(tmp_path, connector=connector(folder, client), tls=tls) as world,
-        through_another_auditor(world.face.port) as port,
+        through_another_auditor(world.api.port) as port,
     ):
         try:
             async with asyncio.timeout(STATE_S):
@@ -98,23 +98,23 @@ async def http_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str
 
 async def relayed_grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None) -> bool:
     settings, _ = settings_in(tmp_path, tls=tls)
-    face = GrpcFace(TwinControl(), settings, ManualClock())
-    await face.start()
+    api = GrpcApi(TwinControl(), settings, ManualClock())
+    await api.start()
     try:
-        async with through_another_auditor(face.port) as port:
+        async with through_another_auditor(api.port) as port:
             return await grpc_on(port, folder, client, "our-ca")
     finally:
-        await face.stop()
+        await api.stop()
 
 
 async def grpc_answers(tmp_path: Path, folder: Path, tls: ServerTls, client: str | None, ca: str = "our-ca") -> bool:
     settings, _ = settings_in(tmp_path, tls=tls)
-    face = GrpcFace(TwinControl(), settings, ManualClock())
-    await face.start()
+    api = GrpcApi(TwinControl(), settings, ManualClock())
+    await api.start()
     try:
-        return await grpc_on(face.port, folder, client, ca)
+        return await grpc_on(api.port, folder, client, ca)
     finally:
-        await face.stop()
+        await api.stop()
 
 
 async def grpc_on(port: int, folder: Path, client: str | None, ca: str) -> bool:
@@ -159,7 +159,7 @@ async def told_to_a_command(
     files = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
     tls = server_tls(folder, server, is_mutual=is_mutual)
     async with running(tmp_path, connector=connector(folder, "client"), tls=tls) as world:
-        url = f"https://127.0.0.1:{world.face.port}"
+        url = f"https://127.0.0.1:{world.api.port}"
         remote = Remote(RemoteSettings(url, None, folder / f"{ca}.pem" if ca else None, *files))
         try:
             return str((await asyncio.to_thread(remote.status))["kind"])
@@ -194,7 +194,7 @@ async def test_a_command_shows_its_certificate(
 async def test_plain_request_gets_nothing_from_a_tls_port(tmp_path: Path, folder: Path) -> None:
     async with running(tmp_path, tls=server_tls(folder)) as world:
         with pytest.raises(aiohttp.ClientError):
-            await world.session.get(f"http://127.0.0.1:{world.face.port}/livez")
+            await world.session.get(f"http://127.0.0.1:{world.api.port}/livez")
 
 
 def test_old_tls_is_not_spoken(folder: Path) -> None:
@@ -232,49 +232,49 @@ async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder
 
     put("server")
     settings, _ = settings_in(tmp_path, tls=tls)
-    face = GrpcFace(TwinControl(), settings, ManualClock())
-    await face.start()
+    api = GrpcApi(TwinControl(), settings, ManualClock())
+    await api.start()
     context = ReloadingContext(tls)
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context.context)
     port = server.sockets[0].getsockname()[1]
     try:
-        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "server.pem")
+        assert await served_certificate(port) == await served_certificate(api.port) == der(folder / "server.pem")
         assert not context.refresh()
         put("renewed")
         assert context.refresh()
-        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "renewed.pem")
+        assert await served_certificate(port) == await served_certificate(api.port) == der(folder / "renewed.pem")
         shutil.copyfile(folder / "server.pem", cert)  # half of the next one
         assert not context.refresh()
-        assert await served_certificate(port) == await served_certificate(face.port) == der(folder / "renewed.pem")
+        assert await served_certificate(port) == await served_certificate(api.port) == der(folder / "renewed.pem")
         cert.write_text("damaged")
         assert not context.refresh()
         assert await served_certificate(port) == der(folder / "renewed.pem")
         cert.unlink()
         assert not context.refresh()
-        assert await served_certificate(face.port) == der(folder / "renewed.pem")
+        assert await served_certificate(api.port) == der(folder / "renewed.pem")
     finally:
         server.close()
         await server.wait_closed()
-        await face.stop()
+        await api.stop()
 
 
-async def test_http_face_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
+async def test_http_api_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     shutil.copyfile(folder / "server.pem", cert)
     shutil.copyfile(folder / "server.key", key)
     settings, _ = settings_in(tmp_path, tls=ServerTls(cert, key))
     clock = ManualClock()
-    face = HttpFace(TwinControl(), TwinOperations(), settings, clock, upkeep=TwinUpkeep())
-    await face.start()
+    api = HttpApi(TwinControl(), TwinOperations(), settings, clock, upkeep=TwinUpkeep())
+    await api.start()
     try:
-        assert await served_certificate(face.port) == der(folder / "server.pem")
+        assert await served_certificate(api.port) == der(folder / "server.pem")
         shutil.copyfile(folder / "renewed.pem", cert)
         shutil.copyfile(folder / "renewed.key", key)
         async with asyncio.timeout(STATE_S):
-            while await served_certificate(face.port) != der(folder / "renewed.pem"):
+            while await served_certificate(api.port) != der(folder / "renewed.pem"):
                 clock.now_s += 60
     finally:
-        await face.stop()
+        await api.stop()
 
 
 @pytest.mark.parametrize(("of_peer", "is_found"), [("server", True), ("renewed", False)])
@@ -288,10 +288,10 @@ async def test_a_report_is_taken_only_from_an_auditor_with_the_same_certificate(
     async with running(tmp_path, tls=server_tls(folder, of_peer)) as first:
 
         async def candidates() -> list[str]:
-            return [f"127.0.0.1:{first.face.port}"]
+            return [f"127.0.0.1:{first.api.port}"]
 
         tls = server_tls(folder)
-        peers = OtherAuditors(candidates, "127.0.0.9:8080", first.face.port, tls.cert)
+        peers = OtherAuditors(candidates, "127.0.0.9:8080", first.api.port, tls.cert)
         async with running(tmp_path / "second", connector=connector(folder, None), tls=tls, peers=peers) as second:
             reply = await second.ask("GET", f"/reports/{RUN}/summary.json")
             assert (reply.status == 200) is is_found

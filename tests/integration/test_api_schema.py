@@ -1,4 +1,4 @@
-"""A program with only ``/openapi.json`` tries every operation of a running face, and finds no difference.
+"""A program with only ``/openapi.json`` tries every operation of a running service, and finds no difference.
 
 Schemathesis sends valid and invalid requests in all phases and with all of its checks: no answer outside the
 description, no invalid request accepted, no valid one refused, no operation without its token.
@@ -27,13 +27,13 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "503"]
 
 
 async def explore(directory: Path, examples: int, *options: str, is_open: bool) -> None:
-    """Fail with the output of the program about a face, if it found anything.
+    """Fail with the output of the program about an API, if it found anything.
 
     Args:
         directory: for its files.
         examples: number of examples for each operation and phase.
         options: further options of the program.
-        is_open: whether the face allows everything without a token, and none is sent; else everything needs one.
+        is_open: whether the API allows everything without a token, and none is sent; else everything needs one.
     """
     (directory / "schemathesis.toml").write_text(_CONFIGURATION)
     async with running(
@@ -59,11 +59,11 @@ async def explore(directory: Path, examples: int, *options: str, is_open: bool) 
         pytest.fail(printed.decode(), pytrace=False)
 
 
-async def test_a_face_with_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+async def test_an_api_with_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", is_open=False)
 
 
-async def test_a_face_without_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+async def test_an_api_without_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", "--phases", "fuzzing,stateful", is_open=True)
 
 

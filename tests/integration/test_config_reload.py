@@ -160,7 +160,7 @@ async def test_an_auditor_follows_its_file_even_while_the_store_is_away(tmp_path
     where = ["--metadata-uri", "zk://127.0.0.1:1/ledgers", "--report-dir", str(tmp_path / "reports")]
     async with ManagedProcess.start("auditor", [*command, *where], log_path=tmp_path / "auditor.log") as process:
         running = Follower(process, path)
-        listens = re.search(r"port=(\d+)", await running.until_log("http face listens"))
+        listens = re.search(r"port=(\d+)", await running.until_log("http api listens"))
         assert listens is not None
         url = f"http://127.0.0.1:{listens[1]}/api/v1/status"
 

@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.model.run import RunKind
-from spark_jobs.ui.face import TabFace
+from spark_jobs.ui.handler import TabHandler
 from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, TabState
 from spark_jobs.ui.settings import TabSettings
 from spark_jobs.ui.tab import AttachedTab, attach_tab
@@ -398,11 +398,11 @@ def test_an_auditor_that_hangs_holds_up_no_page_of_spark(spark: SparkSession) ->
 def test_a_callback_that_breaks_breaks_no_page_of_spark(
     spark: SparkSession, twin: AuditorTwin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: TabFace, facts: str) -> str:
+    def fail(self: TabHandler, facts: str) -> str:
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(TabFace, "page", fail)
-    monkeypatch.setattr(TabFace, "api", fail)
+    monkeypatch.setattr(TabHandler, "page", fail)
+    monkeypatch.setattr(TabHandler, "api", fail)
     with attached(spark, twin):
         page = ask(spark, "/auditor/")
         assert (page.status, "does not answer" in page.body) == (200, True)

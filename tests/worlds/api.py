@@ -1,4 +1,4 @@
-"""A service in memory with the real faces, on real sockets of this machine."""
+"""A service in memory with the real APIs, on real sockets of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from auditor.api.control import (
     UnknownRunError,
 )
 from auditor.api.http.schemas import SCHEMAS
-from auditor.api.http.server import HttpFace
+from auditor.api.http.server import HttpApi
 from auditor.api.operations_port import (
     ALL_MARKS,
     BookieState,
@@ -321,9 +321,9 @@ class Reply:
 
 @dataclass(slots=True)
 class ApiWorld:
-    """A running face and its service."""
+    """A running API and its service."""
 
-    face: HttpFace
+    api: HttpApi
     control: TwinControl
     operations: TwinOperations
     upkeep: TwinUpkeep
@@ -379,17 +379,17 @@ async def running(
     peers: PeerReports | None = None,
     **changes: Any,
 ) -> AsyncIterator[ApiWorld]:
-    """Run a face during the block."""
+    """Run an API during the block."""
     settings, tokens = settings_in(directory, **changes)
     control, operations, clock, upkeep = TwinControl(), TwinOperations(), ManualClock(), TwinUpkeep()
     await upkeep.fill()
-    face = HttpFace(control, operations, settings, clock, upkeep=upkeep, metrics=render, peers=peers)
-    await face.start()
+    api = HttpApi(control, operations, settings, clock, upkeep=upkeep, metrics=render, peers=peers)
+    await api.start()
     scheme = "http" if settings.tls is None else "https"
     try:
         async with aiohttp.ClientSession(connector=connector) as session:
-            url = f"{scheme}://127.0.0.1:{face.port}"
+            url = f"{scheme}://127.0.0.1:{api.port}"
             assert settings.tokens_file is not None
-            yield ApiWorld(face, control, operations, upkeep, clock, session, url, tokens, settings.tokens_file)
+            yield ApiWorld(api, control, operations, upkeep, clock, session, url, tokens, settings.tokens_file)
     finally:
-        await face.stop()
+        await api.stop()

@@ -39,7 +39,7 @@ _REQUESTS_AT_ONCE: Final = 64
 """Beside the streams of watchers."""
 
 
-class GrpcFace:
+class GrpcApi:
     """``start``, ``stop``, and ``port`` while it runs.
 
     Lives on the event loop of its ``Control``.
@@ -84,7 +84,7 @@ class GrpcFace:
         await self._set_readiness()
         await self._server.start()
         self._following = guarded("grpc readiness", self._follow())
-        _log.info("grpc face listens", extra={"host": self._settings.grpc_host, "port": self.port})
+        _log.info("grpc api listens", extra={"host": self._settings.grpc_host, "port": self.port})
 
     def set_requests_per_second(self, rate: float) -> None:
         """Change the rate of each client, from its next request on."""

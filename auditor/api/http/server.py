@@ -40,7 +40,7 @@ _SHUTDOWN_S: Final = 2.0
 """For answers under way during the stop."""
 
 
-class HttpFace:
+class HttpApi:
     """``start``, ``stop``, and ``port`` while it runs.
 
     Lives on the event loop of its ``Control``.
@@ -116,7 +116,7 @@ class HttpFace:
             raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
         if tls is not None:
             self._certificates = guarded("certificates", self._follow(tls))
-        _log.info("http face listens", extra={"host": host, "port": self.port, "tls": tls is not None})
+        _log.info("http api listens", extra={"host": host, "port": self.port, "tls": tls is not None})
 
     @property
     def port(self) -> int:

@@ -40,7 +40,7 @@ START_DEADLINE_S: Final = 300.0
 STOP_DEADLINE_S: Final = 60.0
 
 
-class SparkFace(Protocol):
+class SessionUser(Protocol):
     """A user of the Spark session: the tab in its UI."""
 
     def attach(self, spark: Spark) -> None:
@@ -55,9 +55,9 @@ class SparkFace(Protocol):
 class SparkHolder:
     """The session: started by the first who asks, stopped by ``stop``, then started again. Used on one loop."""
 
-    def __init__(self, settings: SessionSettings, face: SparkFace | None = None) -> None:
+    def __init__(self, settings: SessionSettings, user: SessionUser | None = None) -> None:
         self._settings = settings
-        self._face = face
+        self._user = user
         self._stack = contextlib.ExitStack()
         self._starting: asyncio.Task[Spark] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -162,13 +162,13 @@ class SparkHolder:
 
     def _start(self) -> Spark:
         spark = self._stack.enter_context(spark_session(self._settings))
-        if self._face is not None:
-            self._face.attach(spark)
+        if self._user is not None:
+            self._user.attach(spark)
         return spark
 
     def _stop(self) -> None:
-        if self._face is not None:
-            self._face.detach()
+        if self._user is not None:
+            self._user.detach()
         self._stack.close()
 
     def _ask(self, spark: Spark) -> bool:

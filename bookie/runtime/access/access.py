@@ -1,4 +1,4 @@
-"""The identity of a caller and its permissions, with the same rules on every face."""
+"""The identity of a caller and its permissions, with the same rules for every API."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def anonymous_write_problems(hosts: Iterable[str], what: str) -> list[str]:
 
 
 class Access:
-    """The admission of callers at one face."""
+    """The admission of callers of one API."""
 
     def __init__(self, settings: AccessSettings, clock: Clock) -> None:
         self._clock = clock

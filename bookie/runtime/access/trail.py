@@ -19,8 +19,8 @@ _log: Final = logging.getLogger("bkheal.audit")
 class Trail:
     """The facts known so far about one changing request."""
 
-    face: str
-    """``http`` or ``grpc``."""
+    api: str
+    """``http`` or ``grpc`` of an auditor, or ``bookie``."""
     action: str
     address: str
     who: str = ANONYMOUS
@@ -33,7 +33,7 @@ class Trail:
     def record(self, outcome: str, *, is_refused: bool) -> None:
         """Write the record. Call this once."""
         fields = {
-            "face": self.face,
+            "api": self.api,
             "action": self.action,
             "who": self.who,
             "address": self.address,

@@ -10,9 +10,9 @@ import pytest
 from multidict import CIMultiDict
 
 from auditor.api.access.proxies import TrustedProxies, parse_proxies
-from auditor.api.grpc.server import GrpcFace
+from auditor.api.grpc.server import GrpcApi
 from auditor.api.http.routes import Route
-from auditor.api.http.server import HttpFace
+from auditor.api.http.server import HttpApi
 from auditor.api.settings import ApiSettings
 from bookie.runtime.access.access import client_of
 from bookie.runtime.access.tokens import (
@@ -68,7 +68,7 @@ async def test_matrix_of_callers_and_routes(tmp_path: Path, policy: tuple[bool, 
             "unknown token": {"Authorization": "Bearer bkheal_nonsense"},
             "no bearer": {"Authorization": "Basic YTpi"},
         }
-        for route in world.face.routes:
+        for route in world.api.routes:
             for caller, sent in headers.items():
                 path = path_of(route, run_id).replace("enabled=false", "enabled=true")
                 reply = await world.ask(route.method, path, headers=sent)
@@ -94,7 +94,7 @@ async def test_refused_requests_change_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         run_id = await world.start()
         for token in (None, "bkheal_nonsense", world.tokens[Role.READ].token):
-            for route in world.face.routes:
+            for route in world.api.routes:
                 if route.is_changing:
                     await world.ask(route.method, path_of(route, run_id), token=token, json={"kind": "replicas"})
         assert world.control.started == 1
@@ -208,18 +208,18 @@ async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path)
         replace(settings, grpc_host="::"),
         replace(settings, http_host="auditor.example"),
     ):
-        for face in (
-            HttpFace(TwinControl(), TwinOperations(), exposed, ManualClock(), upkeep=TwinUpkeep()),
-            GrpcFace(TwinControl(), exposed, ManualClock()),
+        for api in (
+            HttpApi(TwinControl(), TwinOperations(), exposed, ManualClock(), upkeep=TwinUpkeep()),
+            GrpcApi(TwinControl(), exposed, ManualClock()),
         ):
             with pytest.raises(ConfigurationError, match="allow_anonymous_write"):
-                await face.start()
+                await api.start()
 
 
 async def test_settings_that_cannot_work_are_all_named(tmp_path: Path) -> None:
     settings = ApiSettings(report_dir=tmp_path, tokens_file=tmp_path / "none", requests_per_second=0)
     with pytest.raises(ConfigurationError) as refused:
-        await HttpFace(TwinControl(), TwinOperations(), settings, ManualClock(), upkeep=TwinUpkeep()).start()
+        await HttpApi(TwinControl(), TwinOperations(), settings, ManualClock(), upkeep=TwinUpkeep()).start()
     assert len(refused.value.problems) == 2
 
 
@@ -231,7 +231,7 @@ def test_which_addresses_only_this_machine_reaches() -> None:
 
 
 async def records(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    names = ("face", "action", "who", "address", "check", "run_id", "detail", "outcome")
+    names = ("api", "action", "who", "address", "check", "run_id", "detail", "outcome")
     kept = [record for record in caplog.records if record.name == "bkheal.audit"]
     return [{name: getattr(record, name) for name in names if hasattr(record, name)} for record in kept]
 
@@ -248,7 +248,7 @@ async def test_changing_requests_are_written_down_and_others_are_not(
         await world.operate("PUT", "/api/v1/autorecovery/status?enabled=false")
         await world.operate("GET", "/api/v1/status")
         found = await records(world, caplog)
-    common = {"face": "http", "address": "127.0.0.1"}
+    common = {"api": "http", "address": "127.0.0.1"}
     who = "somebody-who-may-administer"
     assert found == [
         {**common, "action": "start_run", "who": who, "check": "bookies", "run_id": run_id, "outcome": "202"},

@@ -1,4 +1,4 @@
-"""The gRPC face over a real socket: every method, its permitted callers, health, and the cost of a watch."""
+"""The gRPC API over a real socket: every method, its permitted callers, health, and the cost of a watch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
 from auditor.api.grpc.messages import KINDS, STATES
-from auditor.api.grpc.server import LIVENESS, READINESS, GrpcFace
+from auditor.api.grpc.server import LIVENESS, READINESS, GrpcApi
 from bookie.metadata.bookies.maintenance import Window
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunState
@@ -32,9 +32,9 @@ NONE: tuple[tuple[str, str], ...] = ()
 
 @dataclass(slots=True)
 class GrpcWorld:
-    """A running face and a channel to it."""
+    """A running API and a channel to it."""
 
-    face: GrpcFace
+    api: GrpcApi
     control: TwinControl
     clock: ManualClock
     channel: grpc.aio.Channel
@@ -47,17 +47,17 @@ class GrpcWorld:
 async def serving(directory: Path, **changes: Any) -> AsyncIterator[GrpcWorld]:
     settings, tokens = settings_in(directory, **changes)
     control, clock = TwinControl(), ManualClock()
-    face = GrpcFace(control, settings, clock)
-    await face.start()
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{face.port}")
+    api = GrpcApi(control, settings, clock)
+    await api.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{api.port}")
     read, operate = ((("authorization", f"Bearer {tokens[role].token}"),) for role in (Role.READ, Role.OPERATE))
     stub: Any = rpc.AuditorServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
         async with asyncio.timeout(STATE_S):
-            yield GrpcWorld(face, control, clock, channel, stub, read, operate)
+            yield GrpcWorld(api, control, clock, channel, stub, read, operate)
     finally:
         await channel.close(None)
-        await face.stop()
+        await api.stop()
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_stopping_ends_streams(tmp_path: Path) -> None:
         run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
         stream = world.stub.WatchRun(pb.GetRunRequest(run_id=run.run_id))
         await stream.read()
-        await world.face.stop()
+        await world.api.stop()
         await refusal(stream.read())
 
 
@@ -261,15 +261,15 @@ async def test_health_tells_liveness_from_readiness(world: GrpcWorld) -> None:
 
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [serving_] * 3
     world.control.is_connected = False
-    await world.face._set_readiness()
+    await world.api._set_readiness()
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [serving_, serving_, not_serving]
     world.control.is_connected = True
-    await world.face._set_readiness()
+    await world.api._set_readiness()
     assert await status(READINESS) == serving_
     world.control.problems = ("ZooKeeper denies it to write /bkheal",)
-    await world.face._set_readiness()
+    await world.api._set_readiness()
     assert await status(READINESS) == not_serving
-    await world.face.say_stopping()
+    await world.api.say_stopping()
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [not_serving] * 3
     assert (await world.stub.GetStatus(pb.GetStatusRequest())).version == "1.2.3"
 
@@ -280,7 +280,7 @@ async def test_changing_requests_are_written_down(world: GrpcWorld, caplog: pyte
     await refusal(world.stub.PauseRun(pb.ChangeRunRequest(run_id=run.run_id)))
     await world.stub.GetStatus(pb.GetStatusRequest())
     kept = [record.__dict__ for record in caplog.records if record.name == "bkheal.audit"]
-    names = ("face", "action", "who", "address", "run_id", "outcome")
+    names = ("api", "action", "who", "address", "run_id", "outcome")
     assert [[record.get(name) for name in names] for record in kept] == [
         ["grpc", "start_run", "somebody-who-may-operate", "127.0.0.1", run.run_id, "ok"],
         ["grpc", "pause_run", "anonymous", "127.0.0.1", None, "unauthenticated"],

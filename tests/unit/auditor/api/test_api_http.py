@@ -1,4 +1,4 @@
-"""Every path of the HTTP face over a real socket; each answer fits the face's own description."""
+"""Every path of the HTTP API over a real socket; each answer fits its description."""
 
 from __future__ import annotations
 
@@ -407,7 +407,7 @@ async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: A
     world.control.is_connected = True
     verbose = (await good(world, "GET", "/readyz?verbose")).body
     assert verbose == b"[+]metadata-store ok\n[+]permissions ok\n[+]not-stopping ok\nreadyz check passed\n"
-    world.face.say_stopping()
+    world.api.say_stopping()
     assert (await world.ask("GET", "/readyz")).status == 503
     assert (await world.ask("GET", "/livez")).status == 200
 
@@ -496,7 +496,7 @@ async def test_description_has_every_route_and_nothing_else(world: ApiWorld) -> 
     description = (await good(world, "GET", "/openapi.json")).json
     described = {(method.upper(), path) for path, operations in description["paths"].items() for method in operations}
     assert description["openapi"] == "3.1.0"
-    runner = world.face._runner
+    runner = world.api._runner
     assert runner is not None
     served = {
         (route.method, route.resource.canonical.rstrip("/") or "/")

@@ -61,10 +61,10 @@ def test_who_was_silent_for_long_has_no_more_than_one_burst() -> None:
 async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> None:
     async with running(tmp_path, requests_per_second=2) as world:
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)] == [200] * 4 + [429]
-        world.face.set_requests_per_second(100)
+        world.api.set_requests_per_second(100)
         world.clock.now_s += 0.5
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(50)] == [200] * 50
-        world.face.set_requests_per_second(1)
+        world.api.set_requests_per_second(1)
         world.clock.now_s += 1000
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(3)] == [200] * 2 + [429]
 
@@ -111,12 +111,12 @@ async def test_body_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> Non
             f"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n"
             f"Authorization: Bearer {world.tokens[Role.OPERATE].token}\r\n\r\n"
         )
-        assert (await raw(world.face.port, head.encode())).startswith(b"HTTP/1.1 504 ")
+        assert (await raw(world.api.port, head.encode())).startswith(b"HTTP/1.1 504 ")
 
 
 async def test_connection_that_sends_no_whole_request_is_closed(tmp_path: Path) -> None:
     async with running(tmp_path, idle_connection_s=0.05) as world:
-        assert await raw(world.face.port, b"GET /livez HTTP/1.1\r\nHost: local") == b""
+        assert await raw(world.api.port, b"GET /livez HTTP/1.1\r\nHost: local") == b""
 
 
 async def raw(port: int, data: bytes) -> bytes:

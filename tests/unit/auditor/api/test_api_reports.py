@@ -187,7 +187,7 @@ TRAVERSALS = [
 @pytest.mark.parametrize("path", TRAVERSALS)
 async def test_nothing_else_is_sent(world: ApiWorld, path: str) -> None:
     """Sent as raw bytes, because a client would tidy the path up."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.face.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     writer.write(head.encode("latin-1"))
     async with asyncio.timeout(20):

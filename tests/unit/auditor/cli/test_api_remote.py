@@ -1,4 +1,4 @@
-"""The client of the commands, against a running face."""
+"""The client of the commands, against a running API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(world: ApiWorld, role: Role | None = Role.OPERATE, **options: Any) ->
 
 
 async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The client blocks, and its face runs on this loop."""
+    """The client blocks, and its API runs on this loop."""
     return await asyncio.to_thread(call, *arguments, **options)
 
 

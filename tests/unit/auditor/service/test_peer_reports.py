@@ -42,9 +42,9 @@ async def first(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 def others(first: ApiWorld, *hosts: str, port: int | None = None) -> OtherAuditors:
     async def candidates() -> Sequence[str]:
-        return [f"{host}:{port or first.face.port}" for host in hosts]
+        return [f"{host}:{port or first.api.port}" for host in hosts]
 
-    return OtherAuditors(candidates, f"{OWN}:{first.face.port}", first.face.port, None)
+    return OtherAuditors(candidates, f"{OWN}:{first.api.port}", first.api.port, None)
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor.api.grpc.server import GrpcFace
-from auditor.api.http.server import HttpFace
+from auditor.api.grpc.server import GrpcApi
+from auditor.api.http.server import HttpApi
 from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
 from bookie.model.exit_codes import bookie_exit_code
 from bookie.runtime.listening import AddressInUseError
@@ -37,7 +37,7 @@ Listen = Callable[[str, int, Path], Awaitable[None]]
 
 async def auditor_http(host: str, port: int, tmp_path: Path) -> None:
     settings, _ = settings_in(tmp_path)
-    face = HttpFace(
+    api = HttpApi(
         TwinControl(),
         TwinOperations(),
         replace(settings, http_host=host, http_port=port),
@@ -45,18 +45,18 @@ async def auditor_http(host: str, port: int, tmp_path: Path) -> None:
         upkeep=TwinUpkeep(),
     )
     try:
-        await face.start()
+        await api.start()
     finally:
-        await face.stop()
+        await api.stop()
 
 
 async def auditor_grpc(host: str, port: int, tmp_path: Path) -> None:
     settings, _ = settings_in(tmp_path)
-    face = GrpcFace(TwinControl(), replace(settings, grpc_host=host, grpc_port=port), ManualClock())
+    api = GrpcApi(TwinControl(), replace(settings, grpc_host=host, grpc_port=port), ManualClock())
     try:
-        await face.start()
+        await api.start()
     finally:
-        await face.stop()
+        await api.stop()
 
 
 async def bookie_grpc(host: str, port: int, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What shows the service to the world: HTTP, gRPC and metrics, wired to it. There before the store is reached."""
+"""The listeners of the service: HTTP, gRPC and metrics. They listen before the store is reached."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from auditor.api.access.proxies import parse_proxies
-from auditor.api.grpc.server import GrpcFace
-from auditor.api.http.server import HttpFace
+from auditor.api.grpc.server import GrpcApi
+from auditor.api.http.server import HttpApi
 from auditor.api.operations import StoreOperations
 from auditor.api.operations_port import ALL_MARKS, BookieView, MarkFilter, MarkPage, Operations, TaskPage
 from auditor.api.peer_port import PeerReports
@@ -30,8 +30,8 @@ from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
 
 
-class Face(Protocol):
-    """A listener."""
+class Listener(Protocol):
+    """A port on which clients connect, or work that lasts as long as the ports listen."""
 
     async def start(self) -> None:
         """Listen. Raises errors of the permanent family if this is impossible."""
@@ -47,29 +47,29 @@ class Face(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def faces_on(faces: Sequence[Face]) -> AsyncIterator[None]:
-    """Start all of ``faces`` in order, and stop them in reverse, also if one of them does not start."""
+async def listening(listeners: Sequence[Listener]) -> AsyncIterator[None]:
+    """Start all of ``listeners`` in order, and stop them in reverse, also if one of them does not start."""
     async with contextlib.AsyncExitStack() as stack:
-        for face in faces:
-            stack.push_async_callback(face.stop)
-            await face.start()
+        for listener in listeners:
+            stack.push_async_callback(listener.stop)
+            await listener.start()
         yield
 
 
-def set_rates(faces: Sequence[Face], requests_per_second: float) -> None:
-    """Change the rate of each client at all of ``faces``."""
-    for face in faces:
-        face.set_requests_per_second(requests_per_second)
+def set_rates(listeners: Sequence[Listener], requests_per_second: float) -> None:
+    """Change the rate of each client at all of ``listeners``."""
+    for listener in listeners:
+        listener.set_requests_per_second(requests_per_second)
 
 
-def wired_faces(
+def api_listeners(
     service: AuditorService,
     settings: ServiceSettings,
     metrics: AuditorMetrics,
     clock: Clock,
     upkeep: Upkeep,
     peers: PeerReports | None = None,
-) -> Sequence[Face]:
+) -> Sequence[Listener]:
     """HTTP and gRPC of a service, not started yet."""
     api = api_settings(settings)
 
@@ -78,12 +78,12 @@ def wired_faces(
         return render(metrics.registry, accept, accept_encoding)
 
     operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
-    http = HttpFace(service, operations, api, clock, upkeep=upkeep, metrics=rendered, peers=peers)
-    return (http, GrpcFace(service, api, clock))
+    http = HttpApi(service, operations, api, clock, upkeep=upkeep, metrics=rendered, peers=peers)
+    return (http, GrpcApi(service, api, clock))
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:
-    """The settings of the faces."""
+    """The settings of the APIs."""
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)

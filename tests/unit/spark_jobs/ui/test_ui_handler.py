@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from bookie.model.run import RunCause, RunKind, RunRecord
-from spark_jobs.ui.face import TabFace
+from spark_jobs.ui.handler import TabHandler
 from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, RunView, TabState
 from spark_jobs.ui.request import HTML, Answer, StrangeCallError, decode_request, encode_answer
 from spark_jobs.ui.settings import TabSettings
@@ -78,8 +78,8 @@ def void(_: object) -> None:
     return None
 
 
-def face(auditor: Auditor, settings: TabSettings = SETTINGS, clock: ManualClock | None = None) -> TabFace:
-    return TabFace(auditor, settings, clock or ManualClock(1000.0, turns=0), key=KEY, token=TOKEN)
+def handler(auditor: Auditor, settings: TabSettings = SETTINGS, clock: ManualClock | None = None) -> TabHandler:
+    return TabHandler(auditor, settings, clock or ManualClock(1000.0, turns=0), key=KEY, token=TOKEN)
 
 
 def facts(method: str = "GET", path: str = "/v1/status", **fields: str) -> str:
@@ -98,12 +98,12 @@ def read(answer: str) -> tuple[int, dict[str, str], str]:
     return int(status), dict(line.split(": ", 1) for line in lines), body
 
 
-def start(face: TabFace, **fields: str) -> tuple[int, dict[str, str], str]:
-    return read(face.api(post("/v1/runs", **{"form.kind": "bookies", **fields})))
+def start(handler: TabHandler, **fields: str) -> tuple[int, dict[str, str], str]:
+    return read(handler.api(post("/v1/runs", **{"form.kind": "bookies", **fields})))
 
 
 def test_a_button_starts_a_run_and_leads_back_to_the_tab(auditor: Auditor) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     status, headers, _ = start(tab, base="/proxy/app-1")
     assert (status, headers["Location"]) == (303, "/proxy/app-1/auditor/")
     assert auditor.asked == [("run", "bookies", "ann", "192.0.2.7")]
@@ -112,13 +112,13 @@ def test_a_button_starts_a_run_and_leads_back_to_the_tab(auditor: Auditor) -> No
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
 def test_a_button_of_a_run_names_it(auditor: Auditor, verb: str) -> None:
-    assert read(face(auditor).api(post(f"/v1/runs/{RUN_ID}/{verb}")))[0] == 303
+    assert read(handler(auditor).api(post(f"/v1/runs/{RUN_ID}/{verb}")))[0] == 303
     assert auditor.asked == [(verb, RUN_ID, "ann", "192.0.2.7")]
 
 
 def test_a_program_gets_json(auditor: Auditor) -> None:
     fields = {"header.content-type": "application/json", "header.x-csrf-token": TOKEN, "body": '{"kind": "replicas"}'}
-    status, headers, body = read(face(auditor).api(facts("POST", "/v1/runs", **fields)))
+    status, headers, body = read(handler(auditor).api(facts("POST", "/v1/runs", **fields)))
     assert (status, headers["Content-Type"]) == (202, "application/json")
     assert json.loads(body) == {"outcome": "accepted", "text": "it began", "run_id": RUN_ID}
     assert auditor.asked == [("run", "replicas", "ann", "192.0.2.7")]
@@ -136,7 +136,7 @@ def test_a_program_gets_json(auditor: Auditor) -> None:
     ],
 )
 def test_what_is_no_kind_is_refused(auditor: Auditor, fields: dict[str, str]) -> None:
-    assert read(face(auditor).api(post("/v1/runs", **fields)))[0] == 400
+    assert read(handler(auditor).api(post("/v1/runs", **fields)))[0] == 400
     assert auditor.asked == []
 
 
@@ -158,7 +158,7 @@ def test_what_is_no_kind_is_refused(auditor: Auditor, fields: dict[str, str]) ->
     ],
 )
 def test_what_is_not_on_the_list_does_not_exist(auditor: Auditor, path: str) -> None:
-    assert read(face(auditor).api(post(path)))[0] == 404
+    assert read(handler(auditor).api(post(path)))[0] == 404
     assert auditor.asked == []
 
 
@@ -173,13 +173,13 @@ def test_what_is_not_on_the_list_does_not_exist(auditor: Auditor, path: str) -> 
 )
 def test_what_the_auditor_refuses_is_said(auditor: Auditor, outcome: ActionOutcome, status: int) -> None:
     auditor.result = ActionResult(outcome, "because <so>")
-    answered, _, body = start(face(auditor))
+    answered, _, body = start(handler(auditor))
     assert answered == status
     assert "because &lt;so&gt;" in body
 
 
 def test_methods_are_told(auditor: Auditor) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     for method in ("GET", "HEAD", "PUT"):
         status, headers, _ = read(tab.api(facts(method, "/v1/runs", **{"form.token": TOKEN, "form.kind": "bookies"})))
         assert (status, headers["Allow"]) == (405, "POST")
@@ -189,7 +189,7 @@ def test_methods_are_told(auditor: Auditor) -> None:
 
 
 def test_a_tab_that_only_shows_has_no_buttons_and_no_token(auditor: Auditor) -> None:
-    tab = face(auditor, TabSettings())
+    tab = handler(auditor, TabSettings())
     assert TOKEN not in tab.page(facts())
     assert "<form" not in tab.page(facts())
     assert read(tab.api(facts(path="/v1/token")))[0] == 403
@@ -198,14 +198,14 @@ def test_a_tab_that_only_shows_has_no_buttons_and_no_token(auditor: Auditor) -> 
 
 
 def test_the_token_is_for_those_who_may_act(auditor: Auditor) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     assert json.loads(read(tab.api(facts(path="/v1/token")))[2]) == {"csrf_token": TOKEN}
     assert read(tab.api(facts(path="/v1/token", user="")))[0] == 403
     assert TOKEN not in tab.page(facts(user=""))
 
 
 def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
-    status, headers, body = read(face(auditor).api(facts()))
+    status, headers, body = read(handler(auditor).api(facts()))
     values = json.loads(body)
     assert (status, headers["Content-Type"], values["trouble"]) == (200, "application/json", None)
     assert values["runs"][0]["run_id"] == RUN_ID
@@ -214,7 +214,7 @@ def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
 
 def test_too_many_actions_are_refused_until_time_passes(auditor: Auditor) -> None:
     clock = ManualClock(1000.0, turns=0)
-    tab = face(auditor, clock=clock)
+    tab = handler(auditor, clock=clock)
     answers = [start(tab)[0] for _ in range(11)]
     assert answers == [303] * 10 + [429]
     clock.now_s += 2.0
@@ -224,7 +224,7 @@ def test_too_many_actions_are_refused_until_time_passes(auditor: Auditor) -> Non
 
 def test_one_action_at_a_time(auditor: Auditor, hang: Callable[[], None]) -> None:
     auditor.before = hang
-    tab = face(auditor, replace(SETTINGS, action_deadline_s=0.01))
+    tab = handler(auditor, replace(SETTINGS, action_deadline_s=0.01))
     status, _, body = start(tab)
     assert status == 504
     assert "No answer yet" in body
@@ -235,7 +235,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
     def fail() -> None:
         raise RuntimeError("it <b>broke")
 
-    tab = face(auditor)
+    tab = handler(auditor)
     auditor.before = fail
     assert "it &lt;b&gt;broke" in tab.page(facts())
     status, _, body = read(tab.api(facts()))
@@ -247,7 +247,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
 
 def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, hang: Callable[[], None]) -> None:
     clock = ManualClock(1000.0, turns=0)
-    tab = face(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
+    tab = handler(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
     while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need more than the deadline
         pass
     auditor.before = hang
@@ -261,7 +261,7 @@ def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, han
 
 def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
     clock = ManualClock(1000.0, turns=0)
-    tab = face(auditor, clock=clock)
+    tab = handler(auditor, clock=clock)
     with ThreadPoolExecutor(16) as viewers:
         pages = list(viewers.map(lambda _: tab.page(facts()), range(200)))
     assert all("<span>1</span>" in page for page in pages)
@@ -270,14 +270,14 @@ def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
 
 
 def test_what_was_just_done_is_seen_at_once(auditor: Auditor) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     tab.page(facts())
     start(tab)
     assert "<span>2</span>" in tab.page(facts())
 
 
 def test_a_call_without_the_key_is_answered_with_nothing(auditor: Auditor) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     for key in ("", "x" * 32, "ü"):
         assert read(tab.api(post("/v1/runs", key=key, **{"form.kind": "bookies"})))[0] == 403
         assert RUN_ID not in tab.page(facts(key=key))
@@ -288,19 +288,19 @@ def test_a_call_without_the_key_is_answered_with_nothing(auditor: Auditor) -> No
 def test_a_garbled_call_is_refused(text: str, auditor: Auditor) -> None:
     with pytest.raises(StrangeCallError):
         decode_request(text, KEY)
-    assert read(face(auditor).api(text))[0] == 403
+    assert read(handler(auditor).api(text))[0] == 403
 
 
 def test_line_ends_cannot_reach_a_header(auditor: Auditor) -> None:
     text = encode_answer(Answer(303, "x", headers=(("Location", "/a\r\nSet-Cookie: b=c\n\nbody"),)))
     assert read(text) == (303, {"Content-Type": HTML, "Location": "/a Set-Cookie: b=c body"}, "x")
-    status, headers, _ = start(face(auditor, replace(SETTINGS, proxy_base="/a\nSet-Cookie: b=c")))
+    status, headers, _ = start(handler(auditor, replace(SETTINGS, proxy_base="/a\nSet-Cookie: b=c")))
     assert (status, headers["Location"]) == (303, "/auditor/")
     assert "Set-Cookie" not in headers
 
 
 def test_who_did_what_is_logged_and_the_token_never(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
-    tab = face(auditor)
+    tab = handler(auditor)
     with caplog.at_level(logging.INFO, "bkheal.audit"):
         start(tab, **{"header.x-forwarded-for": "203.0.113.9"})
         start(tab, user="")
@@ -321,7 +321,7 @@ def test_who_did_what_is_logged_and_the_token_never(auditor: Auditor, caplog: py
 
 
 def test_refusals_do_not_fill_the_log(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
-    tab = face(auditor, TabSettings())
+    tab = handler(auditor, TabSettings())
     for _ in range(500):
         start(tab)
     assert len([record for record in caplog.records if record.name == "bkheal.audit"]) == 60

@@ -48,7 +48,7 @@ _STATUS: Final = {
 _LOGGED_MAX: Final = 200
 
 
-class TabFace:
+class TabHandler:
     """The Python side of the tab."""
 
     def __init__(self, actions: TabActions, settings: TabSettings, clock: Clock, *, key: str, token: str) -> None:
