@@ -37,6 +37,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.large_messages import prepare_for_large_messages
+from bookie.runtime.open_files import raise_open_files_limit
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
@@ -61,6 +62,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
     The copy rate follows ``config``, the configuration file given at the start.
     """
     prepare_for_large_messages()
+    raise_open_files_limit()
     try:
         uri = parse_uri(settings.metadata_uri)
         telemetry = _Telemetry(has_apache_names=settings.has_apache_metrics)

@@ -43,6 +43,7 @@ from bookie.model.run import RunRecord, RunState
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
+from bookie.runtime.open_files import raise_open_files_limit
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.ui.settings import TabSettings
@@ -64,6 +65,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         ConfigurationError: settings which would admit everyone, or cannot work.
         AddressInUseError, TlsFilesError: HTTP or gRPC cannot listen.
     """
+    raise_open_files_limit()
     stop, clock = asyncio.Event(), SystemClock()
     late = _LateTab()
     holder = SparkHolder(session_settings(settings), late if settings.ui_enabled else None)

@@ -34,6 +34,7 @@ from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.large_messages import prepare_for_large_messages
+from bookie.runtime.open_files import raise_open_files_limit
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.telemetry import observable
@@ -46,7 +47,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.collection_figures import show_collection
 from bookie.server.copying import Copying
-from bookie.server.grpc.server import GrpcServer
+from bookie.server.grpc.server import CONNECTIONS_MAX, GrpcServer
 from bookie.server.joining.admission import Admission, Place, admit
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
 from bookie.server.joining.limbo import finish_start
@@ -74,6 +75,8 @@ from bookie.wire.grpc_transport import GrpcTransport
 _log = logging.getLogger(__name__)
 
 _UNREGISTER_DEADLINE_S: Final = 5.0
+_OWN_FILES: Final = 1024
+"""Files of a bookie without connections: up to 512 of the index and 256 entry logs, the journals, and a reserve."""
 _INDEX_OPEN_S: Final = 600.0
 """Longest time to open the index, which includes the replay of its log of up to 64 MiB."""
 
@@ -84,6 +87,7 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     Changes of ``config``, the configuration file of the process, are logged: all of them need a restart.
     """
     prepare_for_large_messages()
+    _allow_open_files(settings)
     try:
         await _run(settings, config, _stop_asked())
         code: int = ExitCode.OK
@@ -92,6 +96,14 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     if is_thread_waiting():
         _end_now(code)
     return code
+
+
+def _allow_open_files(settings: BookieSettings) -> None:
+    """Raise the limit of open files, and warn if connections could use up the files that the storage needs (R134)."""
+    limit = raise_open_files_limit()
+    wanted = _OWN_FILES + CONNECTIONS_MAX + (settings.apache_connections_max if settings.apache_port is not None else 0)
+    if limit < wanted:
+        _log.warning("the hard limit of open files is low", extra={"limit": limit, "recommended": wanted})
 
 
 async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked: asyncio.Future[None]) -> None:

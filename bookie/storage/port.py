@@ -21,7 +21,10 @@ class DiskError(FatalError):
 
 
 class DiskFullError(DiskError):
-    """No space left; unlike after other disk errors, the process may continue read-only."""
+    """No space left, or no more files may be opened. The process may continue read-only, unlike after other errors.
+
+    Both may end without a restart, and neither says anything about what is on the disk.
+    """
 
 
 class StalledDiskError(DiskError):

@@ -449,7 +449,7 @@ class LedgerStorage:
         if self.fatal.done():
             return AddReply(Status.IO_ERROR, "a disk of this bookie failed")
         if self.is_full or self.takes_no_adds:
-            return AddReply(Status.READ_ONLY, "a disk of this bookie is full")
+            return AddReply(Status.READ_ONLY, "a disk of this bookie is full, or it has too many open files")
         if self._flusher.is_behind:
             return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk cannot keep up with the journal")
         return None

@@ -82,14 +82,17 @@ class DiskBookie:
             read_only_below_bytes=4 * MIB,
         )
         ready = await self.process.wait_for_line(READY, STATE_S)
-        self.bookie, self._address = BookieId(ready[1]), BookieAddress(ready[2], int(ready[3]))
+        self.bookie, self.address = BookieId(ready[1]), BookieAddress(ready[2], int(ready[3]))
+
+    def operator(self) -> Administration:
+        return Administration(self.address, PLAINTEXT, self._token)
 
     async def flush(self) -> list[int]:
         """Add entries, move them to an entry log, and return the number of logs in each directory."""
         entries = [self.entry(number) for number in range(self.added, self.added + PART)]
         assert await self.machine.add(self.bookie, *entries) is Status.OK
         self.added += PART
-        async with Administration(self._address, PLAINTEXT, self._token) as operator:
+        async with self.operator() as operator:
             await operator.force()
         return self.logs()
 
@@ -117,7 +120,7 @@ class DiskBookie:
 
     async def shown(self) -> list[dict[str, Any]]:
         """Return the ledger directories in the output of ``bkheal bookie status``."""
-        at = f"{self._address.host}:{self._address.port}"
+        at = f"{self.address.host}:{self.address.port}"
         command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
         return [disk for disk in json.loads(done.stdout)["disks"] if disk["role"] == "ledgers"]

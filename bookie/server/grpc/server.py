@@ -22,6 +22,8 @@ _SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
 _FLUSH_DEADLINE_S: Final = 2.0
 """Deadline for sending the due acks, after the requests themselves have ended."""
 _STOP_GRACE_S: Final = 0.5
+CONNECTIONS_MAX: Final = 2048
+"""Connections at once; one more is closed. A client, a replicator or an auditor uses one each."""
 
 # No limit on a connection's age: its end would break add streams, which writers answer with an ensemble change.
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -30,6 +32,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.max_concurrent_streams", 256),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of what clients may send
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),

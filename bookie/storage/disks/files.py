@@ -37,7 +37,10 @@ hundred bytes."""
 _SMALL_BYTES: Final = 4096
 _VECTOR_MAX: Final = 1024
 """Most parts the kernel takes at once (IOV_MAX)."""
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""No space, or no more open files in this process or system (R134)."""
+_FREE_INODES_MIN: Final = 64
+"""For entry logs, journals and the files of the index until an operator has made space."""
 _FREE_FOR_RESERVED: Final = 64
 """A file reserves space only while so many times as much is free, so a small or full disk is left to its data."""
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
@@ -108,7 +111,7 @@ class FileDisk(Disk):
     @override
     async def space(self) -> tuple[int, int]:
         """Return the total bytes, and the free bytes available to an unprivileged user."""
-        return await self._run(_space, self._root)
+        return await self._run(space_in, self._root)
 
     @property
     @override
@@ -425,7 +428,16 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _space(root: Path) -> tuple[int, int]:
-    with _disk_errors("stat", root):
-        found = os.statvfs(root)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+def space_in(directory: Path) -> tuple[int, int]:
+    """Return the total bytes of a file system, and the free ones for an unprivileged user.
+
+    No byte counts as free if hardly an inode is: the file system takes no new file (R134). Some file systems have no
+    fixed number of inodes, and report 0 in all.
+
+    Raises:
+        DiskError: the file system gives no answer.
+    """
+    with _disk_errors("stat", directory):
+        found = os.statvfs(directory)
+    has_inodes = not found.f_files or found.f_favail >= _FREE_INODES_MIN
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize if has_inodes else 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +34,10 @@ from rocksdict import (
 )
 from typing_extensions import override
 
+from bookie.runtime.open_files import can_open_files
 from bookie.runtime.tasks import guarded
 from bookie.storage.disks.directory_lock import DirectoryInUseError
-from bookie.storage.disks.files import THREAD_NAME, make_durable_directory
+from bookie.storage.disks.files import THREAD_NAME, make_durable_directory, space_in
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
@@ -58,9 +58,11 @@ _COMPRESSED_LOG: Final = Path(__file__).with_name("compressed_log")
 bytes for each instead of 43. A log written without compression is read as well."""
 _REOPEN_SPARE_BYTES: Final = 1 << 20
 """Beyond the size of its log, which is written to tables when the database is opened."""
+_REOPEN_FILES: Final = 64
+"""More than an opening needs: its own files, and the tables that it reads."""
 _DAMAGED: Final = "Corruption"
 _REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
-_NO_SPACE: Final = "No space left on device"
+_FULL: Final = ("No space left on device", "Too many open files")
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 
@@ -76,7 +78,7 @@ class RocksIndex(EntryIndex):
         self._threads = threads
         self._cache_bytes = cache_bytes
         self._needs_reopen = False
-        """Whether a write met a full disk, so every later one fails."""
+        """Whether a write met a full disk or too many open files, so every later one fails."""
         self._running = 0
         self._changed = asyncio.Condition()
         """Notified when the last running operation ends, and when the database was opened again."""
@@ -154,7 +156,7 @@ class RocksIndex(EntryIndex):
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._running)
             if not await asyncio.to_thread(self._has_room):
-                raise DiskFullError(f"cannot open the index {self._path} again: no space left")
+                raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
             await asyncio.shield(guarded("reopen index", self._reopen()))
         finally:
             async with self._changed:
@@ -170,8 +172,13 @@ class RocksIndex(EntryIndex):
         self._needs_reopen = False
 
     def _has_room(self) -> bool:
-        logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
-        return shutil.disk_usage(self._path).free >= logs + _REOPEN_SPARE_BYTES
+        if not can_open_files(_REOPEN_FILES):
+            return False
+        try:
+            logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
+        except OSError:  # unknown: the database stays as it is
+            return False
+        return space_in(self._path)[1] >= logs + _REOPEN_SPARE_BYTES
 
     @override
     async def close(self) -> None:
@@ -193,7 +200,7 @@ class RocksIndex(EntryIndex):
         except DiskError:
             raise
         except Exception as error:
-            kind = DiskFullError if _NO_SPACE in str(error) else DiskError
+            kind = DiskFullError if any(text in str(error) for text in _FULL) else DiskError
             remedy = _REMEDY if _DAMAGED in str(error) else ""
             raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error
         finally:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -148,7 +148,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
     assert not files.is_thread_waiting()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
 async def test_no_space_is_told_apart(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def full(*arguments: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -162,6 +162,47 @@ async def test_no_space_is_told_apart(disk: FileDisk, monkeypatch: pytest.Monkey
     with pytest.raises(DiskFullError, match="cannot replace"):
         await disk.replace("d/b", b"x")
     assert await disk.names("d") == ["a"]
+
+
+async def test_without_inodes_there_is_no_free_space(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(".")
+
+    def statvfs(files: int, free: int) -> Callable[[object], os.statvfs_result]:
+        fields = list(real)
+        fields[5], fields[6], fields[7] = files, free, free
+        return lambda _: os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "statvfs", statvfs(100_000, 10))
+    assert (await disk.space())[1] == 0
+    monkeypatch.setattr(os, "statvfs", statvfs(100_000, 1000))
+    assert (await disk.space())[1] == real.f_bavail * real.f_frsize
+    monkeypatch.setattr(os, "statvfs", statvfs(0, 0))  # as btrfs reports
+    assert (await disk.space())[1] == real.f_bavail * real.f_frsize
+
+
+async def test_too_many_open_files_are_no_failure_of_the_disk(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, os, resource, sys\n"
+        "from pathlib import Path\n"
+        "from bookie.storage.disks.files import FileDisk\n"
+        "from bookie.storage.port import DiskFullError\n"
+        "async def main():\n"
+        "    disk = await FileDisk.acquire(Path(sys.argv[1]))\n"
+        "    await (await disk.create('a')).close()\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 100))\n"
+        "    for work in (lambda: disk.create('b'), lambda: disk.open('a'), lambda: disk.replace('c', b'x'),\n"
+        "                 lambda: disk.names(''), lambda: disk.sync_directory('')):\n"
+        "        try:\n"
+        "            await work()\n"
+        "        except DiskFullError:\n"
+        "            print('full')\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "    print('b' in await disk.names(''))\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n"
+        "asyncio.run(main())\n"
+    )
+    assert run(script, tmp_path).stdout.split() == ["full"] * 5 + ["False"]
 
 
 def test_short_file_at_the_size_limit_is_an_error_with_its_true_size(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from bookie.storage.port import DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.deadlines import PROGRAM_S
 from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(1)
@@ -60,6 +63,39 @@ async def test_without_room_the_database_stays_as_it_is(tmp_path: Path, monkeypa
         await index.reopen()
     assert index._database is database
     await index.close()
+
+
+def test_an_index_that_could_open_no_file_is_opened_again(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, os, resource, sys\n"
+        "from pathlib import Path\n"
+        "from bookie.storage.disks.rocks import RocksIndex\n"
+        "from bookie.storage.port import DiskFullError\n"
+        "async def main():\n"
+        "    index = await RocksIndex.open(Path(sys.argv[1]))\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 200))\n"
+        "    written = 0\n"
+        "    try:\n"
+        "        while written < 200:\n"
+        "            await index.write([(b'%06d' % written, os.urandom(1 << 20))])\n"
+        "            written += 1\n"
+        "    except DiskFullError as error:\n"
+        "        print('Too many open files' in str(error))\n"
+        "    try:\n"
+        "        await index.reopen()\n"
+        "    except DiskFullError:\n"
+        "        print('refused')\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
+        "    await index.reopen()\n"
+        "    keys = [b'%06d' % number for number in range(written)]\n"
+        "    print(written > 0, all(value and len(value) == 1 << 20 for value in await index.get_many(keys)))\n"
+        "    await index.write([(b'again', b'x')])\n"
+        "    await index.close()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "index")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=True)
+    assert done.stdout.split() == ["True", "refused", "True", "True"]
 
 
 async def test_the_twin_refuses_writes_until_it_is_opened_again() -> None:

@@ -1,0 +1,47 @@
+"""The limit of open files of this process, which its connections share with its files.
+
+Many systems start a process with a soft limit of 1,024 and a much greater hard limit. A process may raise the soft
+limit by itself; Java's virtual machine does this at each start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from typing import Final
+
+_LIMIT_MAX: Final = 1 << 20
+"""More is not requested, even if the hard limit is infinite: no system grants it by default."""
+
+_log = logging.getLogger(__name__)
+
+
+def raise_open_files_limit() -> int:
+    """Raise the soft limit of this process to its hard limit, and return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _LIMIT_MAX
+    wanted = _LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _LIMIT_MAX)
+    if wanted <= soft:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        _log.warning("limit of open files stays", extra={"soft": soft, "hard": hard, "error": str(error)})
+        return soft
+    return wanted
+
+
+def can_open_files(count: int) -> bool:
+    """Return whether this process may open ``count`` more files at this moment."""
+    opened: list[int] = []
+    try:
+        for _ in range(count):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return True

@@ -1,0 +1,92 @@
+"""A real bookie whose clients open more connections than it may open files: nothing is lost, and it continues."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bookie.wire.administration import AdministrationRefusedError
+from bookie.wire.port import Status
+from tests.deadlines import STATE_S
+from tests.integration.test_bookie_process import Machine, machine
+from tests.integration.test_ledger_disks import PART, DiskBookie
+
+__all__ = ["machine"]
+
+pytestmark = pytest.mark.integration
+
+SOFT_LIMIT = 256
+ROOM = 100
+"""Files that the bookie may still open when the connections come."""
+
+
+@contextmanager
+def soft_limit(files: int) -> Iterator[None]:
+    """Start processes with this soft limit during the block."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def connect(stack: ExitStack, port: int, count: int) -> None:
+    for _ in range(count):
+        stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=STATE_S))
+
+
+async def until_open(bookie: DiskBookie, files: int) -> None:
+    """Wait until the bookie has at least this number of open files and connections."""
+    process = psutil.Process(bookie.process.pid)
+
+    async def is_reached() -> bool:
+        return process.num_fds() >= files
+
+    await bookie.process.wait_until(is_reached, f"{files} open files", STATE_S)
+
+
+async def test_a_bookie_with_the_usual_soft_limit_serves_more_connections(machine: Machine, tmp_path: Path) -> None:
+    bookie = DiskBookie(machine, [tmp_path / "disk"])
+    with soft_limit(SOFT_LIMIT):
+        await bookie.start()
+    assert await bookie.flush() == [1]
+    with ExitStack() as stack:
+        connect(stack, bookie.address.port, SOFT_LIMIT)
+        await until_open(bookie, SOFT_LIMIT + 1)
+        assert await bookie.flush() == [2]
+    assert await bookie.statuses() == [Status.OK] * 2 * PART
+
+
+@pytest.mark.long
+async def test_a_bookie_without_files_to_open_is_read_only_and_loses_nothing(machine: Machine, tmp_path: Path) -> None:
+    bookie = DiskBookie(machine, [tmp_path / f"disk-{number}" for number in range(3)])
+    await bookie.start()
+    assert sum(await bookie.flush()) == 1
+    process = psutil.Process(bookie.process.pid)
+    async with bookie.operator() as operator:
+        await operator.force()
+        limit = process.num_fds() + ROOM
+        process.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+        with ExitStack() as stack:
+            connect(stack, bookie.address.port, 2 * ROOM)
+            await until_open(bookie, limit)
+            added = 0
+            while await machine.add(bookie.bookie, bookie.entry(bookie.added)) is Status.OK:
+                bookie.added, added = bookie.added + 1, added + 1
+                with pytest.raises(AdministrationRefusedError, match="Too many open files"):
+                    await operator.force()
+            assert added
+            await machine.until(lambda seen: bookie.bookie not in seen.writable)
+            assert bookie.bookie in (await machine.registrations.list()).registered
+        await machine.until(lambda seen: bookie.bookie in seen.writable)
+        await operator.force()
+    assert sum(await bookie.flush()) >= 2
+    assert [disk["problem"] for disk in await bookie.shown()] == [None] * 3
+    assert await bookie.statuses() == [Status.OK] * bookie.added
