@@ -5,6 +5,7 @@ gRPC does not report the reason, so a plain socket is opened to find it.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
@@ -33,6 +34,17 @@ def address_in_use(
         f"cannot listen on {host_and_port(host, port)} for {what} ({why}): "
         f"stop what listens there, or choose another {' or '.join(options)}"
     )
+
+
+def accept_singly(server: asyncio.Server, backlog: int = 128) -> None:
+    """Let the system keep ``backlog`` connections that a server started with ``backlog=1`` has not accepted yet.
+
+    asyncio attempts to accept as many connections in one step of the loop as ``backlog`` says. If no file can be
+    opened, each attempt is logged and scheduled again: with a greater number than one, thousands per second (R134).
+    """
+    for each in server.sockets:
+        with socket.fromfd(each.fileno(), each.family, each.type) as same:
+            same.listen(backlog)
 
 
 def host_and_port(host: str, port: int) -> str:

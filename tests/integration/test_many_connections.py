@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from bookie.wire.administration import AdministrationRefusedError
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
-from tests.integration.test_bookie_process import Machine, machine
+from tests.integration.test_bookie_process import Machine, entry, machine
 from tests.integration.test_ledger_disks import PART, DiskBookie
 
 __all__ = ["machine"]
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.integration
 SOFT_LIMIT = 256
 ROOM = 100
 """Files that the bookie may still open when the connections come."""
+
+FEW = 20
+REFUSALS_MAX = 100
+"""The listener attempts to accept connections about once per second, so three or four are usual."""
+APACHE_READY = r"^bookie speaks Apache's protocol on \S+:(\d+)$"
+NO_FRAME = b"\xff" * 4
+"""No frame has this length, so the bookie closes the connection."""
 
 
 @contextmanager
@@ -40,6 +48,10 @@ def soft_limit(files: int) -> Iterator[None]:
 def connect(stack: ExitStack, port: int, count: int) -> None:
     for _ in range(count):
         stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=STATE_S))
+
+
+def refusals(machine: Machine) -> int:
+    return (machine.home / "log-1").read_text().count("out of system resource")
 
 
 async def until_open(bookie: DiskBookie, files: int) -> None:
@@ -62,6 +74,27 @@ async def test_a_bookie_with_the_usual_soft_limit_serves_more_connections(machin
         await until_open(bookie, SOFT_LIMIT + 1)
         assert await bookie.flush() == [2]
     assert await bookie.statuses() == [Status.OK] * 2 * PART
+
+
+async def test_connections_of_apaches_protocol_beyond_the_limit_wait(machine: Machine) -> None:
+    process, bookie = await machine.ready(apache_port=0)
+    port = int((await process.wait_for_line(APACHE_READY, STATE_S))[1])
+    assert await machine.add(bookie, entry(0)) is Status.OK  # opens the connection for the next one
+    running = psutil.Process(process.pid)
+    limit = running.num_fds() + FEW
+    running.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+    with ExitStack() as stack:
+        connect(stack, port, 2 * FEW)
+
+        async def is_refused_again() -> bool:
+            return refusals(machine) >= 3
+
+        await process.wait_until(is_refused_again, "three refusals", STATE_S)
+        assert refusals(machine) <= REFUSALS_MAX
+        assert await machine.add(bookie, entry(1)) is Status.OK
+    with socket.create_connection(("127.0.0.1", port), timeout=STATE_S) as client:
+        client.sendall(NO_FRAME)
+        assert await asyncio.to_thread(client.recv, 1) == b""
 
 
 @pytest.mark.long

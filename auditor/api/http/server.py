@@ -28,7 +28,7 @@ from auditor.api.settings import ApiSettings, check_settings
 from auditor.api.upkeep_port import Upkeep
 from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
-from bookie.runtime.listening import address_in_use
+from bookie.runtime.listening import accept_singly, address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class HttpApi:
             *self._process.routes(),
         )
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
         self._certificates: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -108,9 +109,13 @@ class HttpApi:
             shutdown_timeout=_SHUTDOWN_S,
         )
         await self._runner.setup()
+        assert self._runner.server is not None, "set up by the line above"
         host, port = self._settings.http_host, self._settings.http_port
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=tls.context if tls else None).start()
+            self._server = await asyncio.get_running_loop().create_server(
+                self._runner.server, host, port, ssl=tls.context if tls else None, backlog=1
+            )
+            accept_singly(self._server)
         except OSError as error:
             await self.stop()
             raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
@@ -121,8 +126,8 @@ class HttpApi:
     @property
     def port(self) -> int:
         """Return the listening port."""
-        assert self._runner is not None
-        return int(self._runner.addresses[0][1])
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
 
     def set_requests_per_second(self, rate: float) -> None:
         """Change the rate of each client, from its next request on."""
@@ -136,6 +141,8 @@ class HttpApi:
         """Stop listening and close every connection. Idempotent."""
         self.say_stopping()
         await cancel(self._certificates)
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.listening import address_in_use
+from bookie.runtime.listening import accept_singly, address_in_use
 from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.limits import ListenerLimits
@@ -74,7 +74,8 @@ class ApacheListener:
             return ApacheConnection(answering, self._limits, room, tls, self._joined, self._connections.discard)
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connection, sock=self._socket, backlog=_BACKLOG)
+        self._server = await loop.create_server(connection, sock=self._socket, backlog=1)
+        accept_singly(self._server, _BACKLOG)
 
     async def stop(self) -> None:
         """Send the due answers and close every connection. Idempotent."""
