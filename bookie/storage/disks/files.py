@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
+from bookie.runtime.threads import started_threads
 from bookie.runtime.waiting import within_running_time
 from bookie.storage.disks.changes import Changes
 from bookie.storage.disks.directory_lock import lock_directory
@@ -69,7 +70,8 @@ class FileDisk(Disk):
             StalledDiskError: the disk did not answer for ``silent_s``.
             DiskError: the directory cannot be created or locked.
         """
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{THREAD_NAME}{root.name}")
+        with _disk_errors("use", root):
+            threads = started_threads(_THREADS, f"{THREAD_NAME}{root.name}")
         try:
             lock = await within_running_time(silent_s, _in_thread(threads, _make_and_lock, root))
         except BaseException as error:

@@ -36,6 +36,7 @@ from typing_extensions import override
 
 from bookie.runtime.open_files import can_open_files
 from bookie.runtime.tasks import guarded
+from bookie.runtime.threads import started_threads
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import THREAD_NAME, make_durable_directory, space_in
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at
@@ -94,7 +95,10 @@ class RocksIndex(EntryIndex):
             DirectoryInUseError: another process uses the database.
             DiskError: the database cannot be opened.
         """
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"{THREAD_NAME}index")
+        try:
+            threads = started_threads(_THREADS, f"{THREAD_NAME}index")
+        except OSError as error:
+            raise DiskError(f"cannot open the index {path}: {error}") from error
         try:
             database = await asyncio.get_running_loop().run_in_executor(threads, _open, path, cache_bytes)
         except BaseException:
@@ -155,7 +159,7 @@ class RocksIndex(EntryIndex):
         try:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._running)
-            if not await asyncio.to_thread(self._has_room):
+            if not await asyncio.get_running_loop().run_in_executor(self._threads, self._has_room):
                 raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
             await asyncio.shield(guarded("reopen index", self._reopen()))
         finally:
