@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from auditor.operating.client import ClusterClient, Document
-from bookie.model.errors import TransientError
+from bookie.model.errors import ConflictError, TransientError
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[ClusterClient], Coroutine[Any, Any, T]]
@@ -20,6 +20,10 @@ class StillWorkingError(TransientError):
     """The work takes longer than a request may. It goes on, and the same request receives its result later."""
 
 
+class CalledOffError(ConflictError):
+    """Another request ended the work before its end."""
+
+
 class Upkeep(Protocol):
     """Does the operators' work on the cluster."""
 
@@ -27,14 +31,27 @@ class Upkeep(Protocol):
         """Do work shorter than a request's time. Raises the errors of the work, and StoreUnavailableError."""
         ...
 
-    async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
+    async def ask_long(
+        self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
+    ) -> Document:
         """Do work of any length; requests with the same key share it.
+
+        Args:
+            key: names the work.
+            work: what to do.
+            circumstances: a short read. A result of earlier work is returned only if this read gives the same as at its
+                end; otherwise the work is done again.
 
         Raises:
             StillWorkingError: the work goes on; ask again with the same key.
+            CalledOffError: ``call_off`` ended it.
             OverloadedError: too much such work is under way.
             Exception: raised by the work.
         """
+        ...
+
+    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+        """End the work with such keys wherever it is, and forget its results."""
         ...
 
     async def progress(self) -> Document:

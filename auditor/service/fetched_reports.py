@@ -62,7 +62,7 @@ class FetchedReports(Listener):
         """Fetch what is missing here. A failure is logged once, until a look succeeds."""
         try:
             await in_thread("fetched reports", self._fetch)
-        except PermanentError as error:
+        except (PermanentError, OSError) as error:
             if not self._is_failing:
                 _log.warning("reports were not fetched", extra={"store": self._report_store, "reason": str(error)})
             self._is_failing = True

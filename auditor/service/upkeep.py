@@ -15,12 +15,13 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work
+from auditor.api.upkeep_port import CalledOffError, StillWorkingError, Upkeep, Work
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import progress_document, watch_of
@@ -43,10 +44,28 @@ OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
 """Opens a client; the stack closes it. Raises StoreUnavailableError."""
 
 
+_Result = tuple[Document, Hashable]
+"""What the work returned, and the circumstances at its end."""
+
+
 @dataclass(slots=True)
 class _Long:
-    task: asyncio.Task[Document]
+    task: asyncio.Task[_Result]
     ended_s: float | None = None
+
+    @property
+    def has_result(self) -> bool:
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+
+
+async def _none() -> Hashable:
+    return None
+
+
+async def _done(
+    work: Callable[[], Coroutine[Any, Any, Document]], circumstances: Callable[[], Coroutine[Any, Any, Hashable]]
+) -> _Result:
+    return await work(), await circumstances()
 
 
 class LongWork:
@@ -57,39 +76,63 @@ class LongWork:
         self._patience_s = patience_s
         self._works: dict[Hashable, _Long] = {}
 
-    async def result(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, Document]]) -> Document:
+    async def result(
+        self,
+        key: Hashable,
+        begin: Callable[[], Coroutine[Any, Any, Document]],
+        circumstances: Callable[[], Coroutine[Any, Any, Hashable]] = _none,
+    ) -> Document:
         """The result of the work with this key, begun now if there is none.
+
+        A result that was kept is returned only if ``circumstances`` gives the same as at its end.
 
         Raises:
             StillWorkingError: it goes on.
+            CalledOffError: another request ended it.
             OverloadedError: too much other work is under way.
             Exception: what the work raises.
         """
         self._forget_old()
         work = self._works.get(key)
+        if work is not None and work.has_result and work.task.result()[1] != await circumstances():
+            self._forget(key, work)
+            work = self._works.get(key)
         if work is None:
             if sum(each.ended_s is None for each in self._works.values()) >= LONG_MAX:
                 raise OverloadedError(f"{LONG_MAX} such requests are under way, and each reads all metadata")
-            work = self._works[key] = _Long(asyncio.ensure_future(begin()))
+            work = self._works[key] = _Long(asyncio.ensure_future(_done(begin, circumstances)))
             work.task.add_done_callback(lambda _: self._note_end(key))
         try:
             async with asyncio.timeout(self._patience_s):
-                found = await asyncio.shield(work.task)
+                found, _ = await asyncio.shield(work.task)
+        except asyncio.CancelledError:
+            if work.task.cancelled():
+                raise CalledOffError("another request has called this off") from None
+            raise
         except TimeoutError:
             if not work.task.done():
                 raise StillWorkingError("the metadata is being read; ask again for the result") from None
             raise
         finally:
-            if work.task.done() and self._works.get(key) is work:
-                del self._works[key]  # the next question is about the state of then
+            if work.task.done():
+                self._forget(key, work)  # the next question is about the state of then
         return found
+
+    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+        """End the work with such keys, and forget its results."""
+        meant = {key: work for key, work in self._works.items() if is_meant(key)}
+        for key, work in meant.items():
+            self._forget(key, work)
+            work.task.cancel()
+        await asyncio.gather(*(work.task for work in meant.values()), return_exceptions=True)
 
     async def close(self) -> None:
         """End all work."""
-        works, self._works = list(self._works.values()), {}
-        for work in works:
-            work.task.cancel()
-        await asyncio.gather(*(work.task for work in works), return_exceptions=True)
+        await self.call_off(lambda _: True)
+
+    def _forget(self, key: Hashable, work: _Long) -> None:
+        if self._works.get(key) is work:
+            del self._works[key]
 
     def _note_end(self, key: Hashable) -> None:
         work = self._works.get(key)
@@ -152,8 +195,15 @@ class UpkeepApart(Upkeep):
         return await self._apart(self._asked(work))
 
     @override
-    async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
-        return await self._apart(self._long.result(key, lambda: self._asked(work)))
+    async def ask_long(
+        self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
+    ) -> Document:
+        look = _none if circumstances is None else partial(self._asked, circumstances)
+        return await self._apart(self._long.result(key, lambda: self._asked(work), look))
+
+    @override
+    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self._apart(self._long.call_off(is_meant))
 
     @override
     async def progress(self) -> Document:

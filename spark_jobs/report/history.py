@@ -38,7 +38,7 @@ class NoSuchReportError(PermanentError):
 def summaries(report_dir: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the documents of all finished runs, the newest first. Unreadable files are logged and skipped."""
     # Run ids begin with their time.
-    for path in sorted(report_dir.glob(f"*/{SUMMARY}"), reverse=True):
+    for path in sorted(_paths(report_dir, f"*/{SUMMARY}"), reverse=True):
         try:
             document = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
@@ -142,7 +142,16 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
             _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
             continue
         pruned.append(run_id)
-    for leftover in report_dir.glob(f"{_GOING}*"):
+    for leftover in _paths(report_dir, f"{_GOING}*"):
         if not leftover.is_symlink() and is_run_id(leftover.name.removeprefix(_GOING)):
             shutil.rmtree(leftover, ignore_errors=True)
     return pruned
+
+
+def _paths(report_dir: Path, pattern: str) -> list[Path]:
+    """Return the paths that match; none if the directory cannot be read, such as that of a mount without a server."""
+    try:
+        return list(report_dir.glob(pattern))
+    except OSError as error:
+        _log.warning("reports are unreadable", extra={"path": str(report_dir), "reason": str(error)})
+        return []

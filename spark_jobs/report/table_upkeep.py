@@ -63,9 +63,9 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
     Returns:
         Whether this process did the work.
     """
-    if not (report_dir / HISTORY).is_dir():
-        return False
     try:
+        if not (report_dir / HISTORY).is_dir():
+            return False
         check_version(report_dir)
         with _alone(report_dir) as is_alone:
             if is_alone:

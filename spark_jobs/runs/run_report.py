@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -160,7 +161,8 @@ class RunReport:
     def _give_up(self, error: ReportDirError) -> None:
         self._discard_marks()
         left = self.directory / FINDINGS
-        kept = f"; the findings of this run that were written are in {left}" if left.is_dir() else ""
+        is_left = os.path.isdir(left)
+        kept = f"; the findings of this run that were written are in {left}" if is_left else ""
         self.problem = ReportDirError(f"{error}{kept}")
         _log.error("the report of the run is missing", extra={"run_id": self.directory.name, "reason": str(error)})
 

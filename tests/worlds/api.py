@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -276,8 +276,15 @@ class TwinUpkeep:
         async with self.cluster.connected("") as client:
             return await work(client)
 
-    async def ask_long(self, key: Hashable, work: Work[Document]) -> Document:
-        return await self.long.result(key, lambda: self.ask(work))
+    async def ask_long(
+        self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
+    ) -> Document:
+        if circumstances is None:
+            return await self.long.result(key, lambda: self.ask(work))
+        return await self.long.result(key, lambda: self.ask(work), lambda: self.ask(circumstances))
+
+    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self.long.call_off(is_meant)
 
     async def progress(self) -> Document:
         return await self.ask(self._progressed)

@@ -7,7 +7,7 @@ metadata is being read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -23,6 +23,7 @@ from auditor.operating import boosting, dead_letters, debts, drain_status, drain
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, changes_of
 from auditor.operating.stopping import reasons, stop_verdict
 from auditor.operating.what_if import TOPICS_DEFAULT, WORST_DEFAULT, bookies_of, what_if
+from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
@@ -33,6 +34,8 @@ _API: Final = "/api/v1"
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 _STOPPED_MAX: Final = 100
+_DRAIN: Final = "drain"
+"""First part of the keys of drains that begin."""
 """Bookies in one request."""
 
 
@@ -178,10 +181,14 @@ class UpkeepRoutes:
             await drains.check_startable(client, (bookie,))
             return await drains.start_drains(client, actor, (bookie,))
 
-        return _answer("DrainStart", await self._upkeep.ask_long(("drain", bookie, actor), work))
+        async def drained(client: ClusterClient) -> Hashable:
+            return frozenset(await Drains(client.store, client.cluster.root).read())
+
+        return _answer("DrainStart", await self._upkeep.ask_long((_DRAIN, bookie, actor), work, drained))
 
     async def _stop_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
+        await self._upkeep.call_off(lambda key: isinstance(key, tuple) and key[:2] == (_DRAIN, bookie))
         return _answer("DrainStop", await self._upkeep.ask(lambda client: drains.stop_drains(client, actor, (bookie,))))
 
     async def _windows(self, call: Call) -> web.Response:
@@ -225,8 +232,14 @@ class UpkeepRoutes:
         if not bookies:
             raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
         is_strict = truth(query.get("strict", "false"), "strict")
+
+        async def registered(client: ClusterClient) -> Hashable:
+            return (await client.ports.registrations.list()).registered
+
         verdict = await self._upkeep.ask_long(
-            ("ok-to-stop", bookies, is_strict), lambda client: stop_verdict(client, bookies, is_strict=is_strict)
+            ("ok-to-stop", bookies, is_strict),
+            lambda client: stop_verdict(client, bookies, is_strict=is_strict),
+            registered,
         )
         if not verdict["ok"]:
             raise NotOkToStopError("; ".join(map(str.strip, reasons(verdict))).replace(":; ", ": "), verdict)

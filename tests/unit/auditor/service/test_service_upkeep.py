@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Hashable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import StillWorkingError
+from auditor.api.upkeep_port import CalledOffError, StillWorkingError
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.upkeep import KEPT_S, LONG_MAX, LongWork, ProgressLook, UpkeepApart
 from auditor.service.watch.progress import watch_of
 from bookie.metadata.port import StoreUnavailableError
+from tests.deadlines import PROGRAM_S
 from tests.worlds.clocks import ManualClock
 from tests.worlds.commands import CommandCluster
 
@@ -102,6 +104,56 @@ async def test_a_result_that_is_not_fetched_is_forgotten() -> None:
     await asyncio.sleep(0)
     clock.now_s += KEPT_S + 1
     assert await long.result("key", work) == {"answer": 1}
+
+
+async def test_a_kept_result_is_returned_only_in_the_circumstances_of_its_end() -> None:
+    long, gate = LongWork(ManualClock(), patience_s=0.01), asyncio.Event()
+    registered = {"a", "b"}
+    answers: Any = iter(range(9))
+
+    async def work() -> Document:
+        await gate.wait()
+        return {"answer": next(answers)}
+
+    async def circumstances() -> Hashable:
+        return frozenset(registered)
+
+    async def kept() -> None:
+        gate.clear()
+        with pytest.raises(StillWorkingError):
+            await long.result("key", work, circumstances)
+        gate.set()
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+    await kept()
+    assert await long.result("key", work, circumstances) == {"answer": 0}
+    await kept()
+    registered.discard("b")
+    assert await long.result("key", work, circumstances) == {"answer": 2}
+
+
+async def test_work_that_is_called_off_ends_and_its_results_are_forgotten() -> None:
+    long, gate = LongWork(ManualClock(), patience_s=PROGRAM_S), asyncio.Event()
+    ended: list[str] = []
+
+    async def work() -> Document:
+        try:
+            await gate.wait()
+        finally:
+            ended.append("drain")
+        return {}
+
+    waiting = asyncio.create_task(long.result(("drain", "a"), work))
+    other = asyncio.create_task(long.result(("drain", "b"), work))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await long.call_off(lambda key: key == ("drain", "a"))
+    with pytest.raises(CalledOffError):
+        await waiting
+    assert ended == ["drain"]
+    gate.set()
+    assert await other == {}
 
 
 async def test_too_much_long_work_is_refused() -> None:
