@@ -1,10 +1,12 @@
-"""Times as text. In all other modules a time is a number of epoch milliseconds."""
+"""Times as text, and how far clocks may differ. In all other modules a time is a number of epoch milliseconds."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+CLOCK_SKEW_MS_MAX: Final = 60_000
+"""Largest accepted difference between the clocks of two machines. A later time is from a wrong clock."""
 _LAST_MS: Final = 253_402_300_800_000
 """The end of the year 9999, exclusive: the end of the range of ``datetime``."""
 

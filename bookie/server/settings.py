@@ -115,7 +115,7 @@ class BookieSettings:
     takeover_deadline_s: float = 60.0
     """Deadline for an earlier session's registration of this bookie to vanish; more than any session timeout."""
     concurrent_requests_max: int = 512
-    """Concurrent gRPC calls, including add streams; further calls are refused."""
+    """Concurrent gRPC calls beside add streams and watches of health; further calls are refused."""
     collect_interval_s: Annotated[
         float,
         Option(

@@ -26,6 +26,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from spark_jobs.image.part import PART, ImageFile
 from spark_jobs.image.place import Place, each_of
 
 MANIFEST: Final = "manifest.json"
+_MISDATED: Final = timedelta(days=1)
 GENERATIONS: Final = 2
 """A reader of the previous one is not disturbed."""
 UNFINISHED: Final = 3
@@ -89,7 +91,8 @@ def note_beginning(writing: Place, manifest: Manifest) -> None:
 
 def commit(writing: Place, manifest: Manifest) -> None:
     """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and the unfinished ones of
-    earlier runs of its kind.
+    earlier runs of its kind. One that is dated a day after this one had a wrong clock: it is removed as well, because
+    it would stay the newest.
 
     Args:
         writing: what ``begin`` returned.
@@ -106,7 +109,10 @@ def commit(writing: Place, manifest: Manifest) -> None:
                 f"{writing}/{file.name} is missing: all Spark executors must share the directory or store of the image"
             )
     writing.publish(manifest.run_id, {file.name for file in manifest.files}, (MANIFEST, _content(manifest)))
-    _remove(generations(writing.parent)[:-GENERATIONS])
+    found = generations(writing.parent)
+    misdated = [each for each in found if _is_misdated(each.name, manifest.run_id)]
+    _remove(misdated)
+    _remove([each for each in found if each not in misdated][:-GENERATIONS])
     _remove(unfinished(writing.parent, _kind_of(writing)))
 
 
@@ -172,6 +178,18 @@ def _generations(parent: Place) -> list[Place]:
         if _GENERATION.fullmatch(name if parent.has_rename else name.partition(".")[0])
         and (parent.has_rename or MANIFEST in files)
     ]
+
+
+def _is_misdated(name: str, run_id: str) -> bool:
+    """Return whether the time in a generation's name is a day or more after that of a run that has just ended."""
+    try:
+        return _time_in(name) - _time_in(run_id) >= _MISDATED
+    except ValueError:
+        return False
+
+
+def _time_in(run_id: str) -> datetime:
+    return datetime.strptime(run_id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _unfinished(parent: Place, kind: RunKind) -> list[Place]:

@@ -10,13 +10,12 @@ from typing import Any, Final
 from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance, Turnover
 from bookie.metadata.cluster import Cluster
 from bookie.model.errors import PermanentError
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 from spark_jobs.image.part import ImageFile, document_crc32
 
 VERSION: Final = 2
 _API_VERSION: Final = "bkheal/v1"
 _KIND: Final = "LedgerImage"
-_SKEW_MS_MAX: Final = 60_000
-"""Largest difference between the clocks of auditors."""
 
 
 class ImageError(PermanentError):
@@ -144,7 +143,7 @@ def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: f
         raise ImageError(f"it is of the cluster {found[0]} at {found[1]}, this one is {wanted[0]} at {wanted[1]}")
     if manifest.layout != cluster.kind.value:
         raise ImageError(f"it has the layout {manifest.layout}, the cluster has {cluster.kind.value}")
-    if manifest.read_from_ms > now_ms + _SKEW_MS_MAX:
+    if manifest.read_from_ms > now_ms + CLOCK_SKEW_MS_MAX:
         raise ImageError("it is from the future, so a clock was wrong")
     if manifest.age_ms(now_ms) > age_max_s * 1000:
         raise ImageError(f"it is {manifest.age_ms(now_ms) // 1000} s old, more than {age_max_s:g} s")

@@ -260,7 +260,7 @@ class RunLifeCycle:
             try:
                 if not record.is_dry_run:
                     for kind in (*((record.kind,) if outcome.is_success else ()), *outcome.also_done):
-                        await self._runs.note_success(kind, record.started_ms)
+                        await self._runs.note_success(kind, record.started_ms, self._clock.epoch_ms())
                 await self._write()
                 await self._runs.clear_request(record.run_id)
                 break

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from contextlib import AsyncExitStack
+from typing import Any
 
+import pytest
+
+from auditor.api.control import Backlog
+from auditor.service.watch import backlog
 from auditor.service.watch.backlog import CountsApart, backlog_counter
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
@@ -16,6 +22,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.runtime.clock import SystemClock
+from tests.deadlines import STATE_S
 
 LEDGERS = 3_000
 
@@ -60,6 +67,26 @@ async def test_counting_apart_gives_the_same_figures_and_outlives_a_session(
     finally:
         await apart.close()
         await store.close()
+
+
+async def test_closing_ends_a_count_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    class Endless:
+        async def count(self) -> Backlog:
+            begun.set()
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def open_session(stack: AsyncExitStack) -> Any:
+        return None, None
+
+    monkeypatch.setattr(backlog, "backlog_counter", lambda *_: Endless())
+    apart = CountsApart(open_session, SystemClock())
+    counting = asyncio.ensure_future(apart.count())
+    await asyncio.to_thread(begun.wait, STATE_S)
+    await apart.close()
+    with pytest.raises(asyncio.CancelledError):
+        await counting
 
 
 async def test_a_store_that_is_away_is_tried_again_with_another_session(

@@ -260,6 +260,18 @@ def test_a_new_generation_replaces_the_current_one_and_two_stay(image: Place) ->
     assert sorted(parent.folders()) == sorted([*ids[2:], of_another_kind.name, next_one.name])
 
 
+def test_generations_of_a_wrong_clock_do_not_stay_the_newest(image: Place) -> None:
+    for run_id in ("20280115T080000Z-000000", "20280115T080001Z-000000"):
+        written(image, run_id=run_id)
+    written(image, run_id="20270115T080000Z-000000")
+    assert files.newest(image, CLUSTER)[1].run_id == "20270115T080000Z-000000"
+    written(image, run_id="20270115T080010Z-000000")
+    assert sorted(files.cluster_place(image, CLUSTER).folders()) == [
+        "20270115T080000Z-000000",
+        "20270115T080010Z-000000",
+    ]
+
+
 def test_an_image_with_a_missing_file_does_not_become_current(image: Place) -> None:
     _, manifest = written(image)
     writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")

@@ -147,11 +147,18 @@ async def test_pruning_keeps_the_newest_and_those_under_way(runs: Runs) -> None:
 
 async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs) -> None:
     assert await runs.last_success_ms() == {}
-    await runs.note_success(RunKind.BOOKIES, 500)
-    await runs.note_success(RunKind.BOOKIES, 400)
-    await runs.note_success(RunKind.REPLICAS, 700)
+    await runs.note_success(RunKind.BOOKIES, 500, 1_000)
+    await runs.note_success(RunKind.BOOKIES, 400, 1_000)
+    await runs.note_success(RunKind.REPLICAS, 700, 1_000)
     await runs.prune(0)
     assert await runs.last_success_ms() == {RunKind.BOOKIES: 500, RunKind.REPLICAS: 700}
+
+
+async def test_a_success_from_the_future_is_replaced_by_a_later_run(runs: Runs) -> None:
+    year_ms = 365 * 86_400_000
+    await runs.note_success(RunKind.BOOKIES, year_ms, year_ms)
+    await runs.note_success(RunKind.BOOKIES, 500, 1_000)
+    assert await runs.last_success_ms() == {RunKind.BOOKIES: 500}
 
 
 async def test_kinds_are_paused_and_resumed(runs: Runs) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from auditor.api import control_pb2_grpc as rpc
 from auditor.api.control import Control
@@ -25,6 +24,7 @@ from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.tasks import cancel, guarded
+from bookie.wire.health import WATCHES_MAX, BoundedHealth
 from bookie.wire.tls import following_credentials
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _STOP_GRACE_S: Final = 1.0
 _MESSAGE_BYTES_MAX: Final = 64 * 1024
 """The largest request is some hundred bytes. Answers are not bounded by it."""
 _REQUESTS_AT_ONCE: Final = 64
-"""Beside the streams of watchers."""
+"""Beside the streams of watchers, of runs and of health."""
 
 
 class GrpcApi:
@@ -57,7 +57,7 @@ class GrpcApi:
         self._settings = settings
         self._clock = clock
         self._access = Access(settings, clock)
-        self._health = health.HealthServicer()
+        self._health = BoundedHealth()
         self._server: grpc.aio.Server | None = None
         self._following: asyncio.Task[None] | None = None
         self.port = 0
@@ -73,7 +73,8 @@ class GrpcApi:
         """
         check_settings(self._settings)
         self._server = grpc.aio.server(
-            options=_options(self._settings), maximum_concurrent_rpcs=_REQUESTS_AT_ONCE + self._settings.watchers_max
+            options=_options(self._settings),
+            maximum_concurrent_rpcs=_REQUESTS_AT_ONCE + self._settings.watchers_max + WATCHES_MAX,
         )
         servicer = ControlServicer(self._control, self._access, Intents(self._clock), self._settings)
         rpc.add_AuditorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]

@@ -115,14 +115,17 @@ def first_due_ms(
 
     Args:
         schedule: the schedule.
-        last_success_ms: when the last successful run began, 0 if there was none.
+        last_success_ms: when the last successful run began, 0 if there was none; a time in the future, which a wrong
+            clock gave, counts as none.
         now_ms: now.
         misfire_grace_s: how late a cron time may still be made up for.
         spread_s: longest delay of an overdue run.
     """
     overdue_ms = now_ms + int(spread_s * 1000)
+    if last_success_ms > now_ms:
+        last_success_ms = 0
     if isinstance(schedule, Every):
-        if not last_success_ms or last_success_ms > now_ms:
+        if not last_success_ms:
             return overdue_ms
         return max(last_success_ms + schedule.seconds * 1000, overdue_ms)
     trigger = _cron_trigger(schedule)

@@ -26,7 +26,7 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
-from bookie.metadata.port import AccessDeniedError, MetadataStore
+from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
@@ -282,6 +282,8 @@ class CountsApart:
         self._runner: asyncio.Runner | None = None
         self._stack = AsyncExitStack()
         self._counter: BacklogCounter | None = None
+        self._counting: asyncio.Task[Backlog] | None = None
+        self._is_closed = False
 
     async def count(self) -> Backlog:
         """Count; a cancelled count continues in its thread, and the next one waits for its end.
@@ -292,7 +294,11 @@ class CountsApart:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._count)
 
     async def close(self) -> None:
-        """End the session and the thread, once a count under way has ended."""
+        """End a count under way, the session and the thread: the process waits for the thread at its end."""
+        self._is_closed = True
+        if (counting := self._counting) is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                counting.get_loop().call_soon_threadsafe(counting.cancel)
         await asyncio.get_running_loop().run_in_executor(self._executor, self._forget)
         self._executor.shutdown(wait=False)
 
@@ -306,9 +312,15 @@ class CountsApart:
             raise
 
     async def _counted(self) -> Backlog:
-        if self._counter is None:
-            self._counter = backlog_counter(*await self._open(self._stack), self._clock, self._topology_file)
-        return await self._counter.count()
+        self._counting = asyncio.current_task()
+        try:
+            if self._is_closed:
+                raise StoreUnavailableError("this process is stopping")
+            if self._counter is None:
+                self._counter = backlog_counter(*await self._open(self._stack), self._clock, self._topology_file)
+            return await self._counter.count()
+        finally:
+            self._counting = None
 
     def _forget(self) -> None:
         runner, stack = self._runner, self._stack

@@ -23,13 +23,12 @@ from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _log = logging.getLogger(__name__)
 
 ALLOWED_S_MAX: Final = 7 * 86_400
 """Longest allowance: a forgotten one ends after a week."""
-_SKEW_MS_MAX: Final = 60_000
-"""Largest accepted difference of clocks: a new allowance counts on every machine at once."""
 
 
 class NothingHeldError(ConflictError):
@@ -61,7 +60,7 @@ class HeldCollection:
     def is_allowed(self, now_ms: int) -> bool:
         """Whether anything is allowed now."""
         is_bounded = self.allowed_until_ms - self.allowed_since_ms <= ALLOWED_S_MAX * 1000
-        return is_bounded and self.allowed_since_ms - _SKEW_MS_MAX <= now_ms < self.allowed_until_ms
+        return is_bounded and self.allowed_since_ms - CLOCK_SKEW_MS_MAX <= now_ms < self.allowed_until_ms
 
 
 class HeldCollections:

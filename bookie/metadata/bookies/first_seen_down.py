@@ -18,14 +18,13 @@ from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _log = logging.getLogger(__name__)
 
 
 _HELD_MS_MAX: Final = 8 * 86_400_000
 """Longer than the hold of any rule. A damaged time delays a repair by this much at most."""
-_SKEW_MS_MAX: Final = 60_000
-"""Largest accepted difference of auditors' clocks; times beyond it are corrected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class FirstSeenDown:
         for bookie in sorted(lost - noted.keys()):
             result[bookie] = await self._change(bookie, lambda known: known or Down(now_ms))
         for bookie, down in result.items():
-            if down.since_ms > now_ms + _SKEW_MS_MAX:
+            if down.since_ms > now_ms + CLOCK_SKEW_MS_MAX:
                 _log.warning(
                     "a bookie was noted as lost in the future, its delay begins now", extra={"bookie_id": bookie}
                 )

@@ -34,6 +34,7 @@ from bookie.metadata.port import (
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ WINDOWS_MAX: Final = 100
 """Each check of the lost bookies reads all windows."""
 BOOKIES_MAX: Final = 1_000
 """Bookies of one window: its record stays far below the largest node."""
-_SKEW_MS_MAX: Final = 60_000
-"""Largest accepted difference of clocks: a new window is open on every machine at once."""
 
 
 class TooManyWindowsError(ConflictError):
@@ -70,7 +69,7 @@ class Window:
     def is_open(self, now_ms: int) -> bool:
         """Whether the window is open at ``now_ms``."""
         is_bounded = self.until_ms - self.since_ms <= WINDOW_S_MAX * 1000
-        return is_bounded and self.since_ms - _SKEW_MS_MAX <= now_ms < self.until_ms
+        return is_bounded and self.since_ms - CLOCK_SKEW_MS_MAX <= now_ms < self.until_ms
 
 
 class MaintenanceWindows:

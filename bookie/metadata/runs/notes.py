@@ -16,6 +16,7 @@ from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.run import PAUSE_S_MAX, RunKind
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _TEXT_MAX: Final = 200
 """Bytes kept of a name."""
@@ -41,15 +42,18 @@ class RunNotes:
         self._store = store
         self._base = own_path("runs", ledgers_root)
 
-    async def note_success(self, kind: RunKind, started_ms: int) -> None:
-        """Record a complete run of this kind begun at ``started_ms``; an older time changes nothing.
+    async def note_success(self, kind: RunKind, started_ms: int, now_ms: int) -> None:
+        """Record a complete run of this kind begun at ``started_ms``.
+
+        An older time changes nothing, unless the recorded one is after ``now_ms``: a clock was wrong then.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
         """
 
         def later(data: bytes | None) -> bytes | None:
-            return None if data is not None and _number(data) >= started_ms else str(started_ms).encode()
+            is_newer = data is not None and started_ms <= _number(data) <= now_ms + CLOCK_SKEW_MS_MAX
+            return None if is_newer else str(started_ms).encode()
 
         await change(self._store, self._path("last-success", kind.value), later)
 

@@ -6,15 +6,15 @@ from typing import Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from bookie.runtime.listening import address_in_use, host_and_port
-from bookie.server.grpc.servicer import BookieServicer
+from bookie.server.grpc.servicer import ADD_STREAMS_MAX, BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.administration_pb2_grpc import AdministrationServicer, add_AdministrationServicer_to_server
 from bookie.wire.bookie_pb2 import DESCRIPTOR
 from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
 from bookie.wire.handler import BookieHandler
+from bookie.wire.health import WATCHES_MAX, BoundedHealth
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import server_credentials
 
@@ -22,7 +22,7 @@ _SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
 _FLUSH_DEADLINE_S: Final = 2.0
 """Deadline for sending the due acks, after the requests themselves have ended."""
 _STOP_GRACE_S: Final = 0.5
-CONNECTIONS_MAX: Final = 2048
+CONNECTIONS_MAX: Final = ADD_STREAMS_MAX
 """Connections at once; one more is closed. A client, a replicator or an auditor uses one each."""
 
 # No limit on a connection's age: its end would break add streams, which writers answer with an ensemble change.
@@ -45,8 +45,11 @@ class GrpcServer:
     """One gRPC server for one bookie: ``bind``, ``start``, ``stop``."""
 
     def __init__(self, *, concurrent_requests_max: int) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=concurrent_requests_max)
-        self._health = health.HealthServicer()
+        # Streams of adds and of health last as long as their connections, so they have places of their own.
+        self._server = grpc.aio.server(
+            options=_OPTIONS, maximum_concurrent_rpcs=concurrent_requests_max + ADD_STREAMS_MAX + WATCHES_MAX
+        )
+        self._health = BoundedHealth()
         self._servicer: BookieServicer | None = None
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:

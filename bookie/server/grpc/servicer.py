@@ -7,10 +7,11 @@ of the one before it. The number of overlapping batches is bounded; at the bound
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -46,6 +47,11 @@ ReadLedgersContext = grpc.aio.ServicerContext[pb.ReadLedgersRequest, pb.LedgerBa
 Context = grpc.aio.ServicerContext[object, object]
 MessageT = TypeVar("MessageT")
 
+ADD_STREAMS_MAX: Final = 2048
+"""Add streams at once. A client has one for as long as its connection."""
+_ADD_STREAMS_OF_PEER_MAX: Final = 64
+"""Of them on one connection, which all clients of a process may share."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
@@ -64,16 +70,24 @@ class BookieServicer(rpc.BookieServicer):
         self._handler = handler
         self._limits = limits or StreamLimits()
         self._exchanges: set[_AddExchange] = set()
+        self._streams_of_peer: Counter[str] = Counter()
         self.unsent = UnsentAnswers(unsent)
 
     async def Add(self, request_iterator: object, context: AddContext) -> None:  # noqa: N802 (gRPC's name)
         """The methods are documented in the ``.proto`` file."""
+        peer = context.peer()
+        if len(self._exchanges) >= ADD_STREAMS_MAX or self._streams_of_peer[peer] >= _ADD_STREAMS_OF_PEER_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many add streams; use one for all ledgers")
         exchange = _AddExchange(self._handler, context, self._limits)
         self._exchanges.add(exchange)
+        self._streams_of_peer[peer] += 1
         try:
             await exchange.run()
         finally:
             self._exchanges.discard(exchange)
+            self._streams_of_peer[peer] -= 1
+            if not self._streams_of_peer[peer]:
+                del self._streams_of_peer[peer]
 
     async def Read(self, request: pb.ReadRequest, context: ReadContext) -> None:  # noqa: N802
         """Answer with messages of about 1 MiB, while the answers of this connection and of all have room."""

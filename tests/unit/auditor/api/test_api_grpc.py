@@ -150,6 +150,24 @@ async def first_of(stream: Any) -> pb.Run | None:
     return shown
 
 
+async def test_watches_of_health_take_no_place_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.api.grpc.server._REQUESTS_AT_ONCE", 2)
+    monkeypatch.setattr("bookie.wire.health.WATCHES_MAX", 20)
+    async with serving(tmp_path, watchers_max=1) as world:
+        host = f"127.0.0.1:{world.api.port}"
+        channels = [grpc.aio.insecure_channel(host, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(12)]
+        watches = [
+            health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            for channel in channels
+            for _ in range(2)
+        ]
+        first = await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
+        assert sum(isinstance(one, grpc.aio.AioRpcError) for one in first) == 4
+        assert (await world.stub.GetStatus(pb.GetStatusRequest())).version
+        for channel in channels:
+            await channel.close(None)
+
+
 async def test_stopping_ends_streams(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
         run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)

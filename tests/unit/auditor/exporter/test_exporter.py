@@ -94,7 +94,7 @@ async def test_the_cluster_is_shown_under_the_names_of_a_leader() -> None:
     await marked(cluster, 2, A, B, missing=())
     runs = Runs(cluster.store, ROOT)
     await runs.write(DONE)
-    await runs.note_success(RunKind.BOOKIES, 9000)
+    await runs.note_success(RunKind.BOOKIES, 9000, 9000)
     async with exporting(cluster) as watched:
         await asyncio.sleep(1)
         assert watched.shown() == {definition.name for definition in CLUSTER} - {names.LAST_NAMESPACES}

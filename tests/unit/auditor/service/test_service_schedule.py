@@ -114,6 +114,11 @@ def test_a_cron_time_that_nobody_led_at_is_made_up_for_within_the_grace_time() -
     )
 
 
+def test_a_success_from_the_future_does_not_delay_a_cron_schedule() -> None:
+    now = ms("2026-11-21T03:00:00")
+    assert first_due_ms(cron("0 2 * * *"), now + 365 * DAY_MS, now, 3600, 0) == ms("2026-11-22T02:00:00")
+
+
 def test_the_period_is_the_longest_gap() -> None:
     now = ms("2026-11-21T00:00:00")
     assert period_s(Every(900), now) == 900

@@ -100,9 +100,9 @@ async def test_the_last_success_survives_lost_answers() -> None:
     cell = MemoryCell()
     faults = Faults("last-success/", Fault.LOSE_ANSWER, Fault.LOSE_ANSWER, *[Fault.FAIL_BEFORE] * 9)
     runs = Runs(MemoryStore(cell, fault_hook=faults), "/ledgers")
-    await runs.note_success(RunKind.BOOKIES, 5)
+    await runs.note_success(RunKind.BOOKIES, 5, 9)
     with pytest.raises((StoreUnavailableError, WriteOutcomeUnknownError)):
-        await runs.note_success(RunKind.BOOKIES, 9)
+        await runs.note_success(RunKind.BOOKIES, 9, 9)
     assert (await runs.last_success_ms())[RunKind.BOOKIES] in (5, 9)
 
 
