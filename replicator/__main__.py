@@ -55,7 +55,7 @@ def _warn_of_options(flag_file: Path | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m replicator", description="Repair ledgers that are marked for it.")
-    parser.add_argument("--metadata-uri", help="the cluster, such as zk://host1:2181;host2:2181/ledgers")
+    parser.add_argument("--metadata-uri", help="the cluster, such as 'zk://host1:2181;host2:2181/ledgers'")
     parser.add_argument(
         "--config", type=Path, help="file that names the cluster; see `bkheal replicator` for options in it"
     )

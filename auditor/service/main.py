@@ -22,6 +22,7 @@ from auditor.service.fetched_reports import FetchedReports
 from auditor.service.leader_ports import leader_ports
 from auditor.service.listeners import Listener, MetricsEvents, api_listeners, listening, set_rates
 from auditor.service.peer_reports import OtherAuditors
+from auditor.service.report_directory import warn_if_unusable
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
@@ -96,6 +97,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         return service.status().leader
 
     watching = guarded("spark watch", spark_watch.run(clock))
+    looking = guarded("report directory", warn_if_unusable(settings.report_dir))
     try:
         live = {"requests_per_second": lambda rate: set_rates(listeners, rate)}
         async with (
@@ -105,6 +107,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
             code = await _serve(service, settings, stop, lambda: _say_ready(settings, listeners))
     finally:
         await cancel(watching)
+        await cancel(looking)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
                 await asyncio.gather(holder.stop(), counter.close(), upkeep.close())

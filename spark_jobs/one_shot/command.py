@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--metadata-uri", required=True, help="for example zk://zk1:2181;zk2:2181/ledgers")
+    parser.add_argument("--metadata-uri", required=True, help="for example 'zk://zk1:2181;zk2:2181/ledgers'")
     parser.add_argument("--output", choices=("table", "json"), default="table", help="what to print (default: table)")
     parser.add_argument("--master", help="Spark master (default: all cores of this machine, or spark-submit's)")
     parser.add_argument(

@@ -24,7 +24,7 @@ from spark_jobs.report.summary import (
 from spark_jobs.report.text import plain, some
 
 _PUBLISHED: Final = {
-    PublishOutcome.PUBLISHED: "{ledgers} ledgers marked for repair, {tasks_changed} of them new or changed",
+    PublishOutcome.PUBLISHED: "{ledgers} ledgers are marked for repair; this run made or changed {tasks_changed} marks",
     PublishOutcome.NOTHING_TO_PUBLISH: "nothing to mark",
     PublishOutcome.DRY_RUN: "dry run: nothing was marked",
     PublishOutcome.DISABLED: "auto-recovery is disabled: {ledgers} ledgers marked, no more; enable it and run again",

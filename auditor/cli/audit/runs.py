@@ -20,7 +20,7 @@ from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_js
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import PAUSE_S, RunKind, RunRecord, RunState
+from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
 
@@ -55,15 +55,25 @@ def list_runs(
         output,
         "AuditRunList",
         {"items": documents},
-        ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "MARKED", "CAUSE", "OWNER"),
+        ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "NEW MARKS", "CAUSE", "OWNER"),
         lambda each: (
-            *(each["run_id"], each["kind"], _state(each), each["verdict"] or "-", each["ledgers"]),
-            *(each["tasks_changed"], each["cause"], printable(each["owner"])),
+            *(each["run_id"], _kind(each), _state(each), each["verdict"] or "-", each["ledgers"]),
+            *(each["tasks_changed"], *_cause_and_owner(each)),
         ),
         right=(4, 5),
         nothing="no run is on record",
         member="run",
     )
+
+
+def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
+    """Return both for people. The owner of the reaction to a loss is the list of lost bookies."""
+    owner = printable(run["owner"])
+    return (f"loss of {owner}", "-") if run["cause"] == RunCause.BOOKIE_LOSS.value else (run["cause"], owner)
+
+
+def _kind(run: Mapping[str, Any]) -> str:
+    return f"{run['kind']} (dry run)" if run["dry_run"] else str(run["kind"])
 
 
 def _state(run: Mapping[str, Any]) -> str:

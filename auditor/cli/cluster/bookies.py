@@ -14,6 +14,7 @@ from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import StreamFormat, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.access import access_in_use
+from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import size
 
@@ -32,7 +33,7 @@ def bookies(
     *,
     service: Service | None = None,
 ) -> None:
-    """List bookies: every one that ever joined, its state, address and disk.
+    """List bookies: every one that ever joined, its state, address and disk. Notes say since when one is lost.
 
     With --at, the figures are the auditor's, at most 15 seconds old.
     """
@@ -56,6 +57,10 @@ def bookies(
     for row in rows if output is StreamFormat.TABLE else ():
         if row["detail"] is not None:
             print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
+        if row["first_seen_down"] is not None:
+            due = row["audit_due"]
+            ledgers = f"its ledgers are marked from {due}" if due is not None else "its ledgers have been marked"
+            print_note(f"{row['bookie_id']} is lost since {row['first_seen_down']}; {ledgers}")
 
 
 @cluster_app.command("init")
@@ -104,6 +109,8 @@ def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
         "ledgers": view["ledger_count"],
         "disk_free_bytes": view["disk_free_bytes"],
         "disk_total_bytes": view["disk_total_bytes"],
+        "first_seen_down": view["first_seen_down"],
+        "audit_due": view["audit_due"],
         "detail": None,
     }
 
@@ -111,12 +118,15 @@ def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
 async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.bookies.drains import Drains
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
     from bookie.wire.requests import Info
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
         known = await client.ports.registrations.known() | registered.registered
         drains = await Drains(client.store, client.cluster.root).read()
+        downs = await FirstSeenDown(client.store, client.cluster.root).read()
+        delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
 
         async def row(bookie: Any) -> dict[str, Any]:
             state = "writable" if bookie in registered.writable else "read_only"
@@ -124,6 +134,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 state = "lost"
             elif bookie in drains:
                 state = "draining"
+            down = downs.get(bookie) if state == "lost" else None
             info = await client.ports.registrations.service_info(bookie) if state != "lost" else None
             endpoint = info.endpoints[0] if info and info.endpoints else None
             reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S) if state != "lost" else None
@@ -136,6 +147,8 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 "ledgers": details.ledger_count if details else None,
                 "disk_free_bytes": details.disk_free_bytes if details else None,
                 "disk_total_bytes": details.disk_total_bytes if details else None,
+                "first_seen_down": rfc3339_if_known(down.since_ms) if down else None,
+                "audit_due": rfc3339(down.due_ms(delay_s)) if down and not down.audited_ms else None,
                 "detail": _why_silent(reply),
             }
 

@@ -49,7 +49,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
     """
     problems: list[str] = []
     if flag is not None and not flag.strip():
-        problems.append(f"--metadata-uri is empty; give one such as {_EXAMPLE}")
+        problems.append(f"--metadata-uri is empty; give one such as '{_EXAMPLE}'")
     named = flag_file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
     configured = _read(named, problems) if named is not None else None
     uri = (flag or "").strip() or env.get(URI_VARIABLE, "").strip() or configured
@@ -58,7 +58,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
         uri = _read(default, problems)
     if uri is None and not problems:
         problems.append(
-            f"no cluster is named; give --metadata-uri {_EXAMPLE}, set {URI_VARIABLE}, "
+            f"no cluster is named; give --metadata-uri '{_EXAMPLE}', set {URI_VARIABLE}, "
             f'or write {URI_KEY} = "{_EXAMPLE}" into {named or default or "a file for --config"}'
         )
     if problems or uri is None:

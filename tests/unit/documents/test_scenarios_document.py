@@ -14,6 +14,7 @@ REAL_PROCESSES = (
     "tests/apache/",
     "tests/spark/test_standalone_",
     "tests/spark/test_zookeeper_faults.py",
+    "tests/spark/test_failing_report_dir.py",
 )
 
 

@@ -1,0 +1,30 @@
+"""A look at the report directory when a service starts: a fault of it costs no mark, so it would show only in a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from auditor.service.runs.spark_holder import in_thread
+
+_PROBE = ".bkheal-probe"
+
+_log = logging.getLogger(__name__)
+
+
+async def warn_if_unusable(report_dir: Path) -> None:
+    """Create the directory if needed and write to it; log an error if this is impossible."""
+    try:
+        await in_thread("report directory", lambda: _use(report_dir))
+    except OSError as error:
+        _log.error(
+            "no report can be written, audits only mark ledgers",
+            extra={"path": str(report_dir.absolute()), "reason": str(error)},
+        )
+
+
+def _use(report_dir: Path) -> None:
+    report_dir.mkdir(parents=True, exist_ok=True)
+    probe = report_dir / _PROBE
+    probe.write_bytes(b"x")
+    probe.unlink(missing_ok=True)
