@@ -20,8 +20,10 @@ from auditor.cli.cluster.changing import (
     unknown_names,
     whoami,
 )
+from auditor.cli.cluster.spans import delay_s
 from auditor.cli.output import OutputFormat, counting, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.runtime.human import size
@@ -85,7 +87,10 @@ def status(
 @app.command("delay")
 @reachable
 def delay(
-    seconds: Annotated[int | None, typer.Argument(min=0, help="The new value.", show_default=False)] = None,
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="[DELAY]", help="The new value, in seconds or such as 10m, 1h.", show_default=False),
+    ] = None,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -98,8 +103,9 @@ def delay(
     0 means at once; rolling restarts need more than the duration of a restart, at least 60. Setting the present value
     again makes Apache's auditor start an audit.
 
-    Example, one hour of maintenance: `bkheal recovery delay 3600`
+    Example, one hour of maintenance: `bkheal recovery delay 1h`
     """
+    seconds = None if value is None else delay_s(value, DELAY_S_MAX, "DELAY")
     before = _set_delay(service, uri, config, seconds, is_dry_run=is_dry_run)
     now = before if seconds is None else seconds
     lines = [f"lost-bookie delay: {now} s"]

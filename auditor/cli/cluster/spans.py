@@ -23,6 +23,18 @@ def span_s(text: str, longest_s: int, option: str) -> int:
     return seconds
 
 
+def delay_s(text: str, longest_s: int, option: str) -> int:
+    """Return the seconds of a delay, a number of seconds or a span; stop the command if it is another text or longer.
+
+    Unlike a span, a delay may be 0.
+    """
+    if not text.isdecimal():
+        return span_s(text, longest_s, option)
+    if int(text) > longest_s:
+        raise typer.BadParameter(f"{text} s is more than {longest_s}", param_hint=option)
+    return int(text)
+
+
 def moment_ms(text: str, now_ms: int) -> int:
     """Return a moment in UTC, or a span before ``now_ms``, in epoch milliseconds; stop the command on other text."""
     if match := _AGO.fullmatch(text):

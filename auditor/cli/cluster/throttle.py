@@ -21,22 +21,24 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3}
 _BYTES_MAX: Final = 1 << 50
 
 
 def _bytes(text: str) -> int:
-    """Read a number of bytes, such as 1048576, 100MiB or 2g.
+    """Read a number of bytes, such as 1048576, 100MiB, 2g (as 2GiB) or 100MB (a hundred million).
 
     Raises:
         typer.BadParameter: it is not such a number.
     """
     match = re.fullmatch(r"(\d{1,18})\s*([KMG]?)(I?B)?", text.strip().upper())
-    if match is None or int(match[1]) * _UNITS[match[2]] > _BYTES_MAX:
+    base = 1000 if match is not None and match[3] == "B" else 1024
+    found = -1 if match is None else int(match[1]) * base ** _POWERS[match[2]]
+    if not 0 <= found <= _BYTES_MAX:
         raise typer.BadParameter(
             f"{text!r} is not a number of bytes up to 1 PiB; write 500KiB, 100MiB or 2GiB; 0: no limit"
         )
-    return int(match[1]) * _UNITS[match[2]]
+    return found
 
 
 def _limit(name: str, text: str) -> Any:
