@@ -7,7 +7,7 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 
@@ -133,7 +133,7 @@ def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
     if site is not None and site not in _SAME_SITE:
         raise CrossSiteError("a page of another site asked for this; open this service's own page instead")
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and _parsed(origin).netloc.lower() != host.lower():
         raise CrossSiteError("the Origin is not this service; open this service's own page instead")
 
 
@@ -143,7 +143,7 @@ def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
     Raises:
         CrossSiteError: it is neither a name of this machine nor one of ``allowed``.
     """
-    name = (urlsplit(f"//{host}").hostname or "").lower()
+    name = (_parsed(f"//{host}").hostname or "").lower()
     if name == "localhost" or name in allowed:
         return
     try:
@@ -152,6 +152,14 @@ def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
     except ValueError:
         pass
     raise CrossSiteError("this service is meant for this machine: ask it as localhost, send a token, or allow the name")
+
+
+def _parsed(url: str) -> SplitResult:
+    """Return the parts of a URL of a client; raise CrossSiteError if it is none, such as ``http://[``."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise CrossSiteError(f"a header names no host: {error}") from error
 
 
 def _told(route: Route, error: Exception) -> Problem:

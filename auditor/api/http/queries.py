@@ -61,6 +61,7 @@ def json_object(body: bytes) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is valid JSON, and no text
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -205,6 +205,7 @@ async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) ->
         (b"", "not JSON"),
         (b"[]", "one JSON object"),
         (b"{", "not JSON"),
+        (b'{"kind": "\\ud800"}', "not JSON"),
         (b'{"kind": "nonsense"}', "bookies, placement, replicas"),
         (b'{"kind": ["bookies"]}', "bookies, placement, replicas"),
         (b"{}", "kind must be"),

@@ -155,6 +155,7 @@ async def test_requests_at_once_are_bounded_and_probes_are_not(tmp_path: Path) -
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Origin": "http://127.0.0.1:1"},
         {"Sec-Fetch-Site": "same-origin", "Origin": "https://evil.example"},
     ],
@@ -177,7 +178,7 @@ async def test_own_page_and_programs_may(tmp_path: Path) -> None:
 async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_path: Path) -> None:
     """A page at such a name would be of the same site as this service, whatever browsers check."""
     async with running(tmp_path, allow_anonymous_write=True, allowed_hosts=("auditor.example",)) as world:
-        for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]"):
+        for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]", "["):
             rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
             assert (await world.ask("POST", "/api/v1/runs", headers=rebound, json={"kind": "bookies"})).status == 403
             assert (await world.ask("GET", "/api/v1/status", headers=rebound)).problem == "cross-site"
