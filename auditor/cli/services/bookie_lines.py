@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bookie.runtime.human import printable
+from bookie.runtime.human import printable, size
 
 SHOWN_MAX: Final = 100
 """Largest number of damaged ledgers shown, and of entries of each."""
@@ -20,10 +20,10 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         *read_only_lines(document),
         f"{document['ledgers']} ledgers",
         *map(_disk_line, disks),
-        f"adds: {queues['add_bytes']} bytes; {queues['journal_bytes']} bytes of them wait for the journal",
-        f"write cache: {queues['write_cache_bytes']} bytes{flushing}",
+        f"adds: {size(queues['add_bytes'])}; {size(queues['journal_bytes'])} of them wait for the journal",
+        f"write cache: {size(queues['write_cache_bytes'])}{flushing}",
         f"reads: {queues['reads_running']} running, {queues['reads_waiting']} waiting",
-        f"answers that clients did not take yet: {queues['unsent_bytes']} bytes",
+        f"answers that clients did not take yet: {size(queues['unsent_bytes'])}",
         *scrub_lines(document["scrub"]),
         *collection_lines(document["collection"]),
     ]
@@ -34,7 +34,7 @@ def _disk_line(disk: dict[str, Any]) -> str:
     if disk["problem"] is not None and disk["role"] == "ledgers":
         return printable(f"{which} is out of use: {disk['problem']}")
     problem = "" if disk["problem"] is None else f"{disk['problem']}; "
-    return printable(f"{which}: {problem}{disk['free_bytes']} of {disk['total_bytes']} bytes free")
+    return printable(f"{which}: {problem}{size(disk['free_bytes'])} of {size(disk['total_bytes'])} free")
 
 
 def read_only_lines(document: dict[str, Any]) -> list[str]:
@@ -48,7 +48,7 @@ def read_only_lines(document: dict[str, Any]) -> list[str]:
 def scrub_lines(document: dict[str, Any]) -> list[str]:
     """Return a scrub, and the unrepaired damage."""
     where = f" at {document['position']}" if document["position"] else ""
-    verified = f"{document['entries']} entries, {document['bytes']} bytes verified since {document['begun_at'] or '-'}"
+    verified = f"{document['entries']} entries, {size(document['bytes'])} verified since {document['begun_at'] or '-'}"
     damage = f"{document['damaged_count']} damaged, {document['replaced_count']} replaced"
     lines = [f"scrub {document['phase']}{where}: {verified}; {damage}"]
     for each in document["unrepaired"][:SHOWN_MAX]:
@@ -66,8 +66,8 @@ def collection_lines(document: dict[str, Any]) -> list[str]:
     if document["finished_at"] is None:
         return ["garbage collection: none has ended since the start of the process"]
     deleted = f"{document['collected']} of {document['known']} ledgers deleted"
-    compacted = f"{document['removed_logs']} entry logs removed, {document['freed_bytes']} bytes freed"
-    copied = f"{document['copied_bytes']} bytes copied"
+    compacted = f"{document['removed_logs']} entry logs removed, {size(document['freed_bytes'])} freed"
+    copied = f"{size(document['copied_bytes'])} copied"
     when = f"garbage collection ({document['level']}) ended {document['finished_at']}"
     lines = [f"{when}: {deleted}, {compacted}, {copied}"]
     if document["stopped"]:

@@ -60,6 +60,6 @@ def test_a_directory_that_is_out_of_use_is_shown_with_its_reason() -> None:
         "collection": {"running": False, "finished_at": None},
     }
     lines = status_lines(document)
-    assert "journal disk: 5 of 9 bytes free" in lines
-    assert "ledgers disk /l1: 4 of 8 bytes free" in lines
+    assert "journal disk: 5 B of 9 B free" in lines
+    assert "ledgers disk /l1: 4 B of 8 B free" in lines
     assert "ledgers disk /l2 is out of use: input/output error" in lines
