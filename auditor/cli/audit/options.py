@@ -102,7 +102,7 @@ ClientKeyOption: TypeAlias = Annotated[
 ]
 RunIdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, see `bkheal audit list`.")]
 OptionalRunIdArgument: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Id of a run, see `bkheal audit list`.", show_default=False)
+    str | None, typer.Argument(metavar="RUN", help="Id of a run, see `bkheal audit list`.", show_default=False)
 ]
 PauseSpanOption: TypeAlias = Annotated[
     str, typer.Option("--for", help="With --kind: how long the pause lasts, such as 30m or 1d.", show_default=False)

@@ -89,7 +89,7 @@ def status(
 def delay(
     value: Annotated[
         str | None,
-        typer.Argument(metavar="[DELAY]", help="The new value, in seconds or such as 10m, 1h.", show_default=False),
+        typer.Argument(metavar="DELAY", help="The new value, in seconds or such as 10m, 1h.", show_default=False),
     ] = None,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
