@@ -199,7 +199,9 @@ class LedgerStates:
             return
         oldest = list(islice(self._states.values(), _FORGET_SCAN))
         for state in oldest[:surplus]:
-            if not state.uses and state.ledger_id not in self._changed and state.ledger_id not in self._being_saved:
+            if state.uses or state.ledger_id in self._changed or state.ledger_id in self._being_saved:
+                self._states.move_to_end(state.ledger_id)  # else 32 of these would keep all others in memory
+            else:
                 del self._states[state.ledger_id]
 
 

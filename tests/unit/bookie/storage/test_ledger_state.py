@@ -118,6 +118,20 @@ async def test_state_in_use_is_never_forgotten() -> None:
     assert not states._states
 
 
+@pytest.mark.parametrize("changed", [32, 5_000])
+async def test_changed_states_do_not_keep_others_in_memory(changed: int) -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=6_000)
+    for number in range(changed):
+        async with states.using(LedgerId(number)) as state:
+            states.changed(state)
+    for number in range(10_000, 20_000):
+        async with states.using(LedgerId(number)):
+            pass
+        assert len(states._states) <= 6_200
+    assert states._states.keys() >= set(range(changed))
+    assert len(states._states) == 6_000
+
+
 async def test_changed_state_is_kept_until_it_is_in_the_index() -> None:
     index = MemoryIndex()
     states = LedgerStates(index, 0, kept=0)
