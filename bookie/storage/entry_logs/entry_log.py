@@ -7,6 +7,7 @@ returned as a value, not raised: one bad sector must not fail a whole request.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from bookie.storage.port import Disk, DiskError, DiskFile
 
 DIRECTORY: Final = "entries"
 _SUFFIX: Final = ".log"
+_NAME: Final = re.compile(rf"([0-9a-f]{{16}}){re.escape(_SUFFIX)}")
 _FORMAT: Final = 1
 _HEADER: Final = struct.Struct(">8sHHQ")  # magic, format, flags, log id; releases without flags wrote 0 and ignore them
 _RECORD: Final = struct.Struct(">II")  # size, CRC32C
@@ -289,8 +291,8 @@ def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> 
 
 
 async def log_ids(disk: Disk) -> list[int]:
-    """Return the ids of the entry logs on the disk, ascending."""
-    return sorted(int(name.removesuffix(_SUFFIX), 16) for name in await disk.names(DIRECTORY) if name.endswith(_SUFFIX))
+    """Return the ids of the entry logs on the disk, ascending. Files with other names are not entry logs."""
+    return sorted(int(found[1], 16) for name in await disk.names(DIRECTORY) if (found := _NAME.fullmatch(name)))
 
 
 async def all_log_ids(disk: Disk) -> list[int]:

@@ -12,7 +12,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.storage import findings, rebuilding
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
-from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
+from bookie.storage.entry_logs.entry_log import DIRECTORY, HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.port import DiskError, DiskFile
 from bookie.storage.rebuilding import RebuiltIndex, next_record, rebuild
@@ -93,6 +93,20 @@ async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown(
         reply = await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 20)]))
         assert reply.status is Status.FENCED
     await store.close()
+
+
+async def test_files_with_other_names_beside_the_logs_change_nothing() -> None:
+    journal, ledgers = await used()
+    logs = await log_ids(ledgers)
+    content = ledgers.content(log_path(logs[0]))
+    others = [f"{logs[0]:016x}.damaged", f"copy-{logs[0]:016x}", "00000000000000AB", "000000000000_001", "-1", "1", ""]
+    for name in others:
+        await ledgers.replace(f"{DIRECTORY}/{name}.log", content)
+    assert await log_ids(ledgers) == logs
+    store, found = await rebuilt(journal, ledgers)
+    assert (found.entries, found.ledgers, found.finding_count) == (11, 2, 0)
+    await store.close()
+    assert {f"{DIRECTORY}/{name}.log" for name in others} <= set(ledgers.paths())
 
 
 async def test_a_deleted_ledger_whose_log_is_still_there_comes_back_and_can_be_collected_again() -> None:
