@@ -5,7 +5,8 @@ loses nothing, because the journal is replayed from the last mark and storing an
 
 1. swap the caches and read, without yielding, the matching sequence of each journal and the changed ledger states;
 2. page by page: make the entry log durable, then write the index entries that refer to it;
-3. in one atomic index write: the ledger states and the mark;
+3. in one atomic index write: the ledger states, and the mark with their number (a replay counts only ledgers without
+   a state in the index, so states written before the mark would never be counted);
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
 A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries already
@@ -31,7 +32,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_ent
 from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import end_keys, end_of, ends_at
-from bookie.storage.ledger_state import LedgerStates
+from bookie.storage.ledger_state import Changes, LedgerStates
 from bookie.storage.port import DirectoryFailedError, DirectoryFullError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches, WriteCache
@@ -53,7 +54,7 @@ class _Flush:
 
     sequences: tuple[int, ...]
     ledger_count: int
-    states: list[tuple[bytes, bytes]] = field(repr=False)
+    states: Changes = field(repr=False)
     named: int = 0
     log_id: int = 0
     complete: list[int] = field(default_factory=list)
@@ -116,7 +117,8 @@ class Checkpointer:
             await self._write_somewhere(flush, self.caches.flushing)
             mark = CheckpointMark(flush.sequences, self.logs.next_id, flush.ledger_count)
             puts, deletes = await self._counted(flush)
-            await self.index.write([*flush.states, *puts, (MARK_KEY, mark.encode())], deletes)
+            puts += [*await _state_pairs(flush.states), (MARK_KEY, mark.encode())]
+            await self.index.write(puts, deletes)
             self.mark = mark
             self.states.saved()
         self.caches.flushing, self._pending = None, None
@@ -209,6 +211,16 @@ class Checkpointer:
                 page, size = [], 0
         if page:
             yield page
+
+
+async def _state_pairs(states: Changes) -> list[tuple[bytes, bytes]]:
+    """Return the index pairs of states. Other tasks run between the parts of a long list."""
+    pairs: list[tuple[bytes, bytes]] = []
+    for part in states.parts():
+        if pairs:
+            await asyncio.sleep(0)
+        pairs += part
+    return pairs
 
 
 async def _append_page(log: EntryLogWriter, page: list[_Item]) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -28,6 +30,8 @@ _HAS_KEY: Final = 4
 _COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
 """States examined after each use: a constant cost, and far more than the one state a use can add."""
+_BLOCK_IDS_MAX: Final = 2000
+"""Ids of changed ledgers in one sorted list. To insert one moves at most so many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +103,58 @@ def _is_wanted(flags: int, only_limbo: bool) -> bool:
     return bool(flags & _LIMBO) or not (only_limbo or flags & _COLLECTED)
 
 
+class Changes:
+    """The changed states that wait for the same checkpoint, as index pairs in the order of their ledger ids.
+
+    Each is encoded and put in its place at the change: to do this for all at once would stop every request meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[LedgerId, tuple[bytes, bytes]] = {}
+        self._blocks: list[list[LedgerId]] = [[]]
+        self._firsts: list[LedgerId] = []
+        """The first id of each block but the first one."""
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __contains__(self, ledger_id: LedgerId) -> bool:
+        return ledger_id in self._pairs
+
+    def put(self, ledger_id: LedgerId, pair: tuple[bytes, bytes]) -> None:
+        """Add a pair, in place of an earlier one of the ledger."""
+        if ledger_id not in self._pairs:
+            place = bisect_right(self._firsts, ledger_id)
+            block = self._blocks[place]
+            insort(block, ledger_id)
+            if len(block) > _BLOCK_IDS_MAX:
+                middle = len(block) // 2
+                self._firsts.insert(place, block[middle])
+                self._blocks.insert(place + 1, block[middle:])
+                del block[middle:]
+        self._pairs[ledger_id] = pair
+
+    def parts(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield all pairs in the order of their ids, at most ``_BLOCK_IDS_MAX`` at a time."""
+        for block in self._blocks:
+            yield [self._pairs[ledger_id] for ledger_id in block]
+
+    def update(self, newer: Changes) -> None:
+        """Add pairs, in place of earlier ones."""
+        for ledger_id, pair in newer._pairs.items():
+            self.put(ledger_id, pair)
+
+    def part(self, after: int, last: int, limit: int) -> list[tuple[LedgerId, bytes]]:
+        """Return the first ids greater than ``after``, up to ``last``, with their values: at most ``limit``."""
+        found: list[LedgerId] = []
+        for block in islice(self._blocks, bisect_right(self._firsts, after), None):
+            first, end = bisect_right(block, after), bisect_right(block, last)
+            found += block[first : min(end, first + limit - len(found))]
+            if end < len(block) or len(found) == limit:
+                break
+        return [(ledger_id, self._pairs[ledger_id][1]) for ledger_id in found]
+
+
 class LedgerStates:
     """The ledger states of one store.
 
@@ -111,8 +167,8 @@ class LedgerStates:
         self._index = index
         self._kept = kept
         self._states: OrderedDict[LedgerId, LedgerState] = OrderedDict()
-        self._changed: dict[LedgerId, LedgerState] = {}
-        self._being_saved: dict[LedgerId, LedgerState] = {}
+        self._changed = Changes()
+        self._being_saved = Changes()
 
     def using(self, ledger_id: LedgerId) -> _Use:
         """Give the only state object of the ledger, loaded, to a block. It stays the only one until the block ends.
@@ -149,17 +205,20 @@ class LedgerStates:
         if not state.is_known:
             state.is_known = True
             self.count += 1
-        self._changed[state.ledger_id] = state
+        self._changed.put(state.ledger_id, (state_key(state.ledger_id), state.encode()))
 
-    def take_changed(self) -> list[tuple[bytes, bytes]]:
-        """Return the index pairs of all states changed since the last ``saved``; they stay in memory until then."""
-        self._being_saved |= self._changed
-        self._changed = {}
-        return [(state_key(ledger_id), state.encode()) for ledger_id, state in sorted(self._being_saved.items())]
+    def take_changed(self) -> Changes:
+        """Return all states changed since the last ``saved``; they stay in memory until then."""
+        taken, self._changed = self._changed, Changes()
+        if self._being_saved:  # they were taken and not saved
+            self._being_saved.update(taken)
+        else:
+            self._being_saved = taken
+        return self._being_saved
 
     def saved(self) -> None:
-        """Record that the pairs from ``take_changed`` are durable in the index."""
-        self._being_saved = {}
+        """Record that the states from ``take_changed`` are durable in the index."""
+        self._being_saved = Changes()
         self._forget_surplus()
 
     async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
@@ -171,18 +230,19 @@ class LedgerStates:
             DiskError: the index cannot be read.
         """
         while True:
-            recent = self._being_saved | self._changed  # some may be saved during the read, too late for it
+            before = [self._being_saved, self._changed]  # they may be saved during the read, too late for it
             pairs = await self._index.range(*states_after(after), limit)
-            is_last = len(pairs) < limit
-            reached = LEDGER_ID_MAX if is_last else ledger_id_of_state(pairs[-1][0])
+            last = ledger_id_of_state(pairs[-1][0]) if len(pairs) == limit else LEDGER_ID_MAX
             is_wanted = {ledger_id_of_state(key): _is_wanted(value[1], only_limbo) for key, value in pairs}
-            for ledger_id, state in (recent | self._being_saved | self._changed).items():
-                if after < ledger_id <= reached:
-                    is_wanted[ledger_id] = _is_wanted(state.encode()[1], only_limbo)
-            found = sorted(LedgerId(ledger_id) for ledger_id, wanted in is_wanted.items() if wanted)
-            if found or is_last:
+            now = [each for each in (self._being_saved, self._changed) if each not in before]
+            for changes in [*before, *now]:  # from the oldest to the newest
+                part = changes.part(after, last, limit)
+                last = part[-1][0] if len(part) == limit else last
+                is_wanted |= {ledger_id: _is_wanted(value[1], only_limbo) for ledger_id, value in part}
+            found = sorted(LedgerId(each) for each, wanted in is_wanted.items() if wanted and each <= last)
+            if found or last == LEDGER_ID_MAX:
                 return found
-            after = reached
+            after = last
 
     async def _load(self, state: LedgerState, loading: asyncio.Lock) -> None:
         async with loading:

@@ -97,7 +97,8 @@ def _(stack: ExitStack) -> None:
     def make(finish: Any) -> Any:
         async def early(self: Checkpointer, flush: Any) -> tuple[int, ...]:
             mark = CheckpointMark(flush.sequences, self.logs.next_id + 1, flush.ledger_count)
-            await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
+            states = [pair for part in flush.states.parts() for pair in part]
+            await self.index.write([*states, (MARK_KEY, mark.encode())])
             return tuple(await finish(self, flush))
 
         return early

@@ -325,7 +325,8 @@ async def test_the_oracle_sees_a_mark_that_is_ahead_of_the_entries(monkeypatch: 
 
     async def mark_first(self: Checkpointer, flush: Any, cache: WriteCache) -> None:
         mark = CheckpointMark(flush.sequences, self.logs.next_id + 1, flush.ledger_count)
-        await self.index.write([*flush.states, (MARK_KEY, mark.encode())])
+        states = [pair for part in flush.states.parts() for pair in part]
+        await self.index.write([*states, (MARK_KEY, mark.encode())])
         await write_entries(self, flush, cache)
 
     monkeypatch.setattr(Checkpointer, "_write_entries", mark_first)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.model.ids import LedgerId
+from bookie.storage.checkpoint import _state_pairs
 from bookie.storage.disks.index_format import state_key
 from bookie.storage.disks.memory import MemoryIndex, Operation
 from bookie.storage.errors import UnsupportedFormatError
@@ -17,6 +19,10 @@ from bookie.storage.port import DiskError
 from bookie.wire.port import Status
 
 SEVEN = LedgerId(7)
+
+
+def taken(states: LedgerStates) -> list[tuple[bytes, bytes]]:
+    return [pair for part in states.take_changed().parts() for pair in part]
 
 
 @given(st.none() | st.binary(max_size=30), st.booleans(), st.booleans())
@@ -142,7 +148,7 @@ async def test_changed_state_is_kept_until_it_is_in_the_index() -> None:
     assert states.count == 1
     async with states.using(SEVEN) as again:
         assert again is state
-    puts = states.take_changed()
+    puts = taken(states)
     async with states.using(SEVEN) as again:
         assert again is state
     await index.write(puts)
@@ -152,7 +158,7 @@ async def test_changed_state_is_kept_until_it_is_in_the_index() -> None:
         assert again.master_key == b"key"
         assert again.is_known
     assert states.count == 1
-    assert states.take_changed() == []
+    assert taken(states) == []
 
 
 async def test_state_changed_while_being_saved_is_saved_again() -> None:
@@ -163,11 +169,117 @@ async def test_state_changed_while_being_saved_is_saved_again() -> None:
         state.is_fenced = True
         states.changed(state)
         states.saved()
-    assert states.take_changed() == [(state_key(7), state.encode())]
+    assert taken(states) == [(state_key(7), state.encode())]
 
 
 async def test_states_taken_and_not_saved_are_taken_again() -> None:
     states = LedgerStates(MemoryIndex(), 0, kept=0)
     async with states.using(SEVEN) as state:
         states.changed(state)
-    assert states.take_changed() == states.take_changed()
+    assert taken(states) == taken(states) == [(state_key(7), state.encode())]
+
+
+async def change(states: LedgerStates, *numbers: int, is_limbo: bool = False, is_collected: bool = False) -> None:
+    for number in numbers:
+        async with states.using(LedgerId(number)) as state:
+            state.is_limbo, state.is_collected = is_limbo, is_collected
+            states.changed(state)
+
+
+async def save(states: LedgerStates, index: MemoryIndex) -> None:
+    await index.write(taken(states))
+    states.saved()
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_pages_have_every_ledger_once_in_order_whatever_is_saved_meanwhile(seed: int) -> None:
+    rng, index, wanted, in_limbo = random.Random(seed), MemoryIndex(), set[int](), set[int]()
+    states = LedgerStates(index, 0, kept=10)
+
+    async def change_some() -> None:
+        for number in rng.sample(range(300), rng.randint(0, 150)):
+            is_limbo, is_collected = rng.random() < 0.3, rng.random() < 0.3
+            await change(states, number, is_limbo=is_limbo, is_collected=is_collected)
+            (in_limbo.add if is_limbo else in_limbo.discard)(number)
+            (wanted.discard if is_collected and not is_limbo else wanted.add)(number)
+
+    async def save_meanwhile(operation: Operation, path: str) -> None:
+        await asyncio.sleep(0)
+        if operation is Operation.INDEX_READ and rng.random() < 0.3:
+            await save(states, index)
+
+    await change_some()
+    await save(states, index)
+    await change_some()
+    states.take_changed()
+    await change_some()
+    index.before = save_meanwhile
+    for only_limbo, expected in ((True, in_limbo), (False, wanted)):
+        limit, after, found = rng.randint(1, 20), -1, list[int]()
+        while page := await states.page(after, limit, only_limbo=only_limbo):
+            assert len(page) <= 3 * limit
+            found += page
+            after = page[-1]
+        assert found == sorted(expected)
+        await change_some()
+
+
+class _Compared(int):
+    """A number that counts the comparisons of all such numbers."""
+
+    count = 0
+
+    def _counted(self) -> None:
+        _Compared.count += 1
+
+    def __lt__(self, other: int) -> bool:
+        self._counted()
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        self._counted()
+        return int(self) > int(other)
+
+    def __le__(self, other: int) -> bool:
+        self._counted()
+        return int(self) <= int(other)
+
+    def __ge__(self, other: int) -> bool:
+        self._counted()
+        return int(self) >= int(other)
+
+
+async def test_page_costs_its_own_ledgers_and_not_all_that_changed() -> None:
+    index = MemoryIndex()
+    states = LedgerStates(index, 0, kept=100_000)
+    await change(states, *range(0, 40_000, 2))
+    await save(states, index)
+    await change(states, *map(_Compared, range(1, 40_000, 2)))
+    for after, expected in ((-1, range(199)), (20_000, range(20_001, 20_200)), (39_998, [39_999])):
+        _Compared.count = 0
+        page = await states.page(after, 100)
+        assert page == list(expected)
+        assert _Compared.count < 5_000
+
+
+async def test_checkpoint_encodes_no_state_and_gives_way_between_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = LedgerStates(MemoryIndex(), 0, kept=0)
+    numbers = random.Random(1).sample(range(1 << 40), 10_000)
+    await change(states, *numbers)
+    expected = [(state_key(number), LedgerState(LedgerId(number)).encode()) for number in sorted(numbers)]
+    monkeypatch.setattr(LedgerState, "encode", lambda state: pytest.fail("encoded at the checkpoint"))
+    assert taken(states) == expected
+    assert all(len(part) <= 2000 for part in states.take_changed().parts())
+    turns, is_done = 0, False
+
+    async def other() -> None:
+        nonlocal turns
+        while not is_done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(other())
+    assert await _state_pairs(states.take_changed()) == expected
+    is_done = True
+    await running
+    assert turns >= 4
