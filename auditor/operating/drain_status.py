@@ -8,11 +8,13 @@ from typing import Any
 
 from auditor.operating.client import ClusterClient, Document, check_names
 from auditor.operating.drains import Counting, registered_as, silent
+from auditor.safety.accepted import Copies, accepted_copies
 from auditor.safety.draining import Left, holdings_of, judge
 from auditor.safety.holdings import TOPICS_SHOWN_MAX, Holdings
 from auditor.safety.scan import ScanResult, count
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.model.ids import BookieId
+from bookie.metadata.tasks.decisions import Decisions
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.times import rfc3339_if_known
 
 
@@ -35,14 +37,25 @@ class DrainLook:
         return len(self.left.holdings.ledgers) / self.ledgers_per_s
 
 
+async def accepted_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Mapping[LedgerId, Copies]:
+    """Return the copies on ``bookies`` whose loss was accepted.
+
+    Raises:
+        NotAClusterError, StoreUnavailableError: no answer.
+    """
+    decisions = Decisions(client.store, client.cluster.root)
+    return await accepted_copies(decisions, client.ports.registrations, bookies)
+
+
 async def left_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
     """Return the data on ``bookies``, by one pass over all ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
     """
+    accepted = await accepted_on(client, bookies)
     with counting("ledgers", await count(client.ports.ledgers)) as advance:
-        holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
+        holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance, accepted)
     return await judge(holdings, scanned, client.ports.tasks, client.parked)
 
 
@@ -95,6 +108,7 @@ def status_document(seen: DrainLook) -> dict[str, Any]:
         "bytes_left": left.holdings.bytes,
         "moving": left.moving,
         "unmarked": len(left.unmarked),
+        "accepted_ledgers": len(left.holdings.accepted),
         "parked": dict(left.parked),
         "examples": [
             {"ledger_id": record.ledger_id, "reason": record.reason.value, "detail": record.detail}

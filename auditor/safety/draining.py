@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
+from auditor.safety.accepted import Copies
 from auditor.safety.holdings import Holdings
 from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
@@ -23,6 +25,7 @@ from bookie.model.metadata import LedgerMetadata
 _READ_LEDGERS: Final = 10_000
 _MARKED_AT_ONCE: Final = 5_000
 SHOWN_MAX: Final = 10
+_NO_COPIES: Final[Mapping[LedgerId, Copies]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -49,9 +52,12 @@ class Left:
 
 
 async def holdings_of(
-    ledgers: LedgerStore, bookies: Collection[BookieId], advance: Advance
+    ledgers: LedgerStore,
+    bookies: Collection[BookieId],
+    advance: Advance,
+    accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
 ) -> tuple[Holdings, ScanResult]:
-    """What ``bookies`` hold, by one pass over all ledgers.
+    """What ``bookies`` hold, by one pass over all ledgers. ``accepted`` are copies whose loss was accepted.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
@@ -59,13 +65,16 @@ async def holdings_of(
     found, wanted = Holdings(), frozenset(bookies)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        found.add(ledger_id, metadata, wanted)
+        found.add(ledger_id, metadata, wanted, accepted.get(ledger_id, frozenset()))
 
     return found, await scan(ledgers, wanted, visit, advance)
 
 
 async def still_there(
-    ledgers: LedgerStore, bookies: Collection[BookieId], ids: Sequence[LedgerId]
+    ledgers: LedgerStore,
+    bookies: Collection[BookieId],
+    ids: Sequence[LedgerId],
+    accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
 ) -> tuple[Holdings, ScanResult]:
     """As ``holdings_of``, of these ledgers alone.
 
@@ -80,7 +89,7 @@ async def still_there(
                 result.unreadable_count += 1
             elif metadata is not None:
                 result.ledgers += 1
-                found.add(ledger_id, metadata, wanted)
+                found.add(ledger_id, metadata, wanted, accepted.get(ledger_id, frozenset()))
     return found, result
 
 

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from auditor.safety.accepted import Copies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import Component, owner_of
@@ -26,11 +27,32 @@ class Holdings:
     fragments: int = 0
     bytes: int = 0
     """Payload in closed ledgers, by the average size of each ledger's entries; what unclosed ones hold is not known."""
+    named: set[BookieId] = field(default_factory=set)
+    """Those of the bookies that any ledger names, also the ledgers in ``accepted``."""
+    accepted: set[LedgerId] = field(default_factory=set)
+    """Ledgers with accepted losses of all of their copies on these bookies; they are counted nowhere else."""
 
-    def add(self, ledger_id: LedgerId, metadata: LedgerMetadata, bookies: AbstractSet[BookieId]) -> None:
-        """Count what of one ledger lies on ``bookies``."""
+    def add(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        bookies: AbstractSet[BookieId],
+        accepted: Copies = frozenset(),
+    ) -> None:
+        """Count what of one ledger lies on ``bookies``, except bookies with an ``accepted`` loss of all copies."""
         named = metadata.members() & bookies
         if not named:
+            return
+        self.named |= named
+        if accepted:
+            named = frozenset(
+                member
+                for fragment in metadata.fragments
+                for position, member in enumerate(fragment.members)
+                if member in named and (fragment.first_entry_id, position, member) not in accepted
+            )
+        if not named:
+            self.accepted.add(ledger_id)
             return
         self.ledgers[ledger_id] = tuple(sorted(named))
         self.fragments += sum(not named.isdisjoint(fragment.members) for fragment in metadata.fragments)

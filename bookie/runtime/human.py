@@ -8,6 +8,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 ledger`` and ``2 ledgers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def size(count_bytes: float) -> str:
     """Return a number of bytes as text in binary units, such as ``1.5 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

@@ -36,5 +36,5 @@ def accepted_losses(decisions: Iterable[Decision], live: AbstractSet[BookieId]) 
     standing: list[Decision] = []
     returned: list[Decision] = []
     for decision in decisions:
-        (standing if live.isdisjoint(decision.bookies) else returned).append(decision)
+        (standing if decision.is_valid(live) else returned).append(decision)
     return AcceptedLosses(tuple(standing), tuple(returned))

@@ -536,6 +536,10 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         {
             "bookies": _list(_DRAINED),
             **dict.fromkeys(("ledgers_left", "bytes_left", "moving", "unmarked"), _COUNT),
+            "accepted_ledgers": {
+                **_COUNT,
+                "description": "Further ledgers: the loss of their copies there was accepted.",
+            },
             "parked": _map(_COUNT),
             "examples": _list(_fields({"ledger_id": _COUNT, "reason": _PARK_REASON, "detail": _TEXT})),
             "open_ledgers": _COUNT,

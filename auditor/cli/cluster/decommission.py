@@ -15,12 +15,14 @@ from auditor.cli.cluster.changing import (
     show,
     whoami,
 )
-from auditor.cli.output import OutputFormat, counting
+from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
+from bookie.runtime.human import counted
 
 if TYPE_CHECKING:
+    from auditor.safety.holdings import Holdings
     from bookie.client.connect import ConnectedBookKeeper
 
 _NAMED_MAX = 5
@@ -36,7 +38,8 @@ def decommission(
 ) -> None:
     """Take bookies out of the cluster permanently: delete their cookies, and end their drains.
 
-    Refused while one of them is running, and while any ledger names one, so nothing is lost. Repeating it is safe. The
+    Refused while one of them is running, and while any ledger names one, so nothing is lost. Ledgers whose loss there
+    was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed. Repeating it is safe. The
     history of a bookie's disks is kept, so a later bookie of the same name is recognized as another one.
 
     Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, 3 the store did not answer, 5
@@ -50,7 +53,7 @@ def decommission(
     for row in document["bookies"]:
         parts = [text for name, text in _PARTS if row[name]]
         lines.append(f"{row['bookie_id']}: {', '.join(parts)} {would} deleted" if parts else _nothing(row))
-    show(output, "Decommission", document, lines)
+    show(output, "Decommission", document, lines + _accepted_lines(document["accepted_ledgers"]))
 
 
 _PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_down", "the note of its loss"))
@@ -58,6 +61,14 @@ _PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_
 
 def _nothing(row: dict[str, Any]) -> str:
     return f"{row['bookie_id']}: nothing to do, the cluster does not know it"
+
+
+def _accepted_lines(ledgers: int) -> list[str]:
+    if not ledgers:
+        return []
+    return [
+        f"{counted(ledgers, 'ledger')} with an accepted loss on these bookies: `bkheal dead-letters list --accepted`"
+    ]
 
 
 async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool) -> dict[str, Any]:
@@ -70,7 +81,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
         cookies = CookieStore(client.store, client.cluster)
         drains, downs = Drains(client.store, client.cluster.root), FirstSeenDown(client.store, client.cluster.root)
         await _refuse_running(client, bookies)
-        await _refuse_needed(client, bookies)
+        found = await _refuse_needed(client, bookies)
         stored = {bookie: await cookies.read(bookie) for bookie in bookies}
         drained, noted = await drains.read(), await downs.read()
         rows = [
@@ -83,6 +94,8 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             for bookie in bookies
         ]
         if not is_dry_run and any(row["cookie"] or row["drain"] or row["noted_down"] for row in rows):
+            for line in [] if is_sure else _accepted_lines(len(found.accepted)):
+                print_note(line)
             confirm(f"Take {', '.join(bookies)} out of the cluster permanently?", is_sure=is_sure)
             await _refuse_running(client, bookies)
             await Actor(whoami(), "command").record(client, "decommission", ", ".join(bookies))
@@ -94,7 +107,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             for bookie in bookies:
                 await downs.forget(bookie)
                 await drains.stop(bookie)
-    return {"dry_run": is_dry_run, "bookies": rows}
+    return {"dry_run": is_dry_run, "bookies": rows, "accepted_ledgers": len(found.accepted)}
 
 
 async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> None:
@@ -107,20 +120,25 @@ async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, 
         )
 
 
-async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> None:
+async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> Holdings:
+    from auditor.operating.drain_status import accepted_on
     from auditor.safety.draining import holdings_of
     from auditor.safety.scan import count
 
+    accepted = await accepted_on(client, bookies)
     with counting("ledgers", await count(client.ports.ledgers)) as advance:
-        found, scanned = await holdings_of(client.ports.ledgers, bookies, advance)
+        found, scanned = await holdings_of(client.ports.ledgers, bookies, advance, accepted)
     if found.ledgers:
         shown = ", ".join(map(str, sorted(found.ledgers)[:_NAMED_MAX]))
         more = ", ..." if len(found.ledgers) > _NAMED_MAX else ""
+        name, them = ("names", "it") if len(found.ledgers) == 1 else ("name", "them")
+        ids = " ".join(bookies)
         refuse(
-            f"{len(found.ledgers)} ledgers still name {', '.join(bookies)} ({shown}{more}): `bkheal recover "
-            f"{' '.join(bookies)}` marks them, and `bkheal drain status {' '.join(bookies)} --wait` waits until they "
-            "are moved"
+            f"{counted(len(found.ledgers), 'ledger')} still {name} {', '.join(bookies)} ({shown}{more}): `bkheal "
+            f"recover {ids}` marks {them} for repair, `bkheal drain status {ids} --wait` waits for its end, and "
+            "`bkheal dead-letters list` lists ledgers without a copy to repair from"
         )
     if not scanned.is_complete:
         ids = ", ".join(map(str, scanned.unreadable[:_NAMED_MAX]))
         refuse(f"{scanned.unreadable_count} ledgers cannot be read and may name it: {ids}", ExitCode.PARTIAL)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -18,7 +18,7 @@ from bookie.metadata.bookies.drains import Drain
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
     from auditor.operating.drain_status import DrainLook
@@ -64,7 +64,8 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
         if failure is not None:
             refuse(f"{failure}; the drain continues", exit_code_of(failure))
         if timeout_s is not None:
-            print_note(f"stopped waiting after {timeout_s:g} s; the drain continues")
+            goes_on = "; the drain continues" if any(row["since"] for row in document["bookies"]) else ""
+            print_note(f"stopped waiting after {timeout_s:g} s{goes_on}")
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)
@@ -80,10 +81,14 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(_proof(document))
     else:
         eta = f", about {duration(document['eta_seconds'] * 1000)} to go" if document["eta_seconds"] is not None else ""
-        held = f"{document['ledgers_left']} ledgers left, {size(document['bytes_left'])} in closed ones{eta}"
+        held = f"{counted(document['ledgers_left'], 'ledger')} left, {size(document['bytes_left'])} in closed ones{eta}"
         lines += [held, f"  {document['moving']} marked for copying"]
     if document["unmarked"]:
-        lines.append(f"  {document['unmarked']} not marked: `bkheal drain start` marks them")
+        lines.append(f"  {document['unmarked']} not marked: {_marking(document['bookies'])}")
+    if document["accepted_ledgers"] and document["ledgers_left"]:
+        lines.append(
+            f"  {document['accepted_ledgers']} more with an accepted loss: `bkheal dead-letters list --accepted`"
+        )
     lines += [f"  {count} parked: {reason}" for reason, count in document["parked"].items()]
     lines += [f"    ledger {item['ledger_id']}: {item['detail']}" for item in document["examples"]]
     if document["open_topics"]:
@@ -103,15 +108,31 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _marking(bookies: Sequence[Mapping[str, Any]]) -> str:
+    """Return which commands mark the ledgers: a bookie that is lost cannot be drained."""
+    lost = [row["bookie_id"] for row in bookies if row["state"] == "lost"]
+    others = [row["bookie_id"] for row in bookies if row["state"] != "lost"]
+    parts = (("recover", lost), ("drain start", others))
+    commands = [f"`bkheal {verb} {' '.join(names)}`" for verb, names in parts if names]
+    return f"{' and '.join(commands)} {'marks' if len(commands) == 1 else 'mark'} them"
+
+
 def _proof(document: Mapping[str, Any]) -> str:
     """Return the result of the last pass over all ledgers, and the remaining work."""
     writable = [row["bookie_id"] for row in document["bookies"] if row["state"] == "writable"]
+    rest = (
+        f", except {counted(document['accepted_ledgers'], 'ledger')} with an accepted loss"
+        if document["accepted_ledgers"]
+        else ""
+    )
     if document["unreadable_ledgers"]:
-        return f"none of the {document['ledgers_read']} ledgers that can be read names them"
-    proof = f"nothing is left on them: of {document['ledgers_read']} ledgers, all readable, none names them"
+        return f"none of the {counted(document['ledgers_read'], 'ledger')} that can be read names them{rest}"
+    read = counted(document["ledgers_read"], "ledger")
+    proof = f"nothing is left on them: of {read}, all readable, none names them{rest}"
     if writable:
         return f"{proof}; the next ledger may, because {', '.join(writable)} is writable"
-    return f"{proof}. Stop them, then `bkheal decommission {' '.join(row['bookie_id'] for row in document['bookies'])}`"
+    stop = "Stop them, then" if any(row["state"] != "lost" for row in document["bookies"]) else "Next:"
+    return f"{proof}. {stop} `bkheal decommission {' '.join(row['bookie_id'] for row in document['bookies'])}`"
 
 
 def unload_command(topic: str) -> str:

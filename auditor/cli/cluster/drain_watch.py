@@ -43,7 +43,7 @@ async def watch(
         NotAClusterError, StoreUnavailableError: no answer.
         WriteOutcomeUnknownError, ConflictError: marking again did not work; watch again.
     """
-    from auditor.operating.drain_status import left_on, looked
+    from auditor.operating.drain_status import accepted_on, left_on, looked
     from auditor.safety.draining import Left, judge, mark_unmarked, still_there
 
     ports = client.ports
@@ -75,7 +75,9 @@ async def watch(
                 break
             await clock.sleep(pause_s)
             begun_s = clock.monotonic_s()
-            holdings, scanned = await still_there(ports.ledgers, bookies, sorted(left.holdings.ledgers))
+            accepted, ids = await accepted_on(client, bookies), sorted(left.holdings.ledgers)
+            holdings, scanned = await still_there(ports.ledgers, bookies, ids, accepted)
+            holdings.accepted |= left.holdings.accepted
             scanned.unreadable_count = max(scanned.unreadable_count, left.scanned.unreadable_count)
             left = Left(holdings, scanned)
             looked_s = clock.monotonic_s() - begun_s

@@ -26,7 +26,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 app = typer.Typer(
     help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",
@@ -128,7 +128,8 @@ def recover(
 ) -> None:
     """Mark every ledger of these lost bookies for repair now, without waiting for the delay or for an audit.
 
-    For bookies that will not return. A running bookie is refused: see `bkheal drain`.
+    For bookies that will not return. A running bookie is refused: see `bkheal drain`. Ledgers whose loss on these
+    bookies was accepted (`bkheal dead-letters accept-loss`) are not marked; their number is printed.
 
     Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
     not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
@@ -138,9 +139,16 @@ def recover(
     target, bookies = metadata_uri(uri, config), bookie_ids(names)
     document = run(_recover(target, bookies, is_dry_run, is_sure, is_forced, missing_share_max))
     would = "would be" if is_dry_run else "are"
-    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
-    lines = [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
-    if not is_dry_run:
+    held = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
+    would = would if is_dry_run or document["ledgers"] != 1 else "is"
+    counts = f"{held}, {counted(document['open_ledgers'], 'ledger')} not closed"
+    lines = [f"{counted(document['ledgers'], 'ledger')} {would} marked: {counts}"]
+    if document["accepted_ledgers"]:
+        lines.append(
+            f"{counted(document['accepted_ledgers'], 'ledger')} {'would be' if is_dry_run else 'stayed'} unmarked, as "
+            "the loss was accepted: `bkheal dead-letters list --accepted`"
+        )
+    if not is_dry_run and document["ledgers"]:
         lines.append("replicators copy them now; see `bkheal status`")
     if document["unreadable_ledgers"]:
         lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
@@ -221,6 +229,7 @@ async def _recover(
     uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool, missing_share_max: float
 ) -> dict[str, Any]:
     from auditor.operating.client import Actor
+    from auditor.operating.drain_status import accepted_on
     from auditor.safety.draining import holdings_of, mark
     from auditor.safety.recovering import brake, refusal
     from auditor.safety.scan import count
@@ -231,16 +240,19 @@ async def _recover(
         if not is_dry_run and not is_forced and await ports.tasks.switches.is_disabled():
             refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
         known = await ports.registrations.known()
+        accepted = await accepted_on(client, bookies)
         with counting("ledgers", await count(ports.ledgers)) as advance:
-            found, scanned = await holdings_of(ports.ledgers, bookies, advance)
+            found, scanned = await holdings_of(ports.ledgers, bookies, advance, accepted)
         registered = await ports.registrations.list()  # after the metadata (R2)
-        unknown_names(bookies, known | registered.registered | {b for named in found.ledgers.values() for b in named})
+        unknown_names(bookies, known | registered.registered | found.named)
         if (reason := refusal(bookies, registered)) is not None:
             refuse(reason)
         if not is_forced and (reason := brake(known | set(bookies), registered, missing_share_max)) is not None:
             refuse(reason, ExitCode.HELD)
         if not is_dry_run and found.ledgers:
-            confirm(f"Mark {len(found.ledgers)} ledgers of {', '.join(bookies)} for repair now?", is_sure=is_sure)
+            confirm(
+                f"Mark {counted(len(found.ledgers), 'ledger')} of {', '.join(bookies)} for repair now?", is_sure=is_sure
+            )
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:
                 refuse(reason)  # it returned during the question
             detail = f"{', '.join(bookies)}: {len(found.ledgers)} ledgers"
@@ -255,6 +267,7 @@ async def _recover(
         "dry_run": is_dry_run,
         "bookies": list(bookies),
         "ledgers": len(found.ledgers),
+        "accepted_ledgers": len(found.accepted),
         "open_ledgers": len(found.unclosed),
         "fragments": found.fragments,
         "bytes": found.bytes,

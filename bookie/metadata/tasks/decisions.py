@@ -15,6 +15,7 @@ import builtins
 import enum
 import logging
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +110,10 @@ class Decision:
     def is_accepted(self) -> bool:
         """Whether the loss was accepted."""
         return self.verdict is Verdict.LOSS_ACCEPTED
+
+    def is_valid(self, registered: AbstractSet[BookieId]) -> bool:
+        """Return whether an accepted loss is still one: a bookie that is registered again may have the copies (R45)."""
+        return registered.isdisjoint(self.bookies)
 
 
 class Decisions:
