@@ -13,6 +13,7 @@ from auditor.operating.checked import Checked, State
 from auditor.operating.client import ClusterClient
 from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import access_in_use
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
@@ -21,6 +22,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.human import duration
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
+from spark_jobs.runs.brake import held_because
 
 CLOCK_WARN_MS: Final = 1_000
 """The smallest relevant difference: delays, boosts and pauses compare times of several machines."""
@@ -73,7 +75,7 @@ async def clock_check(client: ClusterClient) -> Checked:
 
 
 async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
-    """Check whether each registered bookie answers this machine, which bookies are missing, and their versions."""
+    """Check whether each registered bookie answers this machine, which are missing, the brake, and their versions."""
     registrations = client.ports.registrations
     registered, known = await registrations.list(), await registrations.known()
     slots = asyncio.Semaphore(_INFO_AT_ONCE)
@@ -88,6 +90,10 @@ async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
     for bookie in sorted(known - registered.registered):
         advice = "start it; if it will not come back: `bkheal recover`, and `bkheal decommission` after the repair"
         yield Checked("bookie", bookie, State.WARNING, "it is known and not registered", advice)
+    why = held_because(known | registered.registered, registered.registered, 0, None, MISSING_SHARE_MAX)
+    if why is not None:
+        advice = "start the missing bookies; until then audits with the default --missing-share-max mark nothing"
+        yield Checked("bookies", "brake", State.WARNING, f"the brake holds: {why}", advice)
     if not registered.writable:
         yield Checked("bookies", "writable", State.FAILED, "no bookie is writable", "start bookies, or free disk space")
     if len(versions) > 1:

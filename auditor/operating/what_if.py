@@ -19,7 +19,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from bookie.model.topology import Topology
-from bookie.runtime.human import printable, size
+from bookie.runtime.human import counted, printable, size
 
 WORST_DEFAULT: Final = 10
 TOPICS_DEFAULT: Final = 10
@@ -137,20 +137,20 @@ async def what_if(
 def what_if_lines(document: Document) -> list[str]:
     """The answer as text."""
     names = ", ".join(document["bookies"])
-    lines = [f"without {names}: {document['ledgers']} ledgers looked at"]
+    lines = [f"without {names}: {counted(document['ledgers'], 'ledger')} looked at"]
     if document["source"] == "image":
         lines.append(
             f"  by an image that is {document['image_age_seconds']} s old: ledgers that were created or moved since "
             "are missing; leave out --image for all ledgers"
         )
-    lines += [f"  {name} is not running: its loss changes nothing" for name in document["not_registered"]]
+    lines += [f"  {name} is not running: its ledgers lack its copies already" for name in document["not_registered"]]
     lines += [
-        f"  {row['severity']}: {row['ledgers']} ledgers more, {row['already']} already, "
+        f"  {row['severity']}: {counted(row['ledgers'], 'ledger')} more, {row['already']} already, "
         f"{size(row['bytes_estimate'])} to copy"
         for row in document["findings"]
     ]
-    if not document["findings"]:
-        lines.append("  no ledger would lose a copy")
+    if not any(row["ledgers"] for row in document["findings"]):
+        lines.append("  no ledger would be worse off than now")
     if document["unreadable_ledgers"]:
         lines.append(f"  {document['unreadable_ledgers']} ledgers cannot be read, so nothing is known of them")
     if document["worst"]:

@@ -49,15 +49,15 @@ def loss_of(
     live: AbstractSet[BookieId],
     going: AbstractSet[BookieId],
 ) -> LedgerLoss | None:
-    """The loss of a ledger; None if it has no part on the bookies to go.
+    """The loss of a ledger; None if it names none of the bookies to go.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
         live: complete bookies, including those to go.
-        going: bookies to go.
+        going: bookies to go; those that are not live are gone already, so their loss makes no ledger worse.
     """
-    named = going & live & metadata.members()
+    named = going & metadata.members()
     if not named:
         return None
     before = [_health(metadata, index, live) for index in range(len(metadata.fragments))]
@@ -69,7 +69,7 @@ def loss_of(
         min(levels),
         min(each.copies_min for each in after),
         tuple(sorted(named)),
-        sum(_bytes(metadata, index, named) for index in range(len(metadata.fragments))),
+        sum(_bytes(metadata, index, named & live) for index in range(len(metadata.fragments))),
     )
 
 

@@ -55,9 +55,10 @@ def what_if(
 ) -> None:
     """Show what would be lost if these bookies failed now, all at once: ledgers by severity, the worst, and topics.
 
-    The severities are those of an audit. Ledgers whose severity would stay the same count as `already`. All metadata is
-    read and nothing is changed; no Spark is needed. With --image, the ledgers come from the image written by audits,
-    and only they are read: the answer contains the age of the image.
+    The severities are those of an audit. Ledgers whose severity would stay the same count as `already`, such as those
+    that lack copies on bookies that are not running. All metadata is read and nothing is changed; no Spark is needed.
+    With --image, the ledgers come from the image written by audits, and only they are read: the answer contains the age
+    of the image.
 
     Exit codes: 0 the answer is complete, 1 a bookie or rack does not exist, 2 wrong usage, 3 the store did not answer,
     5 some metadata could not be read, 78 the image cannot be used.

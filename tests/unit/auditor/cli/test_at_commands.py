@@ -19,6 +19,7 @@ from auditor.cli.cluster.drain_status import look_or_wait
 from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.main import app
 from auditor.operating.drain_status import status_document
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
@@ -104,10 +105,24 @@ async def test_what_if_counts_by_severity(world: ApiWorld) -> None:
     assert (rack["bookies"], rack["worst"]) == (["c", "d"], [])
     assert rack["findings"][0] == {"severity": "no_live_copy", "ledgers": 1, "already": 0, "bytes_estimate": 0}
     text = await call(world, "what-if", "rack:/r1")
-    assert "no_live_copy: 1 ledgers more, 0 already" in text.stdout
+    assert "no_live_copy: 1 ledger more, 0 already" in text.stdout
     assert "ledger 10: no_live_copy, 0 copies left" in text.stdout
     assert (await call(world, "what-if", "rack:/r9")).exit_code != ExitCode.OK
     assert (await call(world, "what-if", "nobody")).exit_code != ExitCode.OK
+
+
+async def test_what_if_counts_what_stopped_bookies_have_cost_already(world: ApiWorld) -> None:
+    keeper = world.upkeep.cluster.keeper
+    cookies = CookieStore(keeper, await open_cluster(keeper, ROOT))
+    for name in "ab":
+        await cookies.create(Cookie(BookieId(name), ("/j",), ("/l",)))
+    both = await document(world, "what-if", "a", "b")
+    assert both["not_registered"] == ["a", "b"]
+    assert both["findings"] == [{"severity": "no_live_copy", "ledgers": 0, "already": 3, "bytes_estimate": 0}]
+    text = (await call(world, "what-if", "a")).stdout
+    assert "a is not running: its ledgers lack its copies already" in text
+    assert "no_live_copy: 0 ledgers more, 3 already" in text
+    assert "no ledger would be worse off than now" in text
 
 
 async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:

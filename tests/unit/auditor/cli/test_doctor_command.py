@@ -17,9 +17,12 @@ from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
 from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.cluster import open_cluster
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
@@ -79,6 +82,19 @@ def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: C
     assert (code, row["state"]) == (ExitCode.FAILED, "failed")
     assert "nothing would be marked or repaired" in row["detail"]
     assert "setAcl" in row["advice"]
+
+
+def test_a_brake_that_holds_is_a_warning(cluster: CommandCluster) -> None:
+    async def lose(*names: str) -> None:
+        cookies = CookieStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
+        for name in names:
+            await cookies.create(Cookie(BookieId(name), ("/j",), ("/l",)))
+
+    asyncio.run(lose("a", "b"))
+    assert ("bookies", "brake") not in diagnosis()[1]
+    asyncio.run(lose("e"))
+    row = diagnosis()[1]["bookies", "brake"]
+    assert (row["state"], "3 of 5 known bookies" in row["detail"]) == ("warning", True)
 
 
 @pytest.mark.parametrize("name", ["ledgers", "locks", "auditorelection", "ledgers/0000/0000"])

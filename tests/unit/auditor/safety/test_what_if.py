@@ -42,7 +42,14 @@ def test_what_is_missing_already_counts_with_it() -> None:
 def test_a_bookie_that_holds_nothing_or_is_gone_costs_nothing() -> None:
     metadata = closed((0, "a b"))
     assert loss(metadata, "a b c", "c") is None
-    assert loss(metadata, "b", "a") is None
+    gone = loss(metadata, "b", "a")
+    assert gone is not None
+    assert (gone.before, gone.after, gone.is_worse, gone.bytes_estimate) == (
+        Severity.CRITICAL,
+        Severity.CRITICAL,
+        False,
+        0,
+    )
 
 
 def test_the_worst_fragment_counts_and_one_without_entries_does_not() -> None:
