@@ -62,15 +62,18 @@ async def boost_ledgers(
 async def end_boosts(
     client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], *, is_dry_run: bool = False
 ) -> Document:
-    """End the boosts of ledgers. Idempotent.
+    """End the boosts of ledgers. If there is none, nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending them again is safe.
     """
-    if not is_dry_run:
-        await actor.record(client, "boost end", _named(ledgers))
-        boosts = Boosts(client.store, client.cluster.root)
-        for ledger_id in ledgers:
+    boosts = Boosts(client.store, client.cluster.root)
+    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    active = {each.ledger_id for each in await boosts.active(client.ports.clock.epoch_ms())}
+    boosted = [ledger_id for ledger_id in ledgers if ledger_id in active]
+    if boosted and not is_dry_run:
+        await actor.record(client, "boost end", _named(boosted))
+        for ledger_id in boosted:
             await boosts.stop(ledger_id)
     rows = [{"ledger_id": each, "outcome": "ended", "until": None, "parked": False} for each in ledgers]
     return {"dry_run": is_dry_run, "by": actor.name, "ledgers": rows, "problem": None}

@@ -155,14 +155,15 @@ async def start_drains(
 async def stop_drains(
     client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], *, is_dry_run: bool = False
 ) -> Document:
-    """Cancel drains; ``stopped`` names the existing ones. Idempotent.
+    """Cancel drains; ``stopped`` names the existing ones. If there is none, nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; stopping again is safe.
     """
     drains = Drains(client.store, client.cluster.root)
-    if is_dry_run:
-        known = await drains.read()
-        return {"dry_run": True, "stopped": [bookie for bookie in bookies if bookie in known]}
-    await actor.record(client, "drain stop", ", ".join(bookies))
-    return {"dry_run": False, "stopped": [bookie for bookie in bookies if await drains.stop(bookie)]}
+    recorded = await drains.read()
+    known = [bookie for bookie in bookies if bookie in recorded]
+    if is_dry_run or not known:
+        return {"dry_run": is_dry_run, "stopped": known}
+    await actor.record(client, "drain stop", ", ".join(known))
+    return {"dry_run": False, "stopped": [bookie for bookie in known if await drains.stop(bookie)]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -44,14 +45,18 @@ async def set_limits(
 
 
 async def clear_limits(client: ClusterClient, actor: Actor, *, is_dry_run: bool = False) -> Document:
-    """Remove every limit. Idempotent.
+    """Remove every limit. If there is none, nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; clearing again is safe.
     """
-    if not is_dry_run:
+    store, is_limited = CopyLimitsStore(client.store, client.cluster.root), True
+    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    with contextlib.suppress(UnreadableRecordError):  # it is removed
+        is_limited = (await store.read()).limits is not None
+    if is_limited and not is_dry_run:
         await actor.record(client, "throttle clear")
-        await CopyLimitsStore(client.store, client.cluster.root).clear()
+        await store.clear()
     return {"dry_run": is_dry_run, **limits_document(None)}
 
 

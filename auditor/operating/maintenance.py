@@ -98,14 +98,15 @@ async def start_window(
 
 
 async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry_run: bool = False) -> Document:
-    """End a window; ``was_open`` is false if there was none. Idempotent.
+    """End a window; ``was_open`` is false if there was none, and then nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending again is safe.
     """
     windows = MaintenanceWindows(client.store, client.cluster.root)
+    await client.store.sync(client.cluster.root)  # a change made just before is seen
     was_open = any(window.target == target for window in await windows.open_at(client.ports.clock.epoch_ms()))
-    if not is_dry_run:
+    if was_open and not is_dry_run:
         await actor.record(client, "maintenance end", target)
         await windows.end(target)
     fields: dict[str, Any] = {"dry_run": is_dry_run, "target": target, "was_open": was_open}

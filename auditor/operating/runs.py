@@ -38,14 +38,18 @@ async def pause_schedule(client: ClusterClient, actor: Actor, kind: RunKind, spa
 
 
 async def resume_schedule(client: ClusterClient, actor: Actor, kind: RunKind) -> Document:
-    """End the pause of a schedule. Idempotent.
+    """End the pause of a schedule; ``was_paused`` is false if there was none, and nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
     """
-    await actor.record(client, "schedule resume", kind.value)
-    await Runs(client.store, client.cluster.root).resume_kind(kind)
-    return schedule_row(kind, None)
+    runs = Runs(client.store, client.cluster.root)
+    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    was_paused = kind in await runs.paused_kinds(client.ports.clock.epoch_ms())
+    if was_paused:
+        await actor.record(client, "schedule resume", kind.value)
+        await runs.resume_kind(kind)
+    return {**schedule_row(kind, None), "was_paused": was_paused}
 
 
 async def request_end(client: ClusterClient, actor: Actor, run_id: str) -> RunRecord | None:

@@ -275,6 +275,9 @@ class AuditorService(Control):
     @override
     async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         parts = self._there()
+        await parts.connection.store.sync(parts.connection.cluster.root)  # a pause made just before is seen
+        if kind not in await parts.runs.paused_kinds(self._ports.clock.epoch_ms()):
+            return
         await parts.changes.record(owner, via, "schedule resume", kind.value)
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})

@@ -252,7 +252,13 @@ def _change_either(
         else:
             schedule = first_answer(remotes, lambda remote: remote.change_schedule(kind, state, span_s))
         until = f" until {schedule['paused_until']}" if schedule.get("paused_until") else ""
-        print_line(f"the schedule of {kind.value} runs is {state.value}{until}")
+        print_line(f"the schedule of {kind.value} runs {_paused_text(state, schedule)}{until}")
+
+
+def _paused_text(state: RunState, schedule: Mapping[str, Any]) -> str:
+    if state is RunState.PAUSED:
+        return "is paused"
+    return "is not paused" if schedule.get("was_paused", True) else "was not paused, so nothing was changed"
 
 
 def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:

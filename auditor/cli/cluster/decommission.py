@@ -13,6 +13,7 @@ from auditor.cli.cluster.changing import (
     connected,
     refuse,
     show,
+    unknown_names,
     whoami,
 )
 from auditor.cli.output import OutputFormat, counting, print_note
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
 
 _NAMED_MAX = 5
+_ACTION = "decommission"
 
 
 def decommission(
@@ -42,8 +44,8 @@ def decommission(
     was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed. Repeating it is safe. The
     history of a bookie's disks is kept, so a later bookie of the same name is recognized as another one.
 
-    Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, 3 the store did not answer, 5
-    refused because some metadata cannot be read and may name one of them.
+    Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, or the cluster has no record of
+    such a bookie, 3 the store did not answer, 5 refused because some metadata cannot be read and may name one of them.
 
     Example: `bkheal drain status bookie-2:3181 --wait`, stop the process, `bkheal decommission bookie-2:3181`
     """
@@ -60,7 +62,7 @@ _PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_
 
 
 def _nothing(row: dict[str, Any]) -> str:
-    return f"{row['bookie_id']}: nothing to do, the cluster does not know it"
+    return f"{row['bookie_id']}: nothing to do, its records are deleted already"
 
 
 def _accepted_lines(ledgers: int) -> list[str]:
@@ -93,12 +95,15 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             }
             for bookie in bookies
         ]
-        if not is_dry_run and any(row["cookie"] or row["drain"] or row["noted_down"] for row in rows):
+        recorded = [bookie for bookie in bookies if stored[bookie] is not None or bookie in drained or bookie in noted]
+        if rest := [bookie for bookie in bookies if bookie not in found.named.union(recorded)]:
+            unknown_names(rest, await _earlier(client))
+        if not is_dry_run and recorded:
             for line in [] if is_sure else _accepted_lines(len(found.accepted)):
                 print_note(line)
-            confirm(f"Take {', '.join(bookies)} out of the cluster permanently?", is_sure=is_sure)
+            confirm(f"Take {', '.join(recorded)} out of the cluster permanently?", is_sure=is_sure)
             await _refuse_running(client, bookies)
-            await Actor(whoami(), "command").record(client, "decommission", ", ".join(bookies))
+            await Actor(whoami(), "command").record(client, _ACTION, ", ".join(recorded))
             for bookie in bookies:
                 if (cookie := stored[bookie]) is not None:
                     await cookies.delete(bookie, cookie.version)
@@ -108,6 +113,17 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
                 await downs.forget(bookie)
                 await drains.stop(bookie)
     return {"dry_run": is_dry_run, "bookies": rows, "accepted_ledgers": len(found.accepted)}
+
+
+async def _earlier(client: ConnectedBookKeeper) -> frozenset[BookieId]:
+    """Return the bookies with a history of disks, and those named by a record of an earlier decommission."""
+    from auditor.operating.client import changes_of
+    from bookie.metadata.bookies.incarnations import Incarnations
+    from bookie.metadata.tasks.changes import CHANGES_MAX
+
+    changes = await changes_of(client).newest(CHANGES_MAX)
+    named = {name for change in changes if change.action == _ACTION for name in change.detail.split(", ")}
+    return await Incarnations(client.store, client.cluster.root).known() | frozenset(map(BookieId, named))
 
 
 async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> None:

@@ -17,7 +17,7 @@ from bookie.runtime.human import printable
 
 _EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 refused (nothing was changed), 2 wrong usage, 3 the store did not answer. "
-    "`end` of a target without a window does nothing."
+    "`end` of a target without an open window is refused."
 )
 
 app = typer.Typer(help="Maintenance windows: bookies that are down on purpose.", no_args_is_help=True)
@@ -122,8 +122,9 @@ def end(
     else:
         document = _ended_there(service, name, is_dry_run)
     would = "would be " if is_dry_run else "is "
-    text = f"the window of {name} {would}ended" if document["was_open"] else f"{name} has no open window"
-    show(output, "MaintenanceEnd", document, [text])
+    show(output, "MaintenanceEnd", document, [f"the window of {name} {would}ended"] if document["was_open"] else [])
+    if not document["was_open"]:
+        refuse(f"{name} has no open window; `bkheal maintenance list` lists the open ones")
 
 
 def line(window: dict[str, Any]) -> str:

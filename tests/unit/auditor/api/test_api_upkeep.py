@@ -156,7 +156,7 @@ async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld)
     for query, status in (("", 400), ("?target=c%20d", 400), ("?target=c&x=1", 400), ("?target=e", 200)):
         assert (await world.operate("DELETE", path + query)).status == status, query
     assert (await good(world, "GET", path)).json["items"] == []
-    assert [action for action, _ in await changes(world)] == ["maintenance end"]
+    assert await changes(world) == []
 
 
 async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWorld) -> None:

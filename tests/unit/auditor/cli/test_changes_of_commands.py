@@ -7,15 +7,19 @@ import json
 from types import ModuleType
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from auditor.cli.audit import runs
 from auditor.cli.cluster import boost, changes, dead_letters, decommission, drain, maintenance, recovery, throttle
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.boosts import Boost, Boosts
+from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.exit_codes import ExitCode
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.times import rfc3339
 from tests.worlds.clocks import EPOCH_MS, ManualClock
@@ -34,6 +38,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
     async def prepare() -> None:
         await made.fill()
         await Drains(made.keeper, ROOT).start(Drain(BookieId("gone"), "me", EPOCH_MS))
+        until_ms = EPOCH_MS + 3_600_000
+        await MaintenanceWindows(made.keeper, ROOT).start(Window("d", (BookieId("d"),), "me", EPOCH_MS, until_ms))
+        await CopyLimitsStore(made.keeper, ROOT).set(CopyLimits(bytes_per_second=1, by="me", since_ms=EPOCH_MS))
+        await Boosts(made.keeper, ROOT).start(Boost(LedgerId(8), "me", EPOCH_MS, until_ms))
+        await Runs(made.keeper, ROOT).pause_kind(RunKind.REPLICAS, "me", until_ms)
         run = RunRecord(RUN, RunKind.BOOKIES, RunCause.COMMAND, "me", "a/1", RunState.RUNNING, started_ms=EPOCH_MS)
         await Runs(made.keeper, ROOT).write(run)
 
@@ -45,8 +54,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
     return made
 
 
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--metadata-uri", "zk://h:1/ledgers"])
+
+
 def call(*words: str) -> str:
-    result = CliRunner().invoke(app, [*words, "--metadata-uri", "zk://h:1/ledgers"])
+    result = invoke(*words)
     assert result.exit_code == ExitCode.OK, (words, result.output, result.exception)
     return result.stdout
 
@@ -64,15 +77,16 @@ def recorded() -> list[tuple[str, str, str, str]]:
         (["throttle", "set", "--requests-per-second", "5"], "throttle set", "requests_per_second=5"),
         (["throttle", "clear"], "throttle clear", ""),
         (["underreplicated", "boost", "9"], "boost", "ledgers 9 for 3600 s"),
-        (["underreplicated", "boost", "9", "--stop"], "boost end", "ledgers 9"),
+        (["underreplicated", "boost", "8", "9", "--stop"], "boost end", "ledgers 8"),
         (["dead-letters", "retry", "--all", "--yes"], "dead-letters retry", "ledgers 7, 8"),
         (["dead-letters", "drop", "8", "--yes"], "dead-letters drop", "ledgers 8: "),
         (["dead-letters", "accept-loss", "7", "--reason", "x", "--yes"], "dead-letters accept-loss", "ledgers 7: x"),
         (["drain", "start", "c", "--yes", "--force"], "drain start", "c"),
+        (["drain", "stop", "gone", "--yes"], "drain stop", "gone"),
         (["recover", "a", "b", "--yes", "--force"], "recover", "a, b: 3 ledgers"),
         (["decommission", "gone", "--yes"], "decommission", "gone"),
         (["maintenance", "start", "c"], "maintenance start", f"c until {rfc3339(EPOCH_MS + 3_600_000)}"),
-        (["maintenance", "end", "c"], "maintenance end", "c"),
+        (["maintenance", "end", "d"], "maintenance end", "d"),
         (["audit", "cancel", RUN], "run cancel", RUN),
         (["audit", "pause", "--kind", "replicas", "--for", "2h"], "schedule pause", "replicas for 7200 s"),
         (["audit", "resume", "--kind", "replicas"], "schedule resume", "replicas"),
@@ -93,5 +107,25 @@ def test_what_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     call("underreplicated", "boost", "9", "--dry-run")
     call("dead-letters", "drop", "8", "--dry-run")
     call("maintenance", "start", "c", "--dry-run")
-    call("maintenance", "end", "c", "--dry-run")
+    call("maintenance", "end", "d", "--dry-run")
+    call("underreplicated", "boost", "9", "--stop")
+    assert "was not paused, so nothing was changed" in call("audit", "resume", "--kind", "bookies")
+    for words in (("maintenance", "end", "c"), ("drain", "stop", "c", "--yes"), ("decommission", "nope:1", "--yes")):
+        assert invoke(*words).exit_code == ExitCode.FAILED, words
     assert call("changes") == "no change is on record\n"
+    call("throttle", "clear")
+    call("throttle", "clear")
+    assert [action for *_, action, _ in recorded()] == ["throttle clear"]
+
+
+def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before_is_not(
+    cluster: CommandCluster,
+) -> None:
+    asyncio.run(Incarnations(cluster.keeper, ROOT).record(BookieId("old"), "u", EPOCH_MS))
+    for names in (("nope:1",), ("gone", "nope:1"), ("nope:1", "--dry-run")):
+        refused = invoke("decommission", *names, "--yes")
+        assert (refused.exit_code, "no bookie of this cluster: nope:1" in refused.stderr) == (ExitCode.FAILED, True)
+    assert "gone: the note of its drain is deleted" in call("decommission", "gone", "--yes")
+    for name in ("gone", "old"):
+        assert call("decommission", name, "--yes") == f"{name}: nothing to do, its records are deleted already\n"
+    assert [detail for *_, detail in recorded()] == ["gone"]

@@ -61,7 +61,9 @@ def test_a_window_of_a_rack_names_its_bookies(cluster: CommandCluster) -> None:
     (window,) = opened(cluster)
     assert (window.target, window.bookies, window.holds_critical) == ("rack:/dc1/r1", (C, D), True)
     assert call("end", "rack:/dc1/r1").stdout == "the window of rack:/dc1/r1 is ended\n"
-    assert call("end", "rack:/dc1/r1").stdout == "rack:/dc1/r1 has no open window\n"
+    again = call("end", "rack:/dc1/r1")
+    assert (again.exit_code, "rack:/dc1/r1 has no open window" in again.stderr) == (ExitCode.FAILED, True)
+    assert call("end", "d", "--dry-run").exit_code == ExitCode.FAILED
     assert opened(cluster) == []
 
 
