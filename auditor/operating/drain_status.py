@@ -8,12 +8,12 @@ from typing import Any
 
 from auditor.operating.client import ClusterClient, Document, check_names
 from auditor.operating.drains import Counting, registered_as, silent
-from auditor.safety.accepted import Copies, accepted_copies
+from auditor.safety.accepted import accepted_copies
 from auditor.safety.draining import Left, holdings_of, judge
 from auditor.safety.holdings import TOPICS_SHOWN_MAX, Holdings
 from auditor.safety.scan import ScanResult, count
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.tasks.decisions import Decisions
+from bookie.metadata.tasks.decisions import Copies, Decisions
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.times import rfc3339_if_known
 

@@ -7,21 +7,16 @@ and covers only its fragments, positions and bookies.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
-from typing import TypeAlias
 
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.tasks.decisions import Decisions
-from bookie.model.ids import BookieId, EntryId, LedgerId
-
-Copies: TypeAlias = AbstractSet[tuple[EntryId, int, BookieId]]
-"""Copies of fragments of one ledger: the first entry, the position, and the bookie."""
+from bookie.metadata.tasks.decisions import Copies, Decisions
+from bookie.model.ids import BookieId, LedgerId
 
 
 async def accepted_copies(
     decisions: Decisions, registrations: Registrations, bookies: Collection[BookieId]
 ) -> Mapping[LedgerId, Copies]:
-    """Return the copies on ``bookies`` with a valid accepted loss; at most ``ACCEPTED_MAX`` ledgers.
+    """Return the copies with a valid accepted loss that names one of ``bookies``; at most ``ACCEPTED_MAX`` ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
@@ -29,14 +24,8 @@ async def accepted_copies(
     wanted, registered = frozenset(bookies), (await registrations.list()).registered
     if wanted <= registered:
         return {}
-    found = {
-        decision.ledger_id: frozenset(
-            (fragment.first_entry_id, position, bookie)
-            for fragment in decision.lost
-            for position, bookie in zip(fragment.positions, fragment.bookies, strict=False)
-            if bookie in wanted
-        )
+    return {
+        decision.ledger_id: decision.copies
         for decision in await decisions.accepted()
-        if decision.is_valid(registered)
+        if decision.is_valid(registered) and not wanted.isdisjoint(decision.bookies)
     }
-    return {ledger_id: copies for ledger_id, copies in found.items() if copies}

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from auditor.safety.accepted import Copies
 from auditor.safety.holdings import Holdings
 from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.decisions import Copies
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId

@@ -1,6 +1,6 @@
 """The reason for a difference between our findings and the existing tasks on one ledger, from a second look at it.
 
-Pure.
+Pure. R rules are defined in docs/failure-model.md.
 
 Findings and marks were read at different moments. So a difference is judged by the present state, and counts only if it
 persists. A reason is *explained* if it is normal in a cluster at work; every other one needs a person, and makes the
@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.decisions import Copies
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
 
 
 class Outcome(enum.Enum):
@@ -58,6 +60,11 @@ class Reason(enum.Enum):
             "--kind replicas"
         ),
     )
+    LOSS_ACCEPTED = (
+        "loss accepted",
+        True,
+        "an operator accepted the loss: bkheal does not mark the ledger, and Apache's auditor does not know it",
+    )
     HEALED = "healed", True, "the metadata names none of these bookies any more; a worker will drop the task"
     OVERLOOKED = (
         "overlooked",
@@ -89,6 +96,8 @@ class ClusterLook:
     is_disabled: bool = False
     leader: str = ""
     """Name of the leading auditor; empty: none."""
+    accepted: Mapping[LedgerId, Copies] = field(default_factory=dict)
+    """The copies with a valid accepted loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,8 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
         reason = Reason.LEDGER_DELETED if ledger is None else Reason.UNREADABLE_METADATA
         return _there(second, reason)
     members = ledger.metadata.members()
-    lost = members - around.bookies.registered
+    gone = members - around.bookies.registered
+    lost = _not_accepted(ledger.metadata, gone, around.accepted.get(second.ledger_id, frozenset()))
     drained = members & around.bookies.draining
     if task is None:
         return _undone(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
@@ -144,7 +154,21 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
         return _there(second, Reason.OVERLOOKED) if is_overlooked else None
     if drained & named:
         return None
+    if gone & named:
+        return _there(second, Reason.LOSS_ACCEPTED)
     return _there(second, _why_marked(task, members, around))
+
+
+def _not_accepted(metadata: LedgerMetadata, gone: AbstractSet[BookieId], accepted: Copies) -> AbstractSet[BookieId]:
+    """Return the lost bookies of the fragments with a lost copy that was not accepted, as a run finds them (R45)."""
+    if not accepted:
+        return gone
+    lost: set[BookieId] = set()
+    for fragment in metadata.fragments:
+        copies = {(fragment.first_entry_id, place, each) for place, each in enumerate(fragment.members) if each in gone}
+        if not copies <= accepted:
+            lost.update(gone & set(fragment.members))
+    return lost
 
 
 def _undone(

@@ -21,6 +21,7 @@ from bookie.metadata.layout import bookie_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.runs.election import current_auditor
+from bookie.metadata.tasks.decisions import Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import MetadataUri
 from bookie.model.ids import BookieId, LedgerId
@@ -98,6 +99,7 @@ class SecondLook:
         self._registrations = Registrations(store, cluster)
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
+        self._decisions = Decisions(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
         self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
@@ -148,6 +150,11 @@ class SecondLook:
             self._lost_in_run,
             await self._tasks.switches.is_disabled(),
             await current_auditor(self._store, self._root),
+            {
+                each.ledger_id: each.copies
+                for each in await self._decisions.accepted()
+                if each.is_valid(bookies.registered)
+            },
         )
 
     async def _registered_ms(self, bookies: Bookies) -> dict[BookieId, int]:

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
 from bookie.metadata.own_state import own_path
@@ -28,6 +28,9 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
+
+Copies: TypeAlias = AbstractSet[tuple[EntryId, int, BookieId]]
+"""Copies of fragments of one ledger: the first entry, the position, and the bookie."""
 
 ACCEPTED_MAX: Final = 10_000
 """An audit keeps all accepted losses in memory. More ledgers with lost entries are an incident, not exceptions."""
@@ -105,6 +108,15 @@ class Decision:
     def bookies(self) -> tuple[BookieId, ...]:
         """The unregistered bookies of all accepted losses, without duplicates."""
         return tuple(dict.fromkeys(bookie for fragment in self.lost for bookie in fragment.bookies))
+
+    @property
+    def copies(self) -> Copies:
+        """The copies on unregistered bookies of all accepted losses."""
+        return frozenset(
+            (fragment.first_entry_id, position, bookie)
+            for fragment in self.lost
+            for position, bookie in zip(fragment.positions, fragment.bookies, strict=False)
+        )
 
     @property
     def is_accepted(self) -> bool:

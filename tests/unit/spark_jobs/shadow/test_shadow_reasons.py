@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from bookie.metadata.bookies.registration import Bookies, BookieState
+from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
+from spark_jobs.connect import Connection
 from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, PublishOutcome, PublishResult, RunSummary
 from spark_jobs.shadow.reasons import ClusterLook, Difference, LedgerAtSecondLook, Outcome, Reason, present_difference
-from spark_jobs.shadow.second_look import Loss, losses
+from spark_jobs.shadow.second_look import Loss, SecondLook, losses
+from tests.worlds.cluster import ROOT
+from tests.worlds.commands import CommandCluster
 
 LEDGER = LedgerId(7)
 
@@ -138,6 +145,21 @@ def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
     assert reason((ledger("abx"), task("x")), around(lost_in_run="x"), Outcome.ONLY_HERE) is None
 
 
+def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_not() -> None:
+    def look(members: str, named: str | None, *accepted: tuple[int, str]) -> tuple[Outcome, Reason] | None:
+        copies = frozenset((EntryId(0), position, BookieId(bookie)) for position, bookie in accepted)
+        cluster = replace(around(lost_in_run="xy"), accepted={LEDGER: copies})
+        marked = None if named is None else task(named)
+        return reason((ledger(members), marked), cluster, Outcome.ONLY_HERE if named is None else Outcome.ONLY_THERE)
+
+    assert look("xy", "xy", (0, "x"), (1, "y")) == (Outcome.ONLY_THERE, Reason.LOSS_ACCEPTED)
+    assert Reason.LOSS_ACCEPTED.is_explained
+    assert look("xy", None, (0, "x"), (1, "y")) is None
+    for other in ([(0, "x")], [(1, "x"), (0, "y")]):
+        assert look("xy", "xy", *other) == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
+        assert look("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+
+
 def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
     """Over all small worlds: with any result of the first look."""
     worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
@@ -177,3 +199,22 @@ def test_reports_of_other_clusters_and_partial_ones_tell_nothing() -> None:
     assert losses(runs, "i") == {"x": Loss(since_ms=35)}
     assert losses([], "i") == {}
     assert losses([report(1, "abx")], "i") == {}
+
+
+def test_the_second_look_reads_accepted_losses_that_are_valid() -> None:
+    cluster = CommandCluster()
+
+    async def accept(*bookies: str) -> Connection:
+        lost = LostFragment(EntryId(0), EntryId(9), (0, 1), tuple(map(BookieId, bookies)))
+        decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "me", 1, "fire", lost=(lost,))
+        await cluster.keeper.multi([await Decisions(cluster.keeper, ROOT).writing(decision)])
+        return Connection(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
+
+    with asyncio.Runner() as runner:
+        runner.run(cluster.fill())
+        for bookies, reason_found in (("ab", Reason.LOSS_ACCEPTED), ("ac", Reason.OVERLOOKED)):
+            look = SecondLook(runner, runner.run(accept(*bookies)), cluster.clock, {}, ids("ab"), 0)
+            (second,), seen = look.look([LEDGER])
+            found = present_difference(Outcome.ONLY_THERE, second, seen)
+            assert found is not None
+            assert found.reason is reason_found, "c is registered, so the second acceptance is not valid"
