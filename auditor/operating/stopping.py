@@ -14,7 +14,7 @@ from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.runtime.human import printable
+from bookie.runtime.human import counted, printable
 
 WORST_DEFAULT: Final = 10
 
@@ -106,14 +106,16 @@ def stop_lines(document: Document) -> list[str]:
     """The verdict as text."""
     names = ", ".join(document["bookies"])
     verdict = f"yes: {names} may be stopped" if document["ok"] else f"no: do not stop {names} now"
-    return [f"{verdict} ({document['ledgers']} ledgers looked at)", *reasons(document)]
+    return [f"{verdict} ({counted(document['ledgers'], 'ledger')} looked at)", *reasons(document)]
 
 
 def reasons(document: Document) -> list[str]:
     """Return the reasons against a stop, and the notes, as lines."""
     lines = [f"  {name} is not running: its stop changes nothing" for name in document["not_registered"]]
     if document["ledgers_at_risk"]:
-        lines.append(f"  {document['ledgers_at_risk']} ledgers would be left with too few copies, the worst:")
+        lines.append(
+            f"  {counted(document['ledgers_at_risk'], 'ledger')} would be left with too few copies, the worst:"
+        )
     for risk in document["worst"]:
         growing = ", still written to" if risk["growing"] else ""
         lines.append(
@@ -123,6 +125,7 @@ def reasons(document: Document) -> list[str]:
     lines += [f"  {problem}" for problem in document["placement_problems"]]
     if document["unreadable_ledgers"]:
         lines.append(
-            f"  the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run` names them"
+            f"  the metadata of {counted(document['unreadable_ledgers'], 'ledger')} cannot be read: `bkheal audit run` "
+            "names them"
         )
     return lines

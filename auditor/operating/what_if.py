@@ -152,7 +152,8 @@ def what_if_lines(document: Document) -> list[str]:
     if not any(row["ledgers"] for row in document["findings"]):
         lines.append("  no ledger would be worse off than now")
     if document["unreadable_ledgers"]:
-        lines.append(f"  {document['unreadable_ledgers']} ledgers cannot be read, so nothing is known of them")
+        unreadable = counted(document["unreadable_ledgers"], "ledger")
+        lines.append(f"  the metadata of {unreadable} cannot be read, so nothing is known of the copies there")
     if document["worst"]:
         lines.append("  the worst ledgers:")
     lines += [
@@ -161,8 +162,9 @@ def what_if_lines(document: Document) -> list[str]:
         for row in document["worst"]
     ]
     if document["topics_total"]:
-        lines.append(f"  {document['topics_total']} topics of Pulsar would be affected, the worst:")
+        lines.append(f"  {counted(document['topics_total'], 'topic')} of Pulsar would be affected, the worst:")
     lines += [
-        f"    {row['severity']}, {row['ledgers']} ledgers: {printable(row['topic'])}" for row in document["topics"]
+        f"    {row['severity']}, {counted(row['ledgers'], 'ledger')}: {printable(row['topic'])}"
+        for row in document["topics"]
     ]
     return lines

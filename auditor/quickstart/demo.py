@@ -68,7 +68,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
                 written = await write_and_close(client, specs, lambda _: step.advance())
                 step.result.count = f"{len(written)} ledgers"
             async with _service(cluster, client, settings, display) as (line, processes):
-                _tell(cluster, settings, line, display)
+                tell(cluster, settings, line, display)
                 await _keep_running(processes, display)
 
 
@@ -136,8 +136,9 @@ async def _listens(port: int) -> bool:
     return True
 
 
-def _tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
-    victim = cluster.bookies[0]
+def tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
+    """Print the addresses, and how to kill a bookie."""
+    victim, session_s = cluster.bookies[0], cluster.session_timeout_s
     base = f"http://127.0.0.1:{settings.http_port}"
     for text in (
         "",
@@ -149,10 +150,12 @@ def _tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: 
         f"  API description          {base}/openapi.json",
         "",
         f"Hurt it:  kill -9 {victim.running.pid}   (bookie {victim.bookie_id})",
-        f"{LOST_BOOKIE_DELAY_S} s later it is audited and healed, while you watch. In another terminal:",
+        f"After about {session_s + LOST_BOOKIE_DELAY_S:g} s it is audited and healed, while you watch:",
+        f"its session ends after {session_s:g} s, and the lost-bookie delay is {LOST_BOOKIE_DELAY_S} s.",
+        "In another terminal:",
         f"  export BKHEAL_METADATA_URI='{cluster.metadata_uri}'",
         "  bkheal status; bkheal underreplicated list; bkheal audit list",
-        f"Logs and data are in {cluster.directory} until Ctrl-C.",
+        f"Logs and data are in {cluster.directory}{' until Ctrl-C' if settings.keep is None else ', also afterwards'}.",
     ):
         display.line(text)
 

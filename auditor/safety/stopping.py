@@ -20,6 +20,7 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.human import counted
 
 _CHOICES: Final = 0
 """Seed of the sample ensembles: the same question gets the same answer."""
@@ -124,7 +125,7 @@ def room_problems(
     for shape in sorted(set(shapes), reverse=True):
         name = f"ensembles of {shape.ensemble_size} bookies (write quorum {shape.write_quorum})"
         if len(after) < shape.ensemble_size:
-            found.append(f"{name} are in use and {len(after)} writable bookies would be left")
+            found.append(f"{name} are in use and {counted(len(after), 'writable bookie')} would be left")
             continue
         shortfall = _shortfall(shape, after, placement)
         if shortfall is None:

@@ -50,19 +50,20 @@ def decommission(
     Example: `bkheal drain status bookie-2:3181 --wait`, stop the process, `bkheal decommission bookie-2:3181`
     """
     document = run(_decommission(metadata_uri(uri, config), bookie_ids(names), is_dry_run, is_sure))
-    would = "would be" if is_dry_run else "is"
-    lines = []
-    for row in document["bookies"]:
-        parts = [text for name, text in _PARTS if row[name]]
-        lines.append(f"{row['bookie_id']}: {', '.join(parts)} {would} deleted" if parts else _nothing(row))
+    lines = [_line(row, is_dry_run=is_dry_run) for row in document["bookies"]]
     show(output, "Decommission", document, lines + _accepted_lines(document["accepted_ledgers"]))
 
 
 _PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_down", "the note of its loss"))
 
 
-def _nothing(row: dict[str, Any]) -> str:
-    return f"{row['bookie_id']}: nothing to do, its records are deleted already"
+def _line(row: dict[str, Any], *, is_dry_run: bool) -> str:
+    parts = [text for name, text in _PARTS if row[name]]
+    if not parts:
+        return f"{row['bookie_id']}: nothing to do, its records are deleted already"
+    are = "would be" if is_dry_run else "is" if len(parts) == 1 else "are"
+    text = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return f"{row['bookie_id']}: {text} {are} deleted"
 
 
 def _accepted_lines(ledgers: int) -> list[str]:
@@ -156,5 +157,5 @@ async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, .
         )
     if not scanned.is_complete:
         ids = ", ".join(map(str, scanned.unreadable[:_NAMED_MAX]))
-        refuse(f"{scanned.unreadable_count} ledgers cannot be read and may name it: {ids}", ExitCode.PARTIAL)
+        refuse(f"{counted(scanned.unreadable_count, 'ledger')} cannot be read and may name it: {ids}", ExitCode.PARTIAL)
     return found

@@ -14,7 +14,7 @@ from auditor.cli.cluster.changing import confirm, refuse
 from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
 from bookie.model.ids import BookieId
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -87,9 +87,10 @@ async def _servers(
 
 def begin_lines(document: Mapping[str, Any]) -> list[str]:
     """The document ``DrainStart``, for people."""
-    would = "would be" if document["dry_run"] else "are"
-    held = f"{document['fragments']} fragments, {size(document['bytes'])} in closed ledgers"
-    return [f"{document['ledgers']} ledgers {would} marked: {held}, {document['open_ledgers']} ledgers not closed"]
+    would = "would be" if document["dry_run"] else "is" if document["ledgers"] == 1 else "are"
+    held = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
+    unclosed = counted(document["open_ledgers"], "ledger")
+    return [f"{counted(document['ledgers'], 'ledger')} {would} marked: {held}, {unclosed} not closed"]
 
 
 def print_begin_notes(document: Mapping[str, Any]) -> None:
@@ -99,7 +100,8 @@ def print_begin_notes(document: Mapping[str, Any]) -> None:
     if document["stay_read_only"]:
         print_note(stay_read_only_note(document["stay_read_only"]))
     if document["unreadable_ledgers"]:
-        print_note(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
+        unreadable = counted(document["unreadable_ledgers"], "ledger")
+        print_note(f"the metadata of {unreadable} cannot be read, so nothing is marked there")
 
 
 def question(

@@ -104,7 +104,9 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     if not document["recovery_enabled"]:
         lines.append("recovery is DISABLED, nothing moves: `bkheal recovery enable`")
     if document["unreadable_ledgers"]:
-        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read: `bkheal audit run`")
+        lines.append(
+            f"the metadata of {counted(document['unreadable_ledgers'], 'ledger')} cannot be read: `bkheal audit run`"
+        )
     return lines
 
 
@@ -146,7 +148,7 @@ def print_unloading(left: Left) -> None:
     if not topics:
         return
     print_note(
-        f"{len(left.holdings.unclosed)} ledgers are not closed. These commands close them; --pulsar-admin does it:"
+        f"not closed: {counted(len(left.holdings.unclosed), 'ledger')}. These commands do it, as does --pulsar-admin:"
     )
     for topic in topics[:_COMMANDS_MAX]:
         print_note(f"  {unload_command(topic)}")

@@ -12,7 +12,7 @@ from auditor.cli.cluster.changing import connected
 from auditor.cli.cluster.watching import shown, watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
     from auditor.service.watch.repairs import RepairWatch
@@ -90,14 +90,14 @@ def lines(document: dict[str, Any]) -> list[str]:
         made.append("recovery    DISABLED: nothing is repaired; `bkheal recovery enable`")
     backlog = document["backlog"]
     made.append(
-        f"backlog     {backlog['ledgers']} ledgers: {document['waiting']} waiting, {document['in_flight_ledgers']} in "
-        f"flight, {sum(document['parked'].values())} parked"
+        f"backlog     {counted(backlog['ledgers'], 'ledger')}: {document['waiting']} waiting, "
+        f"{document['in_flight_ledgers']} in flight, {sum(document['parked'].values())} parked"
     )
     for part in backlog["severities"]:
         estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
-        made.append(f"            {part['severity']}: {part['ledgers']} ledgers{estimate}")
+        made.append(f"            {part['severity']}: {counted(part['ledgers'], 'ledger')}{estimate}")
     if document["boosted"]:
-        made.append(f"boosted     {document['boosted']} ledgers")
+        made.append(f"boosted     {counted(document['boosted'], 'ledger')}")
     age_s = document["oldest_age_seconds"]
     if backlog["ledgers"]:
         made.append(f"oldest      {'unknown' if age_s is None else f'marked {duration(age_s * 1000)} ago'}")

@@ -151,7 +151,8 @@ def recover(
     if not is_dry_run and document["ledgers"]:
         lines.append("replicators copy them now; see `bkheal status`")
     if document["unreadable_ledgers"]:
-        lines.append(f"the metadata of {document['unreadable_ledgers']} ledgers cannot be read, they are not marked")
+        unreadable = counted(document["unreadable_ledgers"], "ledger")
+        lines.append(f"the metadata of {unreadable} cannot be read, so nothing is marked there")
     show(output, "Recovery", document, lines)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)

@@ -25,7 +25,7 @@ from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.times import rfc3339_if_known
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -118,7 +118,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     )
     for name, part in backlog["severities"].items():
         estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
-        made.append(f"            {name}: {part['ledgers']} ledgers{estimate}")
+        made.append(f"            {name}: {counted(part['ledgers'], 'ledger')}{estimate}")
     made += [f"            parked: {count} {reason}" for reason, count in backlog["parked_by_reason"].items()]
     if backlog["oldest_age_seconds"] is not None:
         made.append(f"oldest      marked {duration(backlog['oldest_age_seconds'] * 1000)} ago")
@@ -127,7 +127,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     if (image := document["image"]) is not None:
         age = duration(image["age_seconds"] * 1000)
         by = printable(image["process"])
-        made.append(f"image       {image['ledgers']} ledgers, {size(image['bytes'])}, read {age} ago by {by}")
+        made.append(
+            f"image       {counted(image['ledgers'], 'ledger')}, {size(image['bytes'])}, read {age} ago by {by}"
+        )
     for each in document["running"]:
         amount = f" {each['done']}/{each['total']}" if each["total"] else ""
         until = f" until {each['paused_until']}" if each["paused_until"] else ""

@@ -34,10 +34,13 @@ OptionalLedgerDirOption = Annotated[
 ]
 StoppedPlace = tuple[tuple[Path, ...], tuple[Path, ...]]
 """The journal directories and the ledger directories of a stopped bookie."""
-EXIT_CODES: Final = (
-    "Without --at, the bookie must be stopped; nothing is changed. Exit codes: 0 done, 1 refused: these are not the "
-    "directories of a bookie, it runs, or a token is missing; 2 wrong usage, 69 the running bookie did not answer, 70 "
-    "the storage is damaged."
+_CODES: Final = (
+    "Exit codes: 0 done, 1 refused: these are not the directories of a bookie, it runs, or a token is missing; 2 wrong "
+    "usage, 69 the running bookie did not answer, 70 the storage is damaged."
+)
+EXIT_CODES: Final = f"Without --at, the bookie must be stopped; nothing is changed. {_CODES}"
+CHANGING_EXIT_CODES: Final = (
+    f"Without --at, the bookie must be stopped; `set` and `clear` change the record in its ledger directory. {_CODES}"
 )
 
 

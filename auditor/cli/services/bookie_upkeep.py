@@ -16,7 +16,7 @@ from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_js
 from auditor.cli.running import OutputOption, StreamOutputOption, run
 from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
 from auditor.cli.services.bookie_place import (
-    EXIT_CODES,
+    CHANGING_EXIT_CODES,
     OptionalJournalDirOption,
     OptionalLedgerDirOption,
     place_of,
@@ -120,7 +120,7 @@ class ReadOnlyAction(enum.StrEnum):
     CLEAR = "clear"
 
 
-@bookie_app.command("readonly", epilog=EXIT_CODES)
+@bookie_app.command("readonly", epilog=CHANGING_EXIT_CODES)
 def readonly(
     action: Annotated[ReadOnlyAction, typer.Argument(help="Show, set or end it.")] = ReadOnlyAction.SHOW,
     journal_dir: OptionalJournalDirOption = None,

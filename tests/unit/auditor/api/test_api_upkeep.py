@@ -106,7 +106,7 @@ async def test_ok_to_stop_answers_by_its_status(world: ApiWorld) -> None:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
     no = await world.operate("GET", "/api/v1/ok-to-stop?bookie=c&bookie=d")
     assert (no.status, no.problem) == (409, "not-ok-to-stop")
-    assert "1 ledgers would be left with too few copies, the worst: ledger 10 from" in no.json["detail"]
+    assert "1 ledger would be left with too few copies, the worst: ledger 10 from" in no.json["detail"]
     assert no.json["verdict"]["worst"][0]["ledger_id"] == 10
     assert (await world.operate("GET", "/api/v1/ok-to-stop?bookie=unknown")).status == 404
     assert (await world.operate("GET", "/api/v1/ok-to-stop")).status == 400

@@ -13,6 +13,7 @@ from auditor.cli.audit import runs
 from auditor.cli.cluster import boost, changes, dead_letters, decommission, drain, maintenance, recovery, throttle
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.runs.records import Runs
@@ -125,7 +126,9 @@ def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before
     for names in (("nope:1",), ("gone", "nope:1"), ("nope:1", "--dry-run")):
         refused = invoke("decommission", *names, "--yes")
         assert (refused.exit_code, "no bookie of this cluster: nope:1" in refused.stderr) == (ExitCode.FAILED, True)
-    assert "gone: the note of its drain is deleted" in call("decommission", "gone", "--yes")
+    asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("gone")}, EPOCH_MS))
+    done = call("decommission", "gone", "--yes")
+    assert done == "gone: the note of its drain and the note of its loss are deleted\n"
     for name in ("gone", "old"):
         assert call("decommission", name, "--yes") == f"{name}: nothing to do, its records are deleted already\n"
     assert [detail for *_, detail in recorded()] == ["gone"]

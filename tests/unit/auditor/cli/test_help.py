@@ -80,6 +80,13 @@ def test_the_list_of_commands_is_not_cut_off(shown: Shown) -> None:
     assert "…" not in text
 
 
+def test_the_read_only_mode_of_a_stopped_bookie_is_not_called_unchanged(shown: Shown) -> None:
+    assert "nothing is changed" in " ".join(shown(80, "bookie", "status", "--help").split())
+    text = " ".join(shown(80, "bookie", "readonly", "--help").split())
+    assert "nothing is changed" not in text
+    assert "`set` and `clear` change the record" in text
+
+
 def test_a_time_to_wait_without_waiting_is_wrong_usage() -> None:
     command = ["drain", "status", "--timeout", "3", "--metadata-uri", "zk://h:1/ledgers"]
     result = CliRunner().invoke(app, command)

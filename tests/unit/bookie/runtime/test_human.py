@@ -1,6 +1,6 @@
 """Sizes and time spans as people read them."""
 
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import counted, duration, printable, size
 
 
 def test_sizes_have_binary_units() -> None:
@@ -16,3 +16,7 @@ def test_time_spans_have_their_two_largest_units() -> None:
 
 def test_names_break_no_line() -> None:
     assert printable("a\nb\u202e") == "a\\nb\\u202e"
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(number, "ledger") for number in (0, 1, 2)] == ["0 ledgers", "1 ledger", "2 ledgers"]

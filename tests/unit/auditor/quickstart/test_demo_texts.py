@@ -1,0 +1,24 @@
+"""What ``bkheal demo`` prints for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from auditor.quickstart.demo import LOST_BOOKIE_DELAY_S, DemoSettings, tell
+
+
+@pytest.mark.parametrize(("keep", "end"), [(None, "/d until Ctrl-C."), (Path("/d"), "/d, also afterwards.")])
+def test_the_demo_states_when_a_loss_is_healed_and_how_long_its_data_stay(keep: Path | None, end: str) -> None:
+    bookie = SimpleNamespace(bookie_id="b", running=SimpleNamespace(pid=1))
+    cluster: Any = SimpleNamespace(
+        bookies=[bookie], session_timeout_s=10.0, metadata_uri="zk://h/l", directory=Path("/d")
+    )
+    lines: list[str] = []
+    display: Any = SimpleNamespace(line=lines.append)
+    tell(cluster, DemoSettings(keep=keep), "ready", display)
+    assert any(line.startswith(f"After about {10 + LOST_BOOKIE_DELAY_S} s it is audited and healed") for line in lines)
+    assert lines[-1].endswith(end)
