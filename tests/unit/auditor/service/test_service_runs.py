@@ -538,6 +538,7 @@ async def test_what_operators_ask_for_is_recorded_by_every_way(world: ServiceWor
     await service.cancel_run(run.run_id, owner="ann", via="grpc")
     await service.pause_kind(RunKind.REPLICAS, owner="ann", via="grpc")
     await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")
+    await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")  # nothing is paused any more
     await service.start_run(RunKind.BOOKIES, cause=RunCause.SCHEDULE, owner="a/1")
     newest = await Changes(world.session(), ROOT, world.clock).newest(10)
     assert [(each.by, each.via, each.action) for each in reversed(newest)] == [
