@@ -255,15 +255,14 @@ class TaskQueue:
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
         """Whether another worker has failed at the task or parked it since it was listed.
 
-        Both nodes were read under the lock.
+        Both nodes were read under the lock. An unreadable record counts as none, as in a listing.
         """
         failed = self._ports.failures.decode(turn.ledger_id, failure)
         if failed is not None and failed.token != turn.failure_token:
             self._memory.note_shared(failed)
             return True
-        if parked is None:
-            return False
-        return not turn.is_parked or self._ports.parked.attempts_in(turn.ledger_id, parked) != turn.parked_attempts
+        attempts = self._ports.parked.attempts_in(turn.ledger_id, parked)
+        return attempts is not None and (not turn.is_parked or attempts != turn.parked_attempts)
 
     async def note_failure(self, turn: Turn) -> None:
         """Record a failed turn for all workers while its lock is held. Best effort."""

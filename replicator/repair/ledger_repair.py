@@ -446,8 +446,10 @@ class LedgerRepair:
         """Forget a ledger after the deletion of its task."""
         self._context.damage.forget(self._task.ledger_id)
         self._context.use.forget(self._task.ledger_id)
+        beside = self._lease.beside
         try:
-            if self._turn.is_parked:  # a record written since is deleted after a later listing
+            # This includes an unreadable record. A record written since is deleted after a later listing.
+            if self._turn.is_parked or (beside is not None and beside.parked is not None):
                 await self._ports.parked.unpark(self._task.ledger_id)
         except (TransientError, OutcomeUnknownError) as error:  # the queue deletes records without a task later
             _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})

@@ -179,13 +179,13 @@ class ParkedTasks:
             found += [_task(ledger_id, record, lists) for ledger_id, record in records]
         return found
 
-    def attempts_in(self, ledger_id: LedgerId, node: Node | None) -> int:
+    def attempts_in(self, ledger_id: LedgerId, node: Node | None) -> int | None:
         """Return the number of retries of a parked task, from a node read at ``path``.
 
-        0 if it is not parked or unreadable.
+        None if it is not parked or unreadable.
         """
         record = None if node is None else _decode(ledger_id, node.data)
-        return 0 if record is None else record.attempts
+        return None if record is None else record.attempts
 
     async def forget_lists(self) -> None:
         """Delete the lists of bookies named by no record, neither now nor at the last call.

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.nodes import put
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.parked import ParkReason
@@ -151,6 +152,36 @@ async def test_a_parked_task_that_somebody_else_finished_is_forgotten() -> None:
         assert await world.tasks.locks.complete(held)
         await world.heal()
         assert await world.is_clean()
+
+
+UNREADABLE_RECORDS = (
+    b'{"format":3,"reason":"no_candidate_bookie","detail":"","since_ms":1,"task_version":0,"bookies":"ab"}',
+    b'{"format":2,"reason":"of_a_newer_release","detail":"","since_ms":1,"task_version":0,"bookies":"ab"}',
+    b'{"format":2,"rea',
+)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("record", UNREADABLE_RECORDS)
+async def test_an_unreadable_record_counts_as_not_parked_and_goes_with_the_task(record: bytes) -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        await put(world.store, world.parked.path(LEDGER), record)
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        assert await world.task(LEDGER) is None
+        assert await world.store.stat(world.parked.path(LEDGER)) is None
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_an_unreadable_record_is_replaced_by_the_next_attempt() -> None:
+    async with a_world("a b") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        await put(world.store, world.parked.path(LEDGER), UNREADABLE_RECORDS[0])
+        assert (await world.heal()).endings() == [Ending.PARKED]
+        assert [task.reason for task in await world.parked.list()] == [ParkReason.NO_CANDIDATE_BOOKIE]
 
 
 @in_virtual_time
