@@ -19,7 +19,14 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, Session, SessionState
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore
-from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.errors import (
+    BkhealError,
+    ConflictError,
+    FatalError,
+    OutcomeUnknownError,
+    PermanentError,
+    TransientError,
+)
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Location
 from bookie.runtime.retry import GrowingPause
@@ -187,8 +194,8 @@ class Worker:
             self._wake.clear()
             try:
                 end = await self._look()
-            except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("store did not answer, trying again", extra={"error": str(error)})
+            except (TransientError, OutcomeUnknownError, ConflictError) as error:
+                _log.warning("listing failed, trying again", extra={"error": str(error)})
                 await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
                 continue
             except PermanentError as error:

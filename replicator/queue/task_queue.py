@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -39,8 +39,7 @@ from bookie.metadata.port import Children, Node
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
-from bookie.metadata.tasks.reservations import UnreadableReservationError
-from bookie.model.errors import BkhealError
+from bookie.model.errors import BkhealError, ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
@@ -61,6 +60,8 @@ JUDGED_AT_ONCE: Final = 25
 """Ledgers judged between two turns of the event loop: some milliseconds if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
+_TOLD_MAX: Final = 1000
+"""Most records that cannot be deleted with a line in the log, each once."""
 _RESERVED_S: Final = 600.0
 """Time between two searches for reservations without a task."""
 _NAP_S: Final = 0.01
@@ -149,6 +150,8 @@ class TaskQueue:
         self._left_because = ""
         """Why the last listing left placement marks alone."""
         self._told_of_left: set[str] = set()
+        self._told_of_undeletable: set[tuple[str, LedgerId]] = set()
+        """Kinds and ledgers of logged records that cannot be deleted, at most ``_TOLD_MAX``."""
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
@@ -468,26 +471,33 @@ class TaskQueue:
         reserved: AbstractSet[LedgerId],
         marked: AbstractSet[LedgerId],
     ) -> None:
-        """Delete records of ledgers with a task completed by another program.
+        """Delete records of ledgers with a task completed by another program. A record that cannot be deleted remains.
 
         Since the tasks were listed, a ledger may have been marked again, and a worker may have written a new record. A
         lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so doubts stay until the
         ledger is closed or deleted; after that they are never needed and never written.
         """
         for ledger_id in sorted(parked - marked):
-            await self._ports.parked.unpark(ledger_id)
+            await self._delete("parked", ledger_id, self._ports.parked.unpark)
         for ledger_id in sorted(failed - marked):
-            await self._ports.failures.forget(ledger_id)
+            await self._delete("failures", ledger_id, self._ports.failures.forget)
         for ledger_id in sorted(reserved - marked):
-            try:
-                await self._ports.reservations.discard(ledger_id)
-            except UnreadableReservationError as error:
-                _log.warning("damaged reservation remains", extra={"ledger_id": ledger_id, "error": str(error)})
+            await self._delete("reservations", ledger_id, self._ports.reservations.discard)
         if not (orphans := sorted(doubted - marked)):
             return
         for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
-                await self._ports.doubts.forget(ledger_id)
+                await self._delete("doubts", ledger_id, self._ports.doubts.forget)
+
+    async def _delete(self, kind: str, ledger_id: LedgerId, delete: Callable[[LedgerId], Awaitable[object]]) -> None:
+        """Delete a record, unless it cannot be deleted: a node with children, or a damaged reservation, remains."""
+        try:
+            await delete(ledger_id)
+        except (ConflictError, PermanentError) as error:
+            if (kind, ledger_id) not in self._told_of_undeletable and len(self._told_of_undeletable) < _TOLD_MAX:
+                self._told_of_undeletable.add((kind, ledger_id))
+                extra = {"kind": kind, "ledger_id": ledger_id, "error": str(error)}
+                _log.warning("record of a ledger without a task remains", extra=extra)
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:

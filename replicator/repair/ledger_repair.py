@@ -49,7 +49,7 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check, Operation
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
+from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
@@ -447,12 +447,9 @@ class LedgerRepair:
         self._context.damage.forget(self._task.ledger_id)
         self._context.use.forget(self._task.ledger_id)
         beside = self._lease.beside
-        try:
-            # This includes an unreadable record. A record written since is deleted after a later listing.
-            if self._turn.is_parked or (beside is not None and beside.parked is not None):
-                await self._ports.parked.unpark(self._task.ledger_id)
-        except (TransientError, OutcomeUnknownError) as error:  # the queue deletes records without a task later
-            _log.info("parked record stays for now", extra={"ledger_id": self._task.ledger_id, "error": str(error)})
+        # This includes an unreadable record. The queue deletes later records without a task.
+        if self._turn.is_parked or (beside is not None and beside.parked is not None):
+            await self._best_effort(self._ports.parked.unpark(self._task.ledger_id), "parked record stays for now")
         await self._forget_failures()
         if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
             await self._best_effort(self._ports.debts.end(self._task.ledger_id), "placement debt stays for now")
@@ -466,7 +463,7 @@ class LedgerRepair:
     async def _best_effort(self, change: Awaitable[None], problem: str) -> None:
         try:
             await change
-        except (TransientError, OutcomeUnknownError) as error:
+        except (TransientError, OutcomeUnknownError, ConflictError) as error:  # a node with children is a conflict
             _log.info(problem, extra={"ledger_id": self._task.ledger_id, "error": str(error)})
 
     async def _forget_failures(self) -> None:

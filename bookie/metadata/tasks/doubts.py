@@ -63,7 +63,7 @@ class DoubtedMembers:
     async def deletion(self, ledger_id: LedgerId) -> Delete | None:
         """Return an operation to delete the current record in a transaction, which fails if the record has changed.
 
-        None: there is no record.
+        None: there is no record, or its node has children, so that it cannot be deleted.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -71,7 +71,7 @@ class DoubtedMembers:
         path = self.path(ledger_id)
         await self._store.sync(path)
         stat = await self._store.stat(path)
-        return None if stat is None else Delete(path, stat.version)
+        return None if stat is None or stat.children_count else Delete(path, stat.version)
 
     async def forget(self, ledger_id: LedgerId) -> None:
         """Delete the record of a closed or deleted ledger. Idempotent.

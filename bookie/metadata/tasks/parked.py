@@ -33,7 +33,7 @@ from bookie.metadata.nodes import (
     sorted_ids,
 )
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import MetadataStore, Node, NodeExistsError
+from bookie.metadata.port import MetadataStore, Node, NodeExistsError, NotEmptyError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -188,7 +188,7 @@ class ParkedTasks:
         return None if record is None else record.attempts
 
     async def forget_lists(self) -> None:
-        """Delete the lists of bookies named by no record, neither now nor at the last call.
+        """Delete the lists of bookies named by no record, neither now nor at the last call. One with children remains.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
@@ -201,7 +201,8 @@ class ParkedTasks:
             used.update(record.bookies for _, record in records)
         before, self._unused = self._unused, lists - used
         for name in sorted(before & self._unused):
-            await remove(self._store, f"{self._lists}/{name}")
+            with contextlib.suppress(NotEmptyError):
+                await remove(self._store, f"{self._lists}/{name}")
 
     async def unpark(self, ledger_id: LedgerId) -> None:
         """Forget a parked task. Idempotent.

@@ -8,11 +8,13 @@ import pytest
 
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.nodes import put
-from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import ANY_VERSION, NotEmptyError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
+from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
@@ -171,6 +173,70 @@ async def test_an_unreadable_record_counts_as_not_parked_and_goes_with_the_task(
         assert (await world.heal()).endings() == [Ending.REPAIRED]
         assert await world.task(LEDGER) is None
         assert await world.store.stat(world.parked.path(LEDGER)) is None
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+@pytest.mark.parametrize("ledger_id", [LEDGER, 9])
+@pytest.mark.parametrize("kind", ["parked", "failures", "doubts", "parked-bookies"])
+async def test_a_record_that_cannot_be_deleted_stops_no_repair_and_is_logged_once(
+    kind: str, ledger_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_world("a b t u v") as world:
+        await put(world.store, f"{own_path(kind, ROOT)}/{ledger_id}/x", b"")
+        running = world.worker(once=False).start()
+        for ledger, lost in ((LEDGER, "a"), (LedgerId(LEDGER + 1), "b")):
+            packets = await world.ledger(ledger, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.lose(lost)
+
+            async def is_repaired(ledger: LedgerId = ledger) -> bool:
+                return await world.task(ledger) is None
+
+            await until(is_repaired)
+            await world.assert_whole(ledger, packets)
+            await asyncio.sleep(1500)
+        assert running.run is not None
+        assert not running.run.done()
+        assert set(running.recorder.endings()) == {Ending.REPAIRED}
+        assert sum(line.getMessage() == "record of a ledger without a task remains" for line in caplog.records) <= 1
+        assert await world.store.stat(f"{own_path(kind, ROOT)}/{ledger_id}/x") is not None
+        await running.stop()
+
+
+@in_virtual_time
+async def test_a_conflict_in_a_listing_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    conflicts = iter([NotEmptyError("delete /bkheal/x: it has children")])
+    refresh = TaskQueue.refresh
+
+    async def refused_once(queue: TaskQueue) -> None:
+        for conflict in conflicts:
+            raise conflict
+        await refresh(queue)
+
+    monkeypatch.setattr(TaskQueue, "refresh", refused_once)
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_doubts_that_cannot_be_deleted_stay_and_their_task_is_completed() -> None:
+    async with a_world("a b c t") as world:
+        doubts = world.ports(world.store).doubts
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+        await doubts.add(LEDGER, names("b"))
+        await put(world.store, f"{doubts.path(LEDGER)}/x", b"")
+        await world.lose("b")
+        running = world.worker(once=False).start()
+
+        async def is_completed() -> bool:
+            return await world.task(LEDGER) is None
+
+        await until(is_completed, seconds=120)
+        assert Ending.MARKED_AGAIN not in running.recorder.endings()
+        await running.stop()
         await world.assert_whole(LEDGER, packets, "t")
 
 
