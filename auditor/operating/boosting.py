@@ -38,8 +38,7 @@ async def boost_ledgers(
     unmarked = [str(each) for each, task in zip(ledgers, tasks, strict=True) if task is None]
     if unmarked:
         raise NotThereError(
-            f"not marked for repair: {', '.join(unmarked)}; nothing was changed. `bkheal underreplicated list` lists "
-            "the marked ledgers"
+            f"not marked for repair: {', '.join(unmarked)} (`bkheal underreplicated list` lists the marked ledgers)"
         )
     if not is_dry_run:
         await actor.record(client, "boost", f"{_named(ledgers)} for {span_s} s")

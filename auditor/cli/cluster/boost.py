@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,13 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from auditor.operating.boosting import SPAN_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+
+_NOT_DONE: Final = {
+    "not_boosted": "not boosted",
+    "not_ended": "its boost is not ended",
+    "not_tried": "not tried",
+    "unknown": "unknown, because the auditor did not answer: repeat the command",
+}
 
 
 @reachable
@@ -42,36 +49,72 @@ def boost(
     At most 100 ledgers are boosted at a time. Boosting a ledger again moves the end of its boost.
 
     Exit codes: 0 boosted (or ended), 1 refused: a ledger is not marked (nothing was changed), or too many are boosted,
-    2 wrong usage, 3 the store did not answer.
+    2 wrong usage, 3 the store did not answer. With --at, the ledgers before a refused one stay boosted, and those after
+    it are not tried; 69 the auditor did not answer.
 
     Example: `bkheal underreplicated boost 17 18 --for 2h`
     """
     seconds = span_s(span, SPAN_S_MAX, "--for")
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
+    wanted_s = None if is_stopping else seconds
+    code = ExitCode.FAILED
     if service is None:
-        wanted_s = None if is_stopping else seconds
         document = run(_boost(metadata_uri(uri, config), ids, wanted_s, is_dry_run=is_dry_run))
     elif is_dry_run:
         raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
     else:
-        parts = [
-            service.ask("DELETE", f"/boosts/{ledger_id}")
-            if is_stopping
-            else service.ask("PUT", f"/boosts/{ledger_id}", body={"seconds": seconds})
-            for ledger_id in ids
-        ]
-        document = {**parts[0], "ledgers": [row for part in parts for row in part["ledgers"]]}
+        document, code = _changed_there(service, ids, wanted_s)
     problem = document.pop("problem", None)
     would = "would be " if is_dry_run else ""
     show(output, "Boost", document, [f"ledger {row['ledger_id']}: {_text(row, would)}" for row in document["ledgers"]])
     if problem:
         print_error(problem)
-        raise typer.Exit(ExitCode.FAILED)
+        raise typer.Exit(code)
+
+
+def _changed_there(
+    service: Service, ledgers: Sequence[LedgerId], seconds: int | None
+) -> tuple[dict[str, Any], ExitCode]:
+    """Have a service change one ledger after the other, up to the first problem; return also its exit code.
+
+    Raises:
+        RemoteUnavailableError, RemoteRefusedError: the first ledger was refused, or there was no answer.
+    """
+    from auditor.cli.audit.remote import RemoteRefusedError, RemoteUnavailableError
+    from auditor.cli.exit_codes import exit_code_of
+
+    document: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for number, ledger_id in enumerate(ledgers):
+        try:
+            part = (
+                service.ask("DELETE", f"/boosts/{ledger_id}")
+                if seconds is None
+                else service.ask("PUT", f"/boosts/{ledger_id}", body={"seconds": seconds})
+            )
+        except (RemoteRefusedError, RemoteUnavailableError) as error:
+            if not rows:
+                raise
+            refused = "not_ended" if seconds is None else "not_boosted"
+            rows.append(_unchanged(ledger_id, refused if isinstance(error, RemoteRefusedError) else "unknown"))
+            left = ledgers[number + 1 :]
+            rows += [_unchanged(each, "not_tried") for each in left]
+            untried = f"; not tried: {', '.join(map(str, left))}" if left else ""
+            return {**document, "ledgers": rows, "problem": f"ledger {ledger_id}: {error}{untried}"}, exit_code_of(
+                error
+            )
+        document = {**document, **part}
+        rows += part["ledgers"]
+    return {**document, "ledgers": rows}, ExitCode.FAILED
+
+
+def _unchanged(ledger_id: LedgerId, outcome: str) -> dict[str, Any]:
+    return {"ledger_id": ledger_id, "outcome": outcome, "until": None, "parked": False}
 
 
 def _text(row: dict[str, Any], would: str) -> str:
-    if row["outcome"] == "not_boosted":
-        return "not boosted"
+    if row["outcome"] in _NOT_DONE:
+        return _NOT_DONE[row["outcome"]]
     if row["outcome"] == "ended":
         return f"its boost {would or 'is '}ended"
     parked = "; it is parked, and a boost does not end that" if row["parked"] else ""
@@ -90,4 +133,4 @@ async def _boost(uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, 
         try:
             return await boost_ledgers(client, actor, ledgers, seconds, is_dry_run=is_dry_run)
         except NotThereError as error:
-            refuse(str(error))
+            refuse(f"{error}; nothing was changed")

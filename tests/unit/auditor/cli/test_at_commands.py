@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from auditor.api.http import report_routes
 from auditor.cli.audit import report_there
+from auditor.cli.audit.remote import Remote, RemoteUnavailableError
 from auditor.cli.cluster import status
 from auditor.cli.cluster.drain_status import look_or_wait
 from auditor.cli.cluster.drain_there import status_there
@@ -137,6 +138,32 @@ async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
     assert (await document(world, "throttle", "clear"))["limited"] is False
     assert (await document(world, "underreplicated", "boost", "9"))["ledgers"][0]["outcome"] == "boosted"
     assert [each.ledger_id for each in await Boosts(world.upkeep.cluster.keeper, ROOT).active(EPOCH_MS)] == [9]
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+async def test_the_boosts_before_a_refused_one_are_reported(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, is_answering: bool
+) -> None:
+    boosts = Boosts(world.upkeep.cluster.keeper, ROOT)
+    alone = await call(world, "underreplicated", "boost", "12345", "9")
+    assert (alone.exit_code, await boosts.active(EPOCH_MS)) == (ExitCode.FAILED, [])
+    if not is_answering:
+        ask = Remote.ask
+
+        def silent(remote: Remote, method: str, path: str, body: Any = None) -> Any:
+            if "12345" in path:
+                raise RemoteUnavailableError("no answer")
+            return ask(remote, method, path, body)
+
+        monkeypatch.setattr(Remote, "ask", silent)
+    result = await call(world, "underreplicated", "boost", "9", "12345", "8", "-o", "json")
+    assert result.exit_code == (ExitCode.FAILED if is_answering else ExitCode.UNAVAILABLE)
+    outcomes = {row["ledger_id"]: row["outcome"] for row in json.loads(result.stdout)["ledgers"]}
+    assert outcomes == {9: "boosted", 12345: "not_boosted" if is_answering else "unknown", 8: "not_tried"}
+    assert [each.ledger_id for each in await boosts.active(EPOCH_MS)] == [9]
+    assert "nothing was changed" not in result.output
+    assert ("not marked for repair: 12345" in result.stderr) == is_answering
+    assert "not tried: 8" in result.stderr
 
 
 async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(world: ApiWorld) -> None:
