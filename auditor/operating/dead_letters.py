@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
 from auditor.operating.owners import with_owners
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from bookie.metadata.port import NotEmptyError
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
@@ -49,26 +52,43 @@ async def list_dead_letters(
 ) -> Document:
     """A page of dead letters, by ledger id. ``next_after`` is null on the last page; an earlier page may be short.
 
+    ``unreadable`` names the ledgers of the page with a record that cannot be read: they count as not parked. With a
+    reason it is empty.
+
     Raises:
         StoreUnavailableError: no answer.
     """
     waiting = [each for each in sorted(await client.parked.ids()) if after is None or each > after]
     rows: list[Document] = []
+    unread: set[LedgerId] = set()
     examined = 0
     while len(rows) < limit and examined < min(len(waiting), EXAMINED_MAX):
         part = waiting[examined : examined + min(_READ_LEDGERS, max(limit - len(rows), 100))]
         records = await client.parked.read_many(part, {})
+        unread.update(() if reason is not None else set(part).difference(record.ledger_id for record in records))
         tasks = await client.ports.tasks.read_many([record.ledger_id for record in records])
         for record, task in zip(records, tasks, strict=True):
             if task is None or reason not in (None, record.reason):
                 continue
             if len(rows) == limit:
-                return {"items": await with_owners(client.ports.ledgers, rows), "next_after": rows[-1]["ledger_id"]}
+                return await _page(client, rows, unread, rows[-1]["ledger_id"])
             missing = task.missing if isinstance(task, Task) else ()
             rows.append(dead_letter_row(record, missing, client.ports.clock.epoch_ms()))
         examined += len(part)
     following = waiting[examined - 1] if examined < len(waiting) else None
-    return {"items": await with_owners(client.ports.ledgers, rows), "next_after": following}
+    return await _page(client, rows, unread, following)
+
+
+async def _page(
+    client: ClusterClient, rows: list[Document], unread: AbstractSet[LedgerId], next_after: LedgerId | None
+) -> Document:
+    of_page = {each for each in unread if next_after is None or each <= next_after}
+    unreadable = sorted(of_page & await client.parked.ids()) if of_page else []  # a record may have been deleted
+    return {
+        "items": await with_owners(client.ports.ledgers, rows),
+        "unreadable": unreadable,
+        "next_after": next_after,
+    }
 
 
 def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> Document:
@@ -84,21 +104,34 @@ def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> 
     }
 
 
-async def retry_dead_letters(client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId]) -> Document:
-    """Have workers try dead letters again.
+async def retry_dead_letters(
+    client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], *, is_skipping: bool = False
+) -> Document:
+    """Have workers try dead letters again, also those with an unreadable record. Return those whose record was deleted.
+
+    Args:
+        client: of the cluster.
+        actor: who asks.
+        ledgers: which ones.
+        is_skipping: skip those that are not parked any more.
 
     Raises:
-        NotThereError: one of them is not a dead letter; nothing was changed.
+        NotThereError: one of them is not a dead letter, and none is skipped; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
     """
-    absent = sorted(set(ledgers) - await client.parked.ids())
-    if absent:
-        raise NotThereError(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
-    if ledgers:
-        await actor.record(client, "dead-letters retry", _named(ledgers))
-    for ledger_id in ledgers:
-        await client.parked.unpark(ledger_id)
-    return {"dry_run": False, "ledgers": list(ledgers)}
+    present = await client.parked.ids()
+    absent = sorted(set(ledgers) - present)
+    if absent and not is_skipping:
+        raise NotThereError(f"not parked: {', '.join(map(str, absent))}")
+    wanted = [each for each in ledgers if each in present]
+    if wanted:
+        await actor.record(client, "dead-letters retry", _named(wanted))
+    done: list[LedgerId] = []
+    for ledger_id in wanted:
+        with contextlib.suppress(NotEmptyError):  # its node has children; the others are deleted
+            await client.parked.unpark(ledger_id)
+            done.append(ledger_id)
+    return {"dry_run": False, "ledgers": done}
 
 
 async def expected_decisions(

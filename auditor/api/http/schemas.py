@@ -419,6 +419,11 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                     }
                 )
             ),
+            "unreadable": {
+                **_list(_COUNT),
+                "description": "Ledgers of the page with a record that cannot be read. They count as not parked. Empty "
+                "with `reason`.",
+            },
             "next_after": {
                 "type": ["integer", "null"],
                 "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",

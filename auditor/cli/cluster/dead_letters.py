@@ -41,6 +41,7 @@ from auditor.cli.running import (
 )
 from auditor.operating.owners import owner_text
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.runtime.human import duration, printable
@@ -55,6 +56,9 @@ SureOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask. Otherwise each ledger id must be typed at the terminal.")
 ]
 
+_NOT_FOUND: Final = 404
+_SHOWN_MAX: Final = 20
+"""Most ledgers named in a line."""
 _WHY_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
 
@@ -138,31 +142,41 @@ def retry(
 ) -> None:
     """Have replicators try parked tasks again: by ledger, by reason, or all. Another failure parks them again.
 
-    Exit codes: 0 done (or nothing to do), 1 one of the ledgers is not parked, 2 no task was chosen, 3 no answer.
+    Records of parked tasks that cannot be read are removed as well, except with --reason. With --all and --reason,
+    tasks that are not parked any more are skipped.
+
+    Exit codes: 0 done (or nothing to do), 1 one of the named ledgers is not parked, 2 no task was chosen, 3 no answer.
 
     Example, after the repair of a disk: `bkheal dead-letters retry --reason unreadable_entries --yes`
     """
     if not ledgers and reason is None and not is_all:
         raise typer.BadParameter("name ledgers, or use --reason or --all")
-    rows = _all(service, uri, config)
-    absent = sorted(set(ledgers or ()) - {row["ledger_id"] for row in rows})
+    rows, unreadable = _all(service, uri, config)
+    parked = {row["ledger_id"] for row in rows}.union(unreadable)
+    absent = sorted(set(ledgers or ()) - parked)
     if absent:
         refuse(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
-    chosen = [
-        row["ledger_id"]
-        for row in rows
-        if (not ledgers or row["ledger_id"] in ledgers) and (reason is None or row["reason"] == reason.value)
-    ]
+    of_reason = {row["ledger_id"] for row in rows if row["reason"] == reason.value} if reason is not None else parked
+    chosen = sorted(of_reason.intersection(ledgers) if ledgers else of_reason)
+    done, problem = chosen, None
     if chosen and not is_dry_run:
         confirm(f"Have {len(chosen)} parked ledgers tried again?", is_sure=is_sure)
         if service is None:
-            run(_unpark(metadata_uri(uri, config), chosen))
+            done = run(_unpark(metadata_uri(uri, config), chosen, is_skipping=not ledgers))
         else:
-            for start in range(0, len(chosen), AT_ONCE_MAX):
-                service.ask("POST", "/dead-letters/retry", body={"ledgers": chosen[start : start + AT_ONCE_MAX]})
-    done = "would be" if is_dry_run else "will be"
-    lines = [f"{len(chosen)} parked ledgers {done} tried again"]
-    show(output, "DeadLetterRetry", {"dry_run": is_dry_run, "ledgers": chosen}, lines)
+            done, problem = _unparked_there(service, chosen, is_skipping=not ledgers)
+    lines = [f"{len(done)} parked ledgers {'would be' if is_dry_run else 'will be'} tried again"]
+    left = sorted(set(chosen).difference(done))
+    if left and problem is None:
+        lines.append(f"{len(left)} are not parked any more, or their records cannot be deleted: {_shown(left)}")
+    show(output, "DeadLetterRetry", {"dry_run": is_dry_run, "ledgers": done}, lines)
+    if problem is not None:
+        from auditor.cli.exit_codes import exit_code_of
+
+        print_error(f"{problem}; the records of {len(left)} chosen ledgers were not removed, or it is unknown")
+        raise typer.Exit(exit_code_of(problem))
+    if left and ledgers:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("accept-loss")
@@ -238,20 +252,75 @@ def _page(
     reason: ParkReason | None,
 ) -> dict[str, Any]:
     """Return a page of ``limit`` dead letters; the smaller pages of a service are joined."""
+    return joined_pages(lambda size, begin: _part(service, uri, config, size, begin, reason), limit, after)
+
+
+def _part(
+    service: Service | None,
+    uri: str | None,
+    config: Path | None,
+    size: int,
+    begin: int | None,
+    reason: ParkReason | None,
+) -> dict[str, Any]:
+    """Return a page of dead letters, perhaps a short one."""
+    if service is None:
+        return run(_list(metadata_uri(uri, config), size, begin, reason))
+    wanted = reason.value if reason else None
+    query = {"limit": min(size, AT_ONCE_LISTED), "after": begin, "reason": wanted}
+    return service.ask("GET", "/dead-letters", query)
+
+
+def _all(service: Service | None, uri: str | None, config: Path | None) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return all dead letters, and the ledgers with an unreadable record (none from an older auditor)."""
+    unreadable: list[int] = []
 
     def ask(size: int, begin: int | None) -> dict[str, Any]:
-        if service is None:
-            return run(_list(metadata_uri(uri, config), size, begin, reason))
-        wanted = reason.value if reason else None
-        query = {"limit": min(size, AT_ONCE_LISTED), "after": begin, "reason": wanted}
-        return service.ask("GET", "/dead-letters", query)
+        part = _part(service, uri, config, size, begin, None)
+        unreadable.extend(part.get("unreadable", ()))
+        return part
 
-    return joined_pages(ask, limit, after)
+    return joined_pages(ask, sys.maxsize, None)["items"], unreadable
 
 
-def _all(service: Service | None, uri: str | None, config: Path | None) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _page(service, uri, config, sys.maxsize, None, None)["items"]
-    return rows
+def _unparked_there(
+    service: Service, chosen: Sequence[int], *, is_skipping: bool
+) -> tuple[list[int], BkhealError | None]:
+    """Have a service remove records, some at a time; return the ledgers that are done, and the error that ended it.
+
+    Args:
+        service: the service.
+        chosen: which ones.
+        is_skipping: go on without those that are not parked any more.
+
+    Raises:
+        RemoteUnavailableError, RemoteRefusedError: the first request was refused, or there was no answer.
+    """
+    from auditor.cli.audit.remote import RemoteRefusedError, RemoteUnavailableError
+
+    done: list[int] = []
+    left = list(chosen)
+    while left:
+        part = left[:AT_ONCE_MAX]
+        try:
+            done += service.ask("POST", "/dead-letters/retry", body={"ledgers": part})["ledgers"]
+            left = left[AT_ONCE_MAX:]
+        except (RemoteRefusedError, RemoteUnavailableError) as error:
+            if is_skipping and isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND:
+                rows, unreadable = _all(service, None, None)
+                parked = {row["ledger_id"] for row in rows}.union(unreadable)
+                if not parked.issuperset(part):  # so this ends
+                    left = [each for each in left if each in parked]
+                    continue
+            if not done:
+                raise
+            return done, error
+    return done, None
+
+
+def _shown(ledgers: Sequence[int]) -> str:
+    more = f" and {len(ledgers) - _SHOWN_MAX} more" if len(ledgers) > _SHOWN_MAX else ""
+    return ", ".join(map(str, ledgers[:_SHOWN_MAX])) + more
 
 
 async def _list(uri: str, limit: int, after: int | None, reason: ParkReason | None) -> dict[str, Any]:
@@ -398,9 +467,14 @@ def _line(row: dict[str, Any], is_dry_run: bool) -> str:
     return f"{text}; {row['detail']}" if row["detail"] else text
 
 
-async def _unpark(uri: str, ledgers: list[LedgerId]) -> None:
-    from auditor.operating.client import Actor
+async def _unpark(uri: str, ledgers: Sequence[int], *, is_skipping: bool) -> list[int]:
+    from auditor.operating.client import Actor, NotThereError
     from auditor.operating.dead_letters import retry_dead_letters
 
+    ids = [LedgerId(each) for each in ledgers]
     async with connected(uri) as client:
-        await retry_dead_letters(client, Actor(whoami(), "command"), ledgers)
+        try:
+            done = await retry_dead_letters(client, Actor(whoami(), "command"), ids, is_skipping=is_skipping)
+        except NotThereError as error:
+            refuse(f"{error}; nothing was changed")
+    return list(done["ledgers"])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from auditor.api.http import report_routes
 from auditor.cli.audit import report_there
 from auditor.cli.audit.remote import Remote, RemoteUnavailableError
-from auditor.cli.cluster import status
+from auditor.cli.cluster import dead_letters, status
 from auditor.cli.cluster.drain_status import look_or_wait
 from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.main import app
@@ -25,6 +25,7 @@ from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.nodes import put
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
@@ -85,6 +86,41 @@ async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) 
     assert (await document(world, "dead-letters", "list"))["items"] == []
     actions = [row["action"] for row in (await document(world, "changes"))["items"]]
     assert actions == ["dead-letters retry", "dead-letters accept-loss"]
+
+
+async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "AT_ONCE_MAX", 1)
+    loop, ask = asyncio.get_running_loop(), Remote.ask
+    cluster = world.upkeep.cluster
+
+    async def unpark() -> None:
+        async with cluster.connected("") as client:
+            await client.parked.unpark(LedgerId(8))
+
+    def repaired_meanwhile(remote: Remote, method: str, path: str, body: Any = None) -> Any:
+        if body is not None and body.get("ledgers") == [8]:
+            asyncio.run_coroutine_threadsafe(unpark(), loop).result(10)
+        return ask(remote, method, path, body)
+
+    async with cluster.connected("") as client:
+        records = await client.parked.list()
+        await put(client.store, client.parked.path(LedgerId(9)), b'{"format":99}')
+    monkeypatch.setattr(Remote, "ask", repaired_meanwhile)
+    every = await call(world, "dead-letters", "retry", "--all", "--yes")
+    assert (every.exit_code, every.stdout) == (
+        ExitCode.OK,
+        "2 parked ledgers will be tried again\n1 are not parked any more, or their records cannot be deleted: 8\n",
+    )
+    async with cluster.connected("") as client:
+        assert await client.parked.ids() == frozenset()
+        for record in records:
+            await client.parked.park(record)
+    named = await call(world, "dead-letters", "retry", "7", "8", "--yes", "-o", "json")
+    assert (named.exit_code, json.loads(named.stdout)["ledgers"]) == (ExitCode.FAILED, [7])
+    assert "not parked: 8; the records of 1 chosen ledgers were not removed" in named.stderr
+    assert "nothing was changed" not in named.output
 
 
 async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:

@@ -1,4 +1,4 @@
-"""``bkheal dead-letters accept-loss`` and ``drop``: confirmation, outcomes for each ledger, and exit codes."""
+"""``bkheal dead-letters accept-loss``, ``drop`` and ``retry``: confirmation, outcomes, and exit codes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from typer.testing import CliRunner, Result
 from auditor.cli.cluster import changing, dead_letters
 from auditor.cli.main import app
 from auditor.safety.dead_letters import DeadLetters
+from bookie.metadata.nodes import put
 from bookie.metadata.port import WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
+from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import LedgerId
+from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 from tests.worlds.pulsar_nodes import MESSAGES
 
@@ -156,3 +160,43 @@ def test_a_parked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> No
     (row,) = [row for row in json.loads(call("list", "-o", "json").stdout)["items"] if row["ledger_id"] == 10]
     assert (row["topic"], row["component"]) == ("persistent://t/n/orders", "managed-ledger")
     assert "persistent://t/n/orders" in call("list").stdout
+
+
+def test_a_retry_skips_letters_that_are_gone_unless_they_are_named(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parked = ParkedTasks(cluster.keeper, ROOT)
+    records = ran(parked.list())
+
+    def repaired_meanwhile(question: str, *, is_sure: bool) -> None:
+        ran(parked.unpark(LedgerId(8)))
+
+    monkeypatch.setattr(dead_letters, "confirm", repaired_meanwhile)
+    for words in (("--all",), ("--reason", "no_live_copy")):
+        for record in records:
+            ran(parked.park(record))
+        result = call("retry", *words, "-o", "json")
+        assert (result.exit_code, json.loads(result.stdout)["ledgers"]) == (ExitCode.OK, [7])
+        assert ran(parked.ids()) == frozenset()
+    for record in records:
+        ran(parked.park(record))
+    result = call("retry", "7", "8")
+    assert (result.exit_code, "not parked: 8; nothing was changed" in result.stderr) == (ExitCode.FAILED, True)
+    assert ran(parked.ids()) == {7}
+
+
+def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluster: CommandCluster) -> None:
+    parked = ParkedTasks(cluster.keeper, ROOT)
+    ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))
+    assert [row["ledger_id"] for row in json.loads(call("list", "-o", "json").stdout)["items"]] == [7]
+    assert json.loads(call("retry", "--reason", "no_live_copy", "--dry-run", "-o", "json").stdout)["ledgers"] == [7]
+    ran(put(cluster.keeper, parked.path(LedgerId(6)) + "/x", b""))
+    result = call("retry", "--all", "--yes")
+    assert (result.exit_code, ran(parked.ids())) == (ExitCode.OK, {6})
+    assert result.stdout.splitlines() == [
+        "2 parked ledgers will be tried again",
+        "1 are not parked any more, or their records cannot be deleted: 6",
+    ]
+    assert call("retry", "6", "--yes").exit_code == ExitCode.FAILED
+    ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))
+    assert (call("retry", "8", "--yes").exit_code, ran(parked.ids())) == (ExitCode.OK, {6})
