@@ -115,6 +115,8 @@ class Plan:
     ledger: Versioned
     steps: tuple[Step, ...] = ()
     blocked: tuple[Blocked, ...] = ()
+    is_partial: bool = False
+    """Whether fragments after those of the last step were not judged. There are many steps then."""
 
     @property
     def is_nothing_missing(self) -> bool:
@@ -122,7 +124,14 @@ class Plan:
         return not self.steps and not self.blocked
 
 
-def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: Knowledge = NOTHING_KNOWN) -> Plan:
+def plan_repair(
+    ledger: Versioned,
+    bookies: Bookies,
+    choose: Choose,
+    knowledge: Knowledge = NOTHING_KNOWN,
+    *,
+    steps_max: int | None = None,
+) -> Plan:
     """Decide which entries to copy to which bookies, and which positions must wait.
 
     No copy is made in place while the ledger needs a recovery: for the recovery, missing entries are the evidence of
@@ -133,11 +142,17 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
         bookies: the registered bookies.
         choose: picks targets; called once per step.
         knowledge: results of earlier rounds.
+        steps_max: the plan of a closed ledger ends after a fragment with as many steps, and is then partial. An
+            unclosed ledger is always planned as a whole, because its last fragments decide about a recovery.
     """
     metadata = ledger.metadata
     steps: list[Step] = []
     blocked: list[Blocked] = []
+    is_partial = False
     for index in range(len(metadata.fragments)):
+        if steps_max is not None and len(steps) >= steps_max and metadata.is_closed:
+            is_partial = True
+            break
         fragment = _FragmentPlan(metadata, index, bookies, knowledge)
         for verdict in fragment.verdicts(choose):
             if isinstance(verdict, Blocked):
@@ -147,7 +162,7 @@ def plan_repair(ledger: Versioned, bookies: Bookies, choose: Choose, knowledge: 
     if any(block.reason is ParkReason.NEEDS_RECOVERY for block in blocked):
         # A copy in place would hide the bookie's loss of acknowledged entries from the recovery (S6).
         steps = [step for step in steps if isinstance(step, SwapMember) or not step.is_in_place]
-    return Plan(ledger, tuple(steps), tuple(blocked))
+    return Plan(ledger, tuple(steps), tuple(blocked), is_partial)
 
 
 def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:

@@ -326,6 +326,7 @@ class Execution:
         for copy in installed.done:
             if isinstance(copy.step, CopyPosition):
                 self._recent.note_listing(copy.step.target, is_answered=True)
+            self._log.repaired.add(_key(ledger, copy.step))
             self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._log.entries += copy.entries
             self._log.bytes += copy.bytes

@@ -80,6 +80,7 @@ from replicator.queue.delay import Delays
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.queue.task_queue import Turn
+from replicator.repair import execution
 from replicator.repair.execution import Execution
 from replicator.repair.lease import Lease, LeaseLostError, verdict_checks
 from replicator.repair.reservation_holder import ReservationHolder
@@ -90,8 +91,10 @@ from replicator.telemetry.events import Ending, EventSink, TaskResult
 _log = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 12
-"""Most rounds of a turn. Each round repairs or learns something; if these are not enough, the ledger changes faster
-than it is repaired."""
+"""Most rounds of a turn without a newly repaired position. Each learns something; if these are not enough, the ledger
+changes faster than it is repaired."""
+REPAIRING_ROUNDS_MAX: Final = 5000
+"""Most rounds of a turn: ten times as many as for five lost positions in each of 100,000 fragments."""
 STORE_PAUSES: Final = Backoff(attempts=5)
 """Pauses before the store is asked again in the same turn."""
 
@@ -192,7 +195,9 @@ class LedgerRepair:
 
     async def _rounds(self) -> TaskResult:
         pauses = STORE_PAUSES.delays(self._ports.rng)
-        for _ in range(ROUNDS_MAX):
+        rounds = idle = 0
+        while idle < ROUNDS_MAX and rounds < REPAIRING_ROUNDS_MAX:
+            before = len(self._log.repaired)
             try:
                 result = await self._round()
             except LeaseLostError as error:
@@ -202,10 +207,13 @@ class LedgerRepair:
                 if pause_s is None:
                     return self._ended(Ending.FAILED, detail=str(error))
                 await self._ports.clock.sleep(pause_s)  # the next round looks again and keeps the copies
-                continue
+                result = None
             if result is not None:
                 return result
-        return self._ended(Ending.FAILED, detail=f"not settled after {ROUNDS_MAX} rounds; the ledger keeps changing")
+            rounds += 1
+            idle += len(self._log.repaired) == before
+        detail = f"not settled after {rounds} rounds, {idle} of them without a repair; the ledger keeps changing"
+        return self._ended(Ending.FAILED, detail=detail)
 
     async def _round(self) -> TaskResult | None:
         """Look, plan, and take one action; return None if another round must look at the ledger."""
@@ -316,14 +324,14 @@ class LedgerRepair:
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
         chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
         choose = target_chooser(ledger_id, write_quorum, placement, chosen, positions)
-        plan = plan_repair(ledger, bookies, choose, knowledge)
+        plan = plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
         if all(step.target == step.old for step in plan.steps):
             return plan
         begun = await self._reserving.begun()
         if not begun:
             return plan
         choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
-        return plan_repair(ledger, bookies, choose, knowledge)
+        return plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
 
     async def _place(self, view: View, knowledge: Knowledge) -> TaskResult | None:
         """Move copies of a healthy ledger, or end the turn; return None for another look."""
@@ -368,9 +376,9 @@ class LedgerRepair:
 
         Another round must look at an open ledger, because its members may lack entries added by the writer. The same
         holds if a task without a bookie requests better placement and this plan makes no moves, or if a position is
-        blocked or a bookie did not answer.
+        blocked, a bookie did not answer, or the plan is partial.
         """
-        if plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
+        if plan.is_partial or plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
             return None
         if not self._task.missing and not is_move:
             return None

@@ -25,6 +25,8 @@ class TurnLog:
     """Evidence of entries unreadable in the last round but possibly readable later."""
     fragments: set[int] = field(default_factory=set)
     """First entries of the repaired fragments."""
+    repaired: set[PositionKey] = field(default_factory=set)
+    """Positions whose bookie was replaced, or filled up in place. A second time does not count as progress."""
     entries: int = 0
     bytes: int = 0
     replaced_copies: int = 0

@@ -71,6 +71,19 @@ def test_each_lost_position_of_a_fragment_gets_a_target_of_its_own() -> None:
     assert [(step.position, step.target) for step in result.steps] == [(1, "e"), (2, "f")]
 
 
+def test_a_plan_with_enough_steps_is_partial_unless_the_ledger_is_unclosed() -> None:
+    fragments = [(10 * number, "a b c") for number in range(4)]
+    seen = bookies("a d e")
+
+    def planned(steps_max: int, last: int | None) -> tuple[list[int], bool]:
+        result = plan_repair(ledger(*fragments, quorum=(3, 2), last=last), seen, first_candidate, steps_max=steps_max)
+        return [step.fragment_index for step in result.steps], result.is_partial
+
+    assert planned(3, 39) == ([0, 0, 1, 1], True)
+    assert planned(7, 39) == planned(8, 39) == ([0, 0, 1, 1, 2, 2, 3, 3], False)
+    assert planned(1, None) == ([0, 0, 1, 1], False)
+
+
 def test_what_has_a_target_is_repaired_and_the_rest_is_blocked() -> None:
     result = plan(ledger((0, "a b c d"), quorum=(3, 2), last=9), bookies("a d e"))
     assert [step.position for step in result.steps] == [1]

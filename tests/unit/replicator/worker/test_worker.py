@@ -12,8 +12,9 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import ListReply, Status
-from replicator.repair import execution
+from replicator.repair import execution, ledger_repair
 from replicator.telemetry.events import Ending
+from replicator.worker import RunEnd
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, Tampering, a_world, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -69,6 +70,43 @@ async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pyt
         assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 5)]
         await world.assert_whole(LEDGER, packets)
         assert world.version(LEDGER) == 3
+
+
+@in_virtual_time
+async def test_rounds_that_repair_are_not_limited_as_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "STEPS_MAX", 2)
+    monkeypatch.setattr(ledger_repair, "ROUNDS_MAX", 3)
+    async with a_world("a b c d t u") as world:
+        fragments = [(10 * number, "a b c" if number % 2 else "b d a") for number in range(20)]
+        packets = await world.ledger(LEDGER, make_metadata(*fragments, quorum=(3, 2), last=199), 200)
+        await world.lose("a", "b")
+        recorder = await world.heal()
+        assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 20)]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_rounds_end_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "STEPS_MAX", 2)
+    monkeypatch.setattr(ledger_repair, "REPAIRING_ROUNDS_MAX", 2)
+    async with a_world("a b c t") as world:
+        before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), (30, "a b"), (40, "b c"), quorum=(2, 2), last=49)
+        packets = await world.ledger(LEDGER, before, 50)
+        await world.lose("b")
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.FAILED, Ending.REPAIRED]
+        assert recorder.results[0].detail.startswith("not settled after 2 rounds, 0 of them without a repair")
+        await world.assert_whole(LEDGER, packets)
+
+        async def nothing(repair: ledger_repair.LedgerRepair) -> None:
+            """Look without a result."""
+
+        monkeypatch.setattr(ledger_repair, "REPAIRING_ROUNDS_MAX", 1000)
+        monkeypatch.setattr(ledger_repair.LedgerRepair, "_round", nothing)
+        await world.lose("c")
+        running = world.worker()
+        assert await running.worker.run() is RunEnd.UNSETTLED
+        assert running.recorder.results[0].detail.startswith("not settled after 12 rounds, 12 of them without a repair")
 
 
 @in_virtual_time
