@@ -135,7 +135,7 @@ class StandbyWorkers:
 
     async def _names(self) -> list[str]:
         names = await child_names(self._store, self._parent)
-        return sorted((name for name in names if name[-_NUMBER_DIGITS:].isdigit()), key=_number)
+        return sorted((name for name in names if name.isascii() and name[-_NUMBER_DIGITS:].isdigit()), key=_number)
 
 
 def _number(name: str) -> int:
