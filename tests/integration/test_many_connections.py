@@ -22,7 +22,8 @@ __all__ = ["machine"]
 
 pytestmark = pytest.mark.integration
 
-SOFT_LIMIT = 256
+SPARE = 200
+"""Files that this process may still open while the bookie starts with the same soft limit."""
 ROOM = 100
 """Files that the bookie may still open when the connections come."""
 
@@ -66,12 +67,13 @@ async def until_open(bookie: DiskBookie, files: int) -> None:
 
 async def test_a_bookie_with_the_usual_soft_limit_serves_more_connections(machine: Machine, tmp_path: Path) -> None:
     bookie = DiskBookie(machine, [tmp_path / "disk"])
-    with soft_limit(SOFT_LIMIT):
+    limit = psutil.Process().num_fds() + SPARE
+    with soft_limit(limit):
         await bookie.start()
     assert await bookie.flush() == [1]
     with ExitStack() as stack:
-        connect(stack, bookie.address.port, SOFT_LIMIT)
-        await until_open(bookie, SOFT_LIMIT + 1)
+        connect(stack, bookie.address.port, limit)
+        await until_open(bookie, limit + 1)
         assert await bookie.flush() == [2]
     assert await bookie.statuses() == [Status.OK] * 2 * PART
 
