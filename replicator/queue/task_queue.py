@@ -60,7 +60,7 @@ JUDGED_AT_ONCE: Final = 25
 """Ledgers judged between two turns of the event loop: some milliseconds if each is parked and planned again."""
 REFRESH_SHARE: Final = 0.05
 """Largest share of time spent on renewing the list while there is other work."""
-_TOLD_MAX: Final = 1000
+_LOGGED_MAX: Final = 1000
 """Most records that cannot be deleted with a line in the log, each once."""
 _RESERVED_S: Final = 600.0
 """Time between two searches for reservations without a task."""
@@ -149,9 +149,9 @@ class TaskQueue:
         self._is_changed = True
         self._left_because = ""
         """Why the last listing left placement marks alone."""
-        self._told_of_left: set[str] = set()
-        self._told_of_undeletable: set[tuple[str, LedgerId]] = set()
-        """Kinds and ledgers of logged records that cannot be deleted, at most ``_TOLD_MAX``."""
+        self._left_logged: set[str] = set()
+        self._undeletable_logged: set[tuple[str, LedgerId]] = set()
+        """Kinds and ledgers of logged records that cannot be deleted, at most ``_LOGGED_MAX``."""
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
@@ -422,8 +422,8 @@ class TaskQueue:
             counts[_Verdict.PARKED],
             counts[_Verdict.LEFT],
         )
-        if self.outlook.left and self._left_because not in self._told_of_left:
-            self._told_of_left.add(self._left_because)
+        if self.outlook.left and self._left_because not in self._left_logged:
+            self._left_logged.add(self._left_because)
             extra = {"ledgers": self.outlook.left, "reason": self._left_because}
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
@@ -494,8 +494,8 @@ class TaskQueue:
         try:
             await delete(ledger_id)
         except (ConflictError, PermanentError) as error:
-            if (kind, ledger_id) not in self._told_of_undeletable and len(self._told_of_undeletable) < _TOLD_MAX:
-                self._told_of_undeletable.add((kind, ledger_id))
+            if (kind, ledger_id) not in self._undeletable_logged and len(self._undeletable_logged) < _LOGGED_MAX:
+                self._undeletable_logged.add((kind, ledger_id))
                 extra = {"kind": kind, "ledger_id": ledger_id, "error": str(error)}
                 _log.warning("record of a ledger without a task remains", extra=extra)
 
