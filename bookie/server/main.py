@@ -92,7 +92,7 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
         await _run(settings, config, _stop_asked())
         code: int = ExitCode.OK
     except BkhealError as error:
-        code = _said(error)
+        code = _reported(error)
     if is_thread_waiting():
         _end_now(code)
     return code
@@ -121,7 +121,7 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
         if running.storage.fatal.done():
             fatal = running.storage.fatal.result()
             if isinstance(fatal, StalledDiskError):  # it has the index or a journal, so nothing can be closed
-                _end_now(_said(fatal))
+                _end_now(_reported(fatal))
             raise fatal
     finally:
         await _close(stack)
@@ -132,10 +132,10 @@ async def _close(stack: AsyncExitStack) -> None:
         await within_running_time(SILENT_S, stack.aclose())
     except TimeoutError:  # everything acknowledged is in the journals
         what = f"the storage has not been closed within {SILENT_S:g} s: a disk does not answer"
-        _end_now(_said(StalledDiskError(what)))
+        _end_now(_reported(StalledDiskError(what)))
 
 
-def _said(error: BkhealError) -> int:
+def _reported(error: BkhealError) -> int:
     """Write the error to standard error, and return the exit code."""
     sys.stderr.write(f"bookie: {error}\n")
     return bookie_exit_code(error)

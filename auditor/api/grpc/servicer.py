@@ -143,7 +143,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
                 record = await self._control.wait_changed(request.run_id, record)
                 yield run_message(record)
         except Exception as error:  # noqa: BLE001  # a request's boundary
-            await _refuse(context, _told("watch_run", error))
+            await _refuse(context, _problem_for("watch_run", error))
         finally:
             self._watchers -= 1
 
@@ -164,7 +164,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
             async with asyncio.timeout(self._settings.request_deadline_s):
                 return await work()
         except Exception as error:  # noqa: BLE001  # a request's boundary
-            await _refuse(context, _told("read", error))
+            await _refuse(context, _problem_for("read", error))
 
     async def _changing(
         self, context: Context, action: str, work: Callable[[Principal, Trail], Awaitable[RunRecord]]
@@ -176,7 +176,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
             async with asyncio.timeout(self._settings.request_deadline_s):
                 record = await work(who, trail)
         except Exception as error:  # noqa: BLE001  # a request's boundary
-            problem = _told(action, error)
+            problem = _problem_for(action, error)
             if problem.name != "too-many-requests":
                 trail.record(problem.name, is_refused=True)
             await _refuse(context, problem)
@@ -185,7 +185,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
         return run_message(record)
 
 
-def _told(action: str, error: Exception) -> Problem:
+def _problem_for(action: str, error: Exception) -> Problem:
     if isinstance(error, TimeoutError):
         return Problem(504, "deadline", "The deadline passed", "the request took too long; look before you try again")
     problem = problem_of(error)

@@ -106,7 +106,7 @@ class Guard:
                 refuse_foreign_name(request.host, self._settings.allowed_hosts)
             return await self._answer(route, Call(request, who, trail))
         except Exception as error:  # noqa: BLE001  # a request's boundary; the answer has the part its caller may see
-            return _respond(request, _told(route, error))
+            return _respond(request, _problem_for(route, error))
         finally:
             self._in_flight -= route.is_limited
 
@@ -117,7 +117,7 @@ class Guard:
         except web.HTTPException:
             raise
         except Exception as error:  # noqa: BLE001  # as above
-            return _respond(call.request, _told(route, error))
+            return _respond(call.request, _problem_for(route, error))
 
 
 def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
@@ -162,7 +162,7 @@ def _parsed(url: str) -> SplitResult:
         raise CrossSiteError(f"a header names no host: {error}") from error
 
 
-def _told(route: Route, error: Exception) -> Problem:
+def _problem_for(route: Route, error: Exception) -> Problem:
     if isinstance(error, TimeoutError):
         detail = "the request took too long" + ("; it may still have taken effect" if changing(route) else "")
         return Problem(504, "deadline", "The deadline passed", detail)

@@ -166,7 +166,7 @@ class LogWriter:
         self._bytes = 0
         self._entries = 0
         self._started_s = self._author.ports.clock.monotonic_s()
-        self._is_overdue_told = False
+        self._is_overdue_logged = False
 
     def _check(self) -> None:
         if self._is_closed:
@@ -185,8 +185,8 @@ class LogWriter:
             return False
         if self._author.lists.has_room(self._listed):
             return True
-        if not self._is_overdue_told:
-            self._is_overdue_told = True
+        if not self._is_overdue_logged:
+            self._is_overdue_logged = True
             _log.warning("a log continues in its last ledger: its list is full, truncate it", extra={"log": self.name})
         return False
 
