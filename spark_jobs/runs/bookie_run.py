@@ -310,7 +310,7 @@ class BookieRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         due_only = DueOnly(self.lost.held)
-        with self._context.tasks(Phase.PUBLISH, is_told=False):
+        with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))
             published = publish(

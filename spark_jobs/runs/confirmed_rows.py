@@ -46,15 +46,15 @@ def confirmed_rows(
         except (NoTopologyError, InvalidTopologyError):
             pass  # then no placement is judged
         else:
-            judged = judging.enter_context(part.judged(settled, PlacementTally(), is_told=False))
+            judged = judging.enter_context(part.judged(settled, PlacementTally(), is_reported=False))
             ids = ids.unionByName(judged.ledgers.select("ledger_id")).unionByName(judged.unknown.select("ledger_id"))
         ids = ids.distinct().persist(StorageLevel.MEMORY_AND_DISK)
         stack.callback(ids.unpersist)
-        with context.tasks(Phase.CHECK, is_told=False):
+        with context.tasks(Phase.CHECK, is_reported=False):
             count = ids.count()
     if not count:
         return settled
-    with context.tasks(Phase.SCAN, is_told=False):
+    with context.tasks(Phase.SCAN, is_reported=False):
         again = reread_rows(context, ids, count, None)
     stack.callback(again.release)
     return settled.join(ids, "ledger_id", "left_anti").unionByName(again.suspects)

@@ -44,13 +44,13 @@ class RunContext:
         """Whether the run takes unchanged metadata from the image; the setting is for the check of bookies alone."""
         return self.settings.incremental and self.kind is RunKind.BOOKIES
 
-    def tasks(self, phase: Phase, *, is_told: bool = True) -> AbstractContextManager[None]:
+    def tasks(self, phase: Phase, *, is_reported: bool = True) -> AbstractContextManager[None]:
         """Around the Spark jobs of a phase; see ``spark_tasks``.
 
         The jobs of one pool wait for each other, so a dry run and the marking runs use different pools.
         """
         pool = RunLane(self.kind, self.settings.is_dry_run).name
-        return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_told=is_told)
+        return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_reported=is_reported)
 
     def begin(self, phase: Phase) -> None:
         """Pass the gate, and report the start of a phase without Spark jobs.

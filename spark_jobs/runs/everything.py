@@ -103,7 +103,7 @@ class EverythingBeside(Beside):
     ) -> FoundBeside:
         """Return ``found`` with the results of the placement check."""
         tally = PlacementTally()
-        judged = stack.enter_context(part.judged(ledgers, tally, is_told=True))
+        judged = stack.enter_context(part.judged(ledgers, tally, is_reported=True))
         counts = part.counts(tally, judged.sums, scanned.totals)
         problem = "; ".join(not_judged(counts))
         return replace(

@@ -70,7 +70,7 @@ def inventory_part(
         return FoundInventory((), InventoryCounts(grace_s))
     held = _asked(context, bookies).persist(StorageLevel.MEMORY_AND_DISK)
     stack.callback(held.unpersist)
-    with context.tasks(Phase.ASK, is_told=False):
+    with context.tasks(Phase.ASK, is_reported=False):
         answers = held.where("answer IS NOT NULL").select("bookie_id", "answer.*").collect()
         if not any(row["ledgers"] or row["damaged"] for row in answers):
             counts = _counts(grace_s, answers, (), 0)
@@ -90,7 +90,7 @@ def inventory_part(
     stack.callback(seen.unpersist)
     damage = damage_findings(held, ledgers).persist(StorageLevel.MEMORY_AND_DISK)
     stack.callback(damage.unpersist)
-    with context.tasks(Phase.CHECK, is_told=False):
+    with context.tasks(Phase.CHECK, is_reported=False):
         sums = seen.selectExpr(_FACTS).groupBy("verdict", "reason", "bookie_id").count().collect()
         damaged = damage.count() if any(row["damaged"] for row in answers) else 0
     counts = _counts(grace_s, answers, sums, damaged)

@@ -88,7 +88,7 @@ class PlacementPart:
         self._source = source
 
     @contextmanager
-    def judged(self, ledgers: DataFrame, tally: PlacementTally, *, is_told: bool) -> Iterator[JudgedPlacement]:
+    def judged(self, ledgers: DataFrame, tally: PlacementTally, *, is_reported: bool) -> Iterator[JudgedPlacement]:
         """Judge rows of ``bk_ledgers``, and then add them to ``tally``.
 
         Raises:
@@ -100,7 +100,7 @@ class PlacementPart:
         misplaced = findings.where(f"NOT ({_UNKNOWN})").drop("is_fixable")
         found = report_sink.ledgers_found(misplaced).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            with self._context.tasks(Phase.CHECK, is_told=is_told):
+            with self._context.tasks(Phase.CHECK, is_reported=is_reported):
                 counted = verdicts.groupBy("spread", "is_outside").agg({"fragments": "sum", "*": "count"}).collect()
                 sums = report_sink.sums(found)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
@@ -123,7 +123,7 @@ class PlacementPart:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
-        with self._context.tasks(Phase.PUBLISH, is_told=False):
+        with self._context.tasks(Phase.PUBLISH, is_reported=False):
             ids = (LedgerId(row["ledger_id"]) for row in judged.fixable.orderBy("ledger_id").toLocalIterator())
             due = limiter.admitted(((ledger_id, ()), 0) for ledger_id in ids)
             published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)

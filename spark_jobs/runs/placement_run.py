@@ -77,15 +77,15 @@ class PlacementRun:
         self, parents: Sequence[LeafParent], part: PlacementPart, gathering: FindingTotals, tally: PlacementTally
     ) -> None:
         """Judge one chunk."""
-        with self._context.tasks(Phase.SCAN, is_told=False):
+        with self._context.tasks(Phase.SCAN, is_reported=False):
             scan = scan_ledgers(self._context.spark, self._settings, parents, None, budget=self._context.budget)
         try:
             counted = PlacementTally()
-            with part.judged(scan.suspects, counted, is_told=False) as judged:
+            with part.judged(scan.suspects, counted, is_reported=False) as judged:
                 gathering.add(scan.totals, judged.sums, judged.worst, part.publish(judged, self._limiter))
                 tally.plus(counted)  # once, even if the chunk is read again
                 others = judged.unknown.unionByName(unreadable_metadata(scan.suspects))
-                with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
+                with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_reported=False):
                     self._context.report.write_findings(judged.ledgers, others)
         finally:
             scan.release()

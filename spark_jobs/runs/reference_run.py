@@ -160,7 +160,7 @@ class ReferenceRun:
         slots_max = session_slots(self._context.spark).most
         if slots_max is not None:
             read = read.option(references.SLOTS_MAX, slots_max)
-        with self._context.tasks(Phase.SCAN, is_told=False), _reading():
+        with self._context.tasks(Phase.SCAN, is_reported=False), _reading():
             found = read.load().persist(StorageLevel.MEMORY_AND_DISK)
             found.count()
         return found
@@ -168,7 +168,7 @@ class ReferenceRun:
     def _doubts(self, found: DataFrame) -> _Doubts:
         doubts = found.where(IS_DOUBT)
         is_bad = F.col("error").isNotNull()
-        with self._context.tasks(Phase.CHECK, is_told=False):
+        with self._context.tasks(Phase.CHECK, is_reported=False):
             (sums,) = doubts.select(F.count("*"), F.count_if(is_bad), F.count_if(F.col("topic").isNull())).collect()
             order = doubts.where(is_bad).orderBy("root", "kind", "name", "cursor")
             rows = order.limit(UNDECODABLE_MAX).collect() if sums[1] else []
@@ -183,7 +183,7 @@ class ReferenceRun:
         settings = self._settings
         first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(first.unpersist)
-        with self._context.tasks(Phase.CHECK, is_told=False), _reading():
+        with self._context.tasks(Phase.CHECK, is_reported=False), _reading():
             rows = first.groupBy("verdict", "reason").agg(F.count("*").alias("ledgers")).collect()
         settled = Counter({(row["verdict"], row["reason"]): int(row["ledgers"]) for row in rows})
         lost = settled.pop((Verdict.LOST.value, None), 0)
@@ -212,7 +212,7 @@ class ReferenceRun:
         return settled, seen
 
     def _counts(self, settled: _Counted, seen: DataFrame, doubts: _Doubts) -> ReferenceCounts:
-        with self._context.tasks(Phase.CHECK, is_told=False):
+        with self._context.tasks(Phase.CHECK, is_reported=False):
             rows = seen.groupBy("verdict", "reason").agg(*map(F.expr, _SUMS)).collect()
             counted = settled + Counter({(row["verdict"], row["reason"]): row["ledgers"] for row in rows})
             stored_bytes = sum(int(row["stored_bytes"]) for row in rows if row["verdict"] == Verdict.UNREFERENCED.value)
@@ -253,7 +253,7 @@ class ReferenceRun:
         lost = report_sink.ledgers_found(_findings(_having(seen, Verdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            with self._context.tasks(Phase.REPORT, is_told=False):
+            with self._context.tasks(Phase.REPORT, is_reported=False):
                 sums = report_sink.sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = report_sink.worst_ledgers(lost, limit) if limit else ()
@@ -262,7 +262,7 @@ class ReferenceRun:
             others = others.unionByName(_findings(undecodable, _UNDECODABLE))
             if unread is not None:
                 others = others.unionByName(_findings(unread, _UNREAD))
-            with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_told=False):
+            with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_reported=False):
                 self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
         finally:
             lost.unpersist()

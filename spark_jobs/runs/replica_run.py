@@ -138,7 +138,7 @@ class ReplicaRun:
     def _chunk(self, parents: Sequence[LeafParent], found: FindingTotals) -> Bookies:
         context = self._context
         ids = (self._settings.ledger_min, self._settings.ledger_max)
-        with context.tasks(Phase.SCAN, is_told=False):
+        with context.tasks(Phase.SCAN, is_reported=False):
             scan = scan_ledgers(context.spark, self._settings, parents, None, ids, budget=context.budget)
         bookies = self._cluster.bookies()
         answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
@@ -146,7 +146,7 @@ class ReplicaRun:
         accepted = findings.where(_IS_ACCEPTED)
         ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}")).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            with context.tasks(Phase.ASK, is_told=False):
+            with context.tasks(Phase.ASK, is_reported=False):
                 counted = _collected(answers)
                 sums = report_sink.sums(ledgers)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
@@ -159,7 +159,7 @@ class ReplicaRun:
             found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
             self._asked.add(counted)
             self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
-            with context.report.tolerated(), context.tasks(Phase.REPORT, is_told=False):
+            with context.report.tolerated(), context.tasks(Phase.REPORT, is_reported=False):
                 context.report.write_findings(ledgers, others, HeldBookies(limit_from=self._limiter.first_held))
         finally:
             ledgers.unpersist()
@@ -192,7 +192,7 @@ class ReplicaRun:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
-        with self._context.tasks(Phase.PUBLISH, is_told=False):
+        with self._context.tasks(Phase.PUBLISH, is_reported=False):
             found = report_sink.to_mark(ledgers)
             due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
             published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)

@@ -26,7 +26,14 @@ _STOP_DEADLINE_S: Final = 5.0
 
 @contextmanager
 def spark_tasks(
-    spark: SparkSession, phase: Phase, group: str, progress: Progress, gate: Gate, *, pool: str, is_told: bool = True
+    spark: SparkSession,
+    phase: Phase,
+    group: str,
+    progress: Progress,
+    gate: Gate,
+    *,
+    pool: str,
+    is_reported: bool = True,
 ) -> Iterator[None]:
     """Name the Spark jobs started inside after ``phase``, report their tasks as they end, and cancel them on a stop.
 
@@ -41,7 +48,7 @@ def spark_tasks(
         progress: receives the phase and its tasks.
         gate: passed first; then checked for a reason to stop, twice a second.
         pool: of Spark's scheduler, shared by the runs of one lane, which never run at the same time.
-        is_told: False if the caller reports the progress itself.
+        is_reported: False if the caller reports the progress itself.
 
     Raises:
         RunStoppedError: from ``gate``; running jobs were cancelled.
@@ -53,9 +60,9 @@ def spark_tasks(
     context = spark.sparkContext
     context.setJobGroup(group, f"audit {group}: {phase.value}", interruptOnCancel=True)
     context.setLocalProperty(_POOL, pool)
-    if is_told:
+    if is_reported:
         progress(ProgressEvent(phase))
-    watch = _Watch(spark, phase, group, progress if is_told else None, gate)
+    watch = _Watch(spark, phase, group, progress if is_reported else None, gate)
     watcher = threading.Thread(target=watch.run, name=f"watch {group}", daemon=True)
     watcher.start()
     try:

@@ -32,7 +32,7 @@ class ExplicitLac:
         self._digest = digest
         self._key = key
         self._interval_s = interval_s
-        self._told = NO_ENTRY
+        self._sent = NO_ENTRY
         """The greatest last add confirmed certainly sent to bookies."""
         self._task = guarded("explicit LAC", self._run())
 
@@ -47,13 +47,13 @@ class ExplicitLac:
             await self._ports.clock.sleep(self._interval_s)
             last, end = state.last_add_confirmed, state.next_entry_id
             if end != admitted:
-                self._told = max(self._told, confirmed)  # each entry since then carries it or a greater one
+                self._sent = max(self._sent, confirmed)  # each entry since then carries it or a greater one
             is_idle = last == confirmed or fault_point("writer.explicit_lac_now")
-            if last > self._told and is_idle and await self._tell(last):
-                self._told = last
+            if last > self._sent and is_idle and await self._send(last):
+                self._sent = last
             confirmed, admitted = last, end
 
-    async def _tell(self, last_add_confirmed: EntryId) -> bool:
+    async def _send(self, last_add_confirmed: EntryId) -> bool:
         """Send it to the write set of its entry; True if ``Qa`` of the members took it."""
         ledger = self._pipeline.ledger
         packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)

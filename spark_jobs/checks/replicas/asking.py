@@ -56,7 +56,7 @@ _LISTS: Final = _LACKS | {Status.LIMBO}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CopyReply:
     """One bookie's answer about a ledger."""
 
     status: Status
@@ -131,7 +131,7 @@ class Asker:
         self._slots: defaultdict[BookieId, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(PER_BOOKIE_IN_FLIGHT)
         )
-        self._silent: defaultdict[BookieId, list[Said]] = defaultdict(list)
+        self._silent: defaultdict[BookieId, list[CopyReply]] = defaultdict(list)
         """Per bookie, the results of its last consecutive ledgers without an answer."""
 
     async def ask_all(self, ledgers: Iterable[SettledLedger], registered: AbstractSet[BookieId]) -> Answers:
@@ -177,7 +177,7 @@ class Asker:
             answers.found.append((newest, found))
         return None
 
-    def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, Said], answers: Answers) -> None:
+    def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, CopyReply], answers: Answers) -> None:
         for bookie, reply in replies.items():
             answers.expected += ledger.expected(bookie)
             if not reply.is_sure and not ledger.is_whole(bookie, reply.entries):
@@ -189,46 +189,46 @@ class Asker:
 
     async def _list_all(
         self, ledger: SettledLedger, registered: AbstractSet[BookieId], bookies: Sequence[BookieId], answers: Answers
-    ) -> dict[BookieId, Said]:
+    ) -> dict[BookieId, CopyReply]:
         asked = [bookie for bookie in bookies if bookie in registered]
-        replies = await asyncio.gather(*(self._said(bookie, ledger, answers) for bookie in asked))
+        replies = await asyncio.gather(*(self._reply_of(bookie, ledger, answers) for bookie in asked))
         return dict(zip(asked, replies, strict=True))
 
-    async def _said(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> Said:
+    async def _reply_of(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
         async with self._slots[bookie]:
             silent = self._silent[bookie]
             for attempt in range(1, ATTEMPTS_MAX + 1):
                 if len(silent) >= SILENT_AFTER:
                     return silent[-1]
                 answers.requests += 1
-                said = await self._ask_once(bookie, ledger, answers)
-                if said.status not in _RETRIED or attempt == ATTEMPTS_MAX:
+                found = await self._ask_once(bookie, ledger, answers)
+                if found.status not in _RETRIED or attempt == ATTEMPTS_MAX:
                     break
                 await self._clock.sleep(_BACKOFF_S * 2**attempt)
-            if not said.has_list:
-                said = Said(said.status, is_sampled=said.is_sampled, detail=said.detail)
-            if said.status in _SILENCE:
-                silent.append(said)
+            if not found.has_list:
+                found = CopyReply(found.status, is_sampled=found.is_sampled, detail=found.detail)
+            if found.status in _SILENCE:
+                silent.append(found)
             else:
                 silent.clear()
-        return said
+        return found
 
-    async def _ask_once(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> Said:
+    async def _ask_once(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
         reply = await self._held.listed(bookie, ledger.ledger_id)
         if reply.status is not Status.UNSUPPORTED:
-            return Said(reply.status, reply.entries, detail=reply.detail)
+            return CopyReply(reply.status, reply.entries, detail=reply.detail)
         answers.requests += 1
         sample = ledger.sample(bookie)
         read = await self._held.probed(bookie, ledger.ledger_id, sample)
         missing = [entry_id for entry_id in sample if entry_id not in read.entries]
-        return Said(read.status, ledger.everything_but(missing), is_sampled=True, detail=read.detail)
+        return CopyReply(read.status, ledger.everything_but(missing), is_sampled=True, detail=read.detail)
 
 
-def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> set[BookieId]:
+def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:
     return {bookie for bookie, reply in replies.items() if reply.is_sure and not ledger.is_whole(bookie, reply.entries)}
 
 
-def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, Said]) -> Mapping[BookieId, Holdings]:
+def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> Mapping[BookieId, Holdings]:
     """Return the answers of bookies with expected entries; the others cannot lack any."""
     return {
         bookie: Holdings(
