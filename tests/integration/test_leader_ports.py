@@ -62,7 +62,7 @@ async def test_a_standby_leads_clients_to_the_leader_and_after_its_end_to_the_ne
 
             assert names[first] != names[second]
             await when(lambda: leads_to(first))
-            assert not (tmp_path / "second" / "reports").exists()
+            assert not (tmp_path / "second" / "reports" / RUN).exists()
             for auditor in (second.served, through):  # the one asks the first for it, the other leads to the first
                 assert await auditor.get(f"/reports/{RUN}/summary.json") == (200, '{"written": "by the first"}')
             assert (await second.get("/reports/20261120T101500Z-ffffff/summary.json"))[0] == 404
