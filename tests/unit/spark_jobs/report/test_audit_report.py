@@ -174,7 +174,7 @@ def test_an_unwritable_report_directory_is_said(tmp_path: Path) -> None:
 
 def test_the_table_for_people_says_what_to_do() -> None:
     text = table(replace(FOUND, problems=("2 ledgers were not listed",)))
-    for words in ("incomplete", "2 ledgers were not listed", "critical", "b:3181", "4 ledgers marked for repair"):
+    for words in ("incomplete", "2 ledgers were not listed", "critical", "b:3181", "4 ledgers are marked for repair"):
         assert words in text
     assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
 
