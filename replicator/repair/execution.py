@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.port import Operation
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
@@ -42,7 +41,7 @@ from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.queue.ordering import is_large
 from replicator.repair.install import CopiedStep, Installer
-from replicator.repair.lease import Lease
+from replicator.repair.lease import Conditions, Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
 from replicator.telemetry.events import EventSink
@@ -95,7 +94,7 @@ class Execution:
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
-    async def run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None = None) -> bool:
+    async def run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None = None) -> bool:
         """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on. See ``_run``."""
         ledger = plan.ledger
         keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
@@ -103,7 +102,7 @@ class Execution:
         with self._use.copying(ledger.ledger_id, targets):
             return await self._run(plan, shortfall, completing)
 
-    async def _run(self, plan: Plan, shortfall: Shortfall, completing: Sequence[Operation] | None) -> bool:
+    async def _run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None) -> bool:
         """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on.
 
         Args:
@@ -313,7 +312,7 @@ class Execution:
         return await in_turns(EntryRuns.uniting(own, shared))
 
     async def _install(
-        self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Sequence[Operation] | None = None
+        self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> Versioned:
         installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
         if installed.is_completed:

@@ -37,6 +37,7 @@ from bookie.client.placement.judge import EnsembleJudge
 from bookie.metadata.bookies.registration import BookieLook, Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, Operation
+from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId, EntryId
@@ -49,7 +50,7 @@ from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.debt_notes import note_debts
-from replicator.repair.lease import Lease
+from replicator.repair.lease import Conditions, Lease
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Installer:
         ledger: Versioned,
         copied: Sequence[CopiedStep],
         reserved: LedgerReservations | None,
-        completing: Sequence[Operation] | None = None,
+        completing: Conditions | None = None,
     ) -> InstallResult:
         """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still exists (S16).
 
@@ -136,8 +137,10 @@ class Installer:
                 refusals.append(refusal)
         registrations = self._ports.registrations
         names = sorted({name for copy in whole for name in (copy.step.old, copy.step.target)})
-        held = await self._lease.look(registrations.look_paths(names))
-        seen = registrations.look_at(names, held.nodes)
+        asked = () if completing is None else completing.registrations
+        held = await self._lease.look([*(each.path for each in asked), *registrations.look_paths(names)])
+        are_answers_valid = all(map(SeenNode.is_same, asked, held.nodes))
+        seen = registrations.look_at(names, held.nodes[len(asked) :])
         replaced = [copy.step.old for copy in whole if _replaces(copy)]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_gone_targets(whole, bookies))
@@ -154,8 +157,9 @@ class Installer:
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
             write = _Write(ledger, wanted, reserved, checks)
-            if completing is not None and held.is_same and len(done) == len(copied):
-                ledger, is_completed = await self._complete_with(write, completing)
+            is_last = held.is_same and are_answers_valid and len(done) == len(copied)
+            if completing is not None and is_last:
+                ledger, is_completed = await self._complete_with(write, completing.checks)
             else:
                 ledger, is_completed = await self._write(write), False
         else:

@@ -18,8 +18,8 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import bookie_path, lock_path
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION, Check, Delete, Node, Operation, SessionState
-from bookie.metadata.tasks.locks import HeldLook, HeldTask, Task
+from bookie.metadata.port import ANY_VERSION, Check, Node, Operation, SessionState
+from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode, Task
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import within
@@ -27,10 +27,22 @@ from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
 
 
-async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> list[Check]:
-    """Return checks that hold until one of these nodes changes. To be called before the bookies are asked.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions of a verdict for the deletion of its task (I18)."""
 
-    Draining bookies need none: while a member is draining, something is left to do.
+    checks: tuple[Operation, ...] = ()
+    """Checked by the transaction that deletes the task."""
+    registrations: tuple[SeenNode, ...] = ()
+    """Compared right before this transaction, which checks only that they exist."""
+
+
+async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> Conditions:
+    """Return conditions that hold until one of these nodes changes. To be called before the bookies are asked.
+
+    The answer of a bookie is of its current registration only. After another one it may have other disks, and Apache's
+    bookies record no incarnation (R136). Draining bookies need no condition: while a member is draining, something is
+    left to do.
 
     Args:
         ports: the ports of repair.
@@ -45,13 +57,18 @@ async def verdict_checks(ports: RepairPorts, ledger: Versioned, task: Task, book
     checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
     named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
     if not named:
-        return checks
+        return Conditions(tuple(checks))
     histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]
-    for bookie, path, node in zip(named, histories, await ports.store.get_many(histories), strict=True):
-        checks.append(Check(bookie_path(root, bookie, is_read_only=bookie in bookies.read_only), ANY_VERSION))
+    paths = [bookie_path(root, bookie, is_read_only=bookie in bookies.read_only) for bookie in named]
+    nodes = await ports.store.get_many([*histories, *paths])
+    for path, node in zip(histories, nodes, strict=False):
         if node is not None:  # Apache's bookies have no history
             checks.append(Check(path, node.stat.version))
-    return checks
+    registrations = []
+    for path, node in zip(paths, nodes[len(histories) :], strict=True):
+        checks.append(Check(path, ANY_VERSION))
+        registrations.append(SeenNode(path, None if node is None else node.stat.czxid))
+    return Conditions(tuple(checks), tuple(registrations))
 
 
 _log = logging.getLogger(__name__)
@@ -181,18 +198,18 @@ class Lease:
         self._ports.tasks.locks.note_completed(self.held)
         self._is_given_back = True
 
-    async def complete(self, checks: Sequence[Check | Delete] = (), *, absent: Sequence[str] = ()) -> bool:
+    async def complete(self, checks: Sequence[Operation] = (), *, seen: Sequence[SeenNode] = ()) -> bool:
         """Delete the task as seen under the lock (S5); return False if it stays. The lock is released either way.
 
         Args:
             checks: further conditions for the deletion of the task (I18), and nodes to delete with it.
-            absent: nodes that must not exist.
+            seen: nodes that must not have been recreated, created or deleted.
 
         Raises:
             LeaseLostError: the session has ended.
         """
         self.ensure_session()
-        is_deleted = await self._ports.tasks.locks.complete(self.held, checks, absent=absent, is_pruned_later=True)
+        is_deleted = await self._ports.tasks.locks.complete(self.held, checks, seen=seen, is_pruned_later=True)
         self._is_given_back = True
         return is_deleted
 

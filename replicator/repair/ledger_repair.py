@@ -35,7 +35,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
@@ -46,7 +46,7 @@ from bookie.metadata.ledgers.ledgers import (
     Versioned,
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
-from bookie.metadata.port import Check, Operation
+from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
@@ -82,7 +82,7 @@ from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
 from replicator.repair.execution import Execution
-from replicator.repair.lease import Lease, LeaseLostError, verdict_checks
+from replicator.repair.lease import Conditions, Lease, LeaseLostError, verdict_conditions
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
@@ -138,8 +138,8 @@ class View:
 
     ledger: Versioned
     bookies: Bookies
-    checks: tuple[Check, ...]
-    """Conditions for deleting the task after a verdict based on this view (I18)."""
+    conditions: Conditions
+    """For deleting the task after a verdict based on this view (I18)."""
     shortfall: Shortfall
 
 
@@ -260,11 +260,12 @@ class LedgerRepair:
         bookies, drain_checks = await with_draining(self._ports, listed, members & named)
         absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
         bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
-        checks = (*await verdict_checks(self._ports, ledger, self._task, bookies), *drain_checks)
+        conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
+        conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
         shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.short_members())
-        return View(ledger, bookies, checks, shortfall)
+        return View(ledger, bookies, conditions, shortfall)
 
     async def _read(self) -> Versioned:
         """Return the metadata: the first time as read together with the task, then the current one."""
@@ -371,7 +372,7 @@ class LedgerRepair:
         silence = "; ".join(self._log.silence)
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
 
-    def _completing(self, plan: Plan, view: View, is_move: bool) -> Sequence[Operation] | None:
+    def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
         """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
 
         Another round must look at an open ledger, because its members may lack entries added by the writer. The same
@@ -385,7 +386,7 @@ class LedgerRepair:
         if self._unclosed.has_doubts or self._log.unreadable or fault_point("replicator.complete_apart"):
             return None
         own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is the one replaced by the write
-        return [check for check in view.checks if check.path != own]
+        return replace(view.conditions, checks=tuple(check for check in view.conditions.checks if check.path != own))
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn with nothing left to copy: give up, or complete the task because nothing is missing."""
@@ -442,11 +443,12 @@ class LedgerRepair:
         be the only holder of entries acknowledged and lost by a doubted member (S6).
         """
         await self._reserving.release()
-        checks = () if view is None else view.checks
+        conditions = Conditions() if view is None else view.conditions
         are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
         doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
-        unreserved = [self._ports.reservations.path(self._task.ledger_id)]
-        if not await self._lease.complete(checks if doubts is None else [*checks, doubts], absent=unreserved):
+        unreserved = SeenNode(self._ports.reservations.path(self._task.ledger_id), None)
+        operations = conditions.checks if doubts is None else (*conditions.checks, doubts)
+        if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
             return self._ended(Ending.MARKED_AGAIN)
         return await self._completed(ending)
 

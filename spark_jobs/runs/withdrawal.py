@@ -37,7 +37,7 @@ from bookie.metadata.port import AccessDeniedError, Check, MetadataStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.format import UnreadableTaskError
-from bookie.metadata.tasks.locks import HeldTask, Task
+from bookie.metadata.tasks.locks import HeldTask, SeenNode, Task
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -154,7 +154,7 @@ class Withdrawal:
                 await locks.release(held)
                 return None
             checks = [Check(self._ledgers.path(ledger_id), ledger.version)] if isinstance(ledger, Versioned) else []
-            if not await locks.complete(held, checks, absent=self._kept_by(ledger_id, ended), is_pruned_later=True):
+            if not await locks.complete(held, checks, seen=self._none_of_work(ledger_id, ended), is_pruned_later=True):
                 return None
         except BaseException:
             with contextlib.suppress(TransientError, OutcomeUnknownError):  # otherwise it ends with the session
@@ -175,12 +175,12 @@ class Withdrawal:
         except UnreadableMetadataError as error:
             return Unreadable(ledger_id, str(error))
 
-    def _kept_by(self, ledger_id: LedgerId, ended: Ended) -> Sequence[str]:
-        """Return the records of work on the ledger; the worker that began the work has to end it."""
+    def _none_of_work(self, ledger_id: LedgerId, ended: Ended) -> Sequence[SeenNode]:
+        """Return the condition that the ledger has no records of work; the worker that began the work has to end it."""
         records = [self._reservations.path(ledger_id)]
         if ended is not Ended.LEDGER_DELETED:
             records += [each.path(ledger_id) for each in (self._parked, self._doubts, self._failures)]
-        return records
+        return [SeenNode(path, None) for path in records]
 
     async def _unpark(self, ledger_id: LedgerId) -> None:
         """Delete the parked record of a deleted ledger. Best effort: a listing of a worker deletes it later."""

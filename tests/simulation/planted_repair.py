@@ -40,7 +40,7 @@ def _(stack: ExitStack) -> None:
 
 @plants("task-deleted-blindly", "R13", "a task is deleted whatever its version, the lock and the ledger are by then")
 def _(stack: ExitStack) -> None:
-    async def blindly(self: TaskLocks, held: HeldTask, checks: Any, absent: Any) -> bool:
+    async def blindly(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
         try:
             await self._store.delete(task_path(self._root, held.task.ledger_id))
         except NoNodeError:
@@ -178,7 +178,7 @@ def _(stack: ExitStack) -> None:
     async def look(self: TaskLocks, held: HeldTask, beside: Any = ()) -> HeldLook:
         return HeldLook(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(beside)))
 
-    async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, absent: Any) -> bool:
+    async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
         with suppress(MultiFailedError):
             await self._store.multi([*checks, Delete(task_path(self._root, held.task.ledger_id), held.task.version)])
         return True

@@ -102,6 +102,19 @@ class HeldLook:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node as a decision has seen it. A recreated node has the version of the first one, so no ``Check`` finds it."""
+
+    path: str
+    czxid: int | None
+    """The transaction that created it; None if it does not exist."""
+
+    def is_same(self, node: Node | None) -> bool:
+        """Whether ``node``, read at the path again, is the same node, or still none."""
+        return self.czxid == (None if node is None else node.stat.czxid)
+
+
+@dataclass(frozen=True, slots=True)
 class HeldLock:
     """The lock of a ledger, marked or not, held by this process, with proof of it."""
 
@@ -220,7 +233,7 @@ class TaskLocks:
         held: HeldTask,
         checks: Sequence[Operation] = (),
         *,
-        absent: Sequence[str] = (),
+        seen: Sequence[SeenNode] = (),
         is_pruned_later: bool = False,
     ) -> bool:
         """Delete the task if it is unchanged and the lock is still this session's (S5), and release the lock.
@@ -229,19 +242,19 @@ class TaskLocks:
             held: the task.
             checks: further conditions of the verdict, such as the version of the ledger's metadata (I18), and nodes to
                 be written or deleted with the task; part of the same transaction.
-            absent: paths of nodes that must not exist; read together with the lock and the task right before the
-                transaction.
+            seen: nodes that must not have been recreated, created or deleted; read together with the lock and the task
+                right before the transaction.
             is_pruned_later: the caller calls ``prune`` for many tasks at once.
 
         Returns:
             True if the task was deleted. False, and the task stays, if it was marked again, one of ``checks`` fails,
-            one of ``absent`` exists, or the lock is no longer this session's.
+            one of ``seen`` is another node, or the lock is no longer this session's.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release the lock. The next holder sees whether
                 the task was deleted.
         """
-        if not await self._delete_task(held, checks, absent):
+        if not await self._delete_task(held, checks, seen):
             await self.release(held)
             return False
         self.note_completed(held)
@@ -368,12 +381,12 @@ class TaskLocks:
         except MultiFailedError as error:
             raise error.cause from error
 
-    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation], absent: Sequence[str]) -> bool:
+    async def _delete_task(self, held: HeldTask, checks: Sequence[Operation], seen: Sequence[SeenNode]) -> bool:
         """Return whether the task was deleted, at the version and creation seen under the lock."""
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
-                verdict = await self._try_delete_task(held, checks, absent, is_unknown=is_unknown)
+                verdict = await self._try_delete_task(held, checks, seen, is_unknown=is_unknown)
                 if verdict is not None:
                     return verdict
                 is_unknown = True
@@ -386,7 +399,7 @@ class TaskLocks:
         )
 
     async def _try_delete_task(
-        self, held: HeldTask, checks: Sequence[Operation], absent: Sequence[str], *, is_unknown: bool
+        self, held: HeldTask, checks: Sequence[Operation], seen: Sequence[SeenNode], *, is_unknown: bool
     ) -> bool | None:
         """One attempt of ``_delete_task``; None if the task must be read again.
 
@@ -397,7 +410,8 @@ class TaskLocks:
         unlock = Delete(lock_path(self._root, ledger_id), LOCK_VERSION)
         if self._store.session.session_id != held.session_id:
             return False
-        task, lock, *others = await self._store.get_many_current([path, unlock.path, *absent])
+        paths = [path, unlock.path, *(each.path for each in seen)]
+        task, lock, *others = await self._store.get_many_current(paths)
         if lock is None and task is None:
             return is_unknown  # by an own transaction whose answer was lost
         if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
@@ -405,7 +419,7 @@ class TaskLocks:
         if task is None:
             await self._release(ledger_id, held.lock_czxid, held.session_id)
             return True
-        if not _is_seen(task, held) or any(node is not None for node in others):
+        if not _is_seen(task, held) or not all(map(SeenNode.is_same, seen, others)):
             return False
         if self._store.session.session_id != held.session_id:  # changed during the read; the next line does not yield
             return False
