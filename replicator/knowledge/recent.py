@@ -10,7 +10,7 @@ An outdated answer must not change what happens to data. Each question has its o
   joined since. So a kept answer is used only if it contains every member not named by the task; otherwise the bookies
   are listed again. A member named by the task may have returned since: the installation reads its registration again
   (R5), and those of the targets. A member that disappeared since is found by the auditor, whose mark changes the task
-  (R13). Registered members named by the task are checked by the transaction that deletes the task (I18).
+  (R13). The registrations of members named by the task are compared right before the task is deleted (I18, R136).
 * The switch (S7). A read without ``sync`` is as new as the state of this session's server, and the same server sends
   the watch event before it answers a later read. So an answer under a watch is at most one notification older than a
   new read. The switch is read again after a second in any case.

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import lock_path, task_path, tasks_path
+from bookie.metadata.layout import bookie_path, lock_path, task_path, tasks_path
+from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.format import UnreadableTaskError
-from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.locks import SeenNode, Task
 from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError, InvalidDelayError
 from bookie.metadata.tasks.underreplication import IncompatibleTasksError, UnderReplication, UnreadableTask
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
@@ -72,6 +73,28 @@ async def test_marking_again_adds_what_is_new_and_only_then_changes_the_task(
     assert await tasks.read(LEDGER) == Task(LEDGER, (A,), NOW_MS, 0)
     await tasks.marking.mark(LEDGER, [C, A, B])
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, C, B), NOW_MS + 1000, 1)
+
+
+@pytest.mark.parametrize("is_read_only", [False, True], ids=["writable", "read-only"])
+async def test_a_mark_of_a_bookie_registered_since_the_last_one_changes_the_task_once(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, clock: ManualClock, is_read_only: bool
+) -> None:
+    registration = bookie_path(cluster.root, A, is_read_only=is_read_only)
+    await create_with_parents(store, registration, b"", cluster.root, is_ephemeral=True)
+    odd = (A, BookieId(".."), BookieId("a/b"), BookieId(""))  # names read from metadata, of no bookie
+    await tasks.marking.mark(LEDGER, odd)
+    for version in (0, 1, 2):
+        assert not await tasks.marking.mark(LEDGER, odd)
+        assert await tasks.marking.mark_many([(LEDGER, odd)]) == 0
+        assert await tasks.read(LEDGER) == Task(LEDGER, odd, NOW_MS + version * 1000, version)
+        await store.delete(registration)
+        assert not await tasks.marking.mark(LEDGER, odd)  # a lost bookie has no other disks
+        await store.create(registration, b"", is_ephemeral=True)
+        clock.now_s += 1
+        if version == 0:
+            assert await tasks.marking.mark(LEDGER, odd)
+        else:
+            assert await tasks.marking.mark_many([(LEDGER, odd)]) == 1
 
 
 async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
@@ -293,6 +316,25 @@ async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_chan
     await store.delete(path)
     assert not await tasks.locks.complete(held, [Check(path)])
     assert await tasks.read(LEDGER) is not None
+
+
+async def test_task_stays_when_a_node_of_the_verdict_was_made_anew_at_the_same_version(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    path = f"{cluster.root}/something"
+    await store.create(path)
+    first = await store.get(path)
+    await store.delete(path)
+    await store.create(path)
+    now = await store.get(path)
+    assert now.stat.version == first.stat.version
+    for czxid, is_done in ((first.stat.czxid, False), (None, False), (now.stat.czxid, True)):
+        await tasks.marking.mark(LEDGER, [A])
+        held = await tasks.locks.lock(LEDGER, "host")
+        assert held is not None
+        assert await tasks.locks.complete(held, [Check(path)], seen=[SeenNode(path, czxid)]) is is_done
+        assert (await tasks.read(LEDGER) is None) is is_done
+        assert await tasks.locks.locked() == frozenset()
 
 
 async def test_task_deleted_and_made_anew_at_the_same_version_stays(

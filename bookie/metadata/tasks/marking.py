@@ -2,19 +2,23 @@
 
 After a bookie loss nearly all tasks are new. So many are first created together with their directories, without a read;
 refused ones are then read and merged. Marking never removes anything from a task, so it is idempotent, and two
-concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again. A task
-that already names all the bookies is not touched, its version included, because a worker may be about to complete it.
+concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again.
+
+A task that already names all the bookies is not touched, its version included, because a worker may be about to
+complete it. Only if one of the bookies has registered since the last change of the task, it gets a new time, and so a
+new version. The bookie may have lost its disks since it answered the worker, and then the mark is news (R136).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from bookie.metadata.layout import task_branches, task_directory, task_name, task_path
+from bookie.metadata.layout import bookie_path, task_branches, task_directory, task_name, task_path
 from bookie.metadata.nodes import (
     WRITE_ATTEMPTS_MAX,
     batches,
@@ -37,7 +41,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.tasks.format import TaskData, UnreadableTaskError, decode_task, encode_task
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import all_begun_in_turn
 
@@ -95,7 +99,7 @@ class TaskMarking:
                     data = TaskData(tuple(dict.fromkeys(missing)), self._clock.epoch_ms())
                     await create_with_parents(self._store, path, encode_task(data), self._root)
                     return True
-                merged = decode_task(node.data).merged(missing, self._clock.epoch_ms())
+                merged = _merged(node, missing, self._clock.epoch_ms(), await self._registered_at(missing))
                 if merged is None:
                     return isinstance(error, WriteOutcomeUnknownError)
                 await self._store.set(path, encode_task(merged), node.stat.version)
@@ -184,6 +188,8 @@ class TaskMarking:
     async def _decide(self, findings: Findings, sent: Mapping[str, bytes]) -> _MarkDecision:
         paths = [task_path(self._root, ledger_id) for ledger_id in findings]
         nodes = await self._store.get_many(paths)
+        known = [missing for node, missing in zip(nodes, findings.values(), strict=True) if node is not None]
+        registered_at = await self._registered_at(itertools.chain.from_iterable(set(known)))
         now_ms = self._clock.epoch_ms()
         operations: list[Operation] = []
         done_count = 0
@@ -192,9 +198,27 @@ class TaskMarking:
                 operations.append(Create(path, encode_task(TaskData(missing, now_ms))))
             elif node.data == sent.get(path):
                 done_count += 1
-            elif (merged := _merged(ledger_id, node, missing, now_ms)) is not None:
-                operations.append(SetData(path, encode_task(merged), node.stat.version))
+            else:
+                try:
+                    merged = _merged(node, missing, now_ms, registered_at)
+                except UnreadableTaskError as error:
+                    _log_unreadable(ledger_id, error)
+                    continue
+                if merged is not None:
+                    operations.append(SetData(path, encode_task(merged), node.stat.version))
         return _MarkDecision(operations, done_count)
+
+    async def _registered_at(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
+        """Return the transaction that created the registration of each registered bookie; no older than this call."""
+        asked = [(each, is_read_only) for each in set(bookies) if is_bookie_id(each) for is_read_only in (False, True)]
+        if not asked:
+            return {}
+        paths = [bookie_path(self._root, each, is_read_only=is_read_only) for each, is_read_only in asked]
+        found: dict[BookieId, int] = {}
+        for (bookie, _), node in zip(asked, await self._store.get_many_current(paths), strict=True):
+            if node is not None:
+                found[bookie] = max(found.get(bookie, 0), node.stat.czxid)
+        return found
 
     async def _send(self, operations: Sequence[Operation], sent: dict[str, bytes], refused: set[str]) -> None:
         """Carry out a batch, or put all of it into ``refused``."""
@@ -215,12 +239,15 @@ class TaskMarking:
         return count
 
 
-def _merged(ledger_id: LedgerId, node: Node, missing: Sequence[BookieId], now_ms: int) -> TaskData | None:
-    try:
-        return decode_task(node.data).merged(missing, now_ms)
-    except UnreadableTaskError as error:
-        _log_unreadable(ledger_id, error)
-        return None
+def _merged(
+    node: Node, missing: Sequence[BookieId], now_ms: int, registered_at: Mapping[BookieId, int]
+) -> TaskData | None:
+    """Return the task after the mark; None if it stays as it is."""
+    task = decode_task(node.data)
+    merged = task.merged(missing, now_ms)
+    if merged is None and any(registered_at.get(bookie, 0) > node.stat.mzxid for bookie in missing):
+        return replace(task, ctime_ms=now_ms)
+    return merged
 
 
 def _log_unreadable(ledger_id: LedgerId, error: UnreadableTaskError) -> None:

@@ -326,14 +326,17 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_doe
         await until(world.is_clean)
 
 
-async def heal_while(world: RepairWorld, act: Callable[[], Awaitable[None]]) -> list[Ending]:
-    """Heal, and run an action right before the task would be deleted for the first time."""
+async def heal_while(
+    world: RepairWorld, act: Callable[[], Awaitable[None]], *, is_before_look: bool = False
+) -> list[Ending]:
+    """Heal, and run an action right before the task would be deleted for the first time, or before the last look."""
     running = world.worker()
     done: list[bool] = []
 
     async def late(operation: str, path: str) -> Fault | None:
         is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
-        if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not done:
+        moment = ("sync", task_path(ROOT, LEDGER)) if is_before_look else ("multi", lock_path(ROOT, LEDGER))
+        if (operation, path) == moment and is_locked and not done:
             done.append(True)
             await act()
         return None
@@ -374,6 +377,54 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 
         assert await heal_while(world, come_back_empty) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_without_a_recorded_incarnation_is_asked_again_after_it_registered_again() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+
+        async def come_back_empty() -> None:
+            await world.kill("b")
+            await world.add_bookies("b")
+
+        endings = await heal_while(world, come_back_empty, is_before_look=True)
+        assert endings == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_mark_of_a_bookie_that_registered_again_in_the_last_moment_stays() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+
+        async def come_back_empty_and_marked() -> None:
+            await world.kill("b")
+            await world.add_bookies("b")
+            await world.tasks.marking.mark_many([(LEDGER, names("b"))])
+
+        assert await heal_while(world, come_back_empty_and_marked) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_that_registers_again_during_the_copy_of_another_is_asked_again() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("c")
+        await world.tasks.marking.mark(LEDGER, names("b c"))
+
+        async def come_back_empty() -> None:
+            await world.kill("b")
+            await world.add_bookies("b")
+
+        world.bookies["t"].before_add = come_back_empty
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
 
 
 @in_virtual_time
