@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bookie.client.connect import ConnectedBookKeeper
@@ -51,7 +52,8 @@ def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Tem
     """Three bookies with names of their own, and ledgers with a position on each of them."""
 
     async def fill(made: ApacheWorld) -> None:
-        await asyncio.gather(*(made.cluster.add_bookies(1, extra={"bookieId": name}) for name in NAMES))
+        settings = [{"bookieId": name, "zkTimeout": "30000"} for name in NAMES]
+        await asyncio.gather(*(made.cluster.add_bookies(1, extra=each) for each in settings))
         await made.java.new_client("patient", settings={"delayEnsembleChange": "true"})
 
     with world(tmp_path_factory.mktemp("returning"), apache_jvm, java_classes, bookies=0, heap_mib=160) as made:
@@ -114,17 +116,22 @@ async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place
     await all_is_well(java, [*whole, short])
 
 
+async def lose_disks(client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
+    """Start a bookie again without its cookie and its disks."""
+    await bookie.stop()
+    await client.store.delete(cookie_path(client.cluster.root, bookie.bookie_id))
+    for directory in ("journal", "ledgers"):
+        shutil.rmtree(bookie.directory / directory)
+    await bookie.start()
+
+
 async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, wiped = here.java, here.bookie(NAMES[2])
     ledgers = [*await written(java, SHAPES, 4), *await written(java, SHAPES[:1], 1, entries=0)]
     before = await seen(java, ledgers)
-    await wiped.stop()
-    await client.store.delete(cookie_path(client.cluster.root, wiped.bookie_id))
-    for directory in ("journal", "ledgers"):
-        shutil.rmtree(wiped.directory / directory)
-    await wiped.start()
+    await lose_disks(client, wiped)
     assert [await held(java, wiped.bookie_id, ledger.ledger_id) for ledger in ledgers] == [0] * len(ledgers)
 
     await mark(java, ledgers, wiped)
@@ -140,6 +147,32 @@ async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
         stored = Stripe(size, quorum).count(position, EntryId(0), EntryId(ledger.entries - 1))
         assert await held(java, wiped.bookie_id, ledger.ledger_id) == stored
     await no_work_left(here, client)
+    await all_is_well(java, ledgers)
+
+
+async def test_a_bookie_that_loses_its_disks_after_its_answer_is_asked_again(
+    here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    java, (asked, silent) = here.java, sorted(map(here.bookie, NAMES[:2]), key=lambda bookie: bookie.bookie_id)
+    (ledger,) = ledgers = await written(java, SHAPES[:1], 1)
+    await mark(java, ledgers, asked, silent)
+    silent.running.pause()
+    replicator = await Replicator.start(here.uri, tmp_path)
+    async with replicator.process:
+        process = psutil.Process(replicator.process.pid)
+
+        async def waits_for_the_second() -> bool:
+            return any(each.raddr and each.raddr.port == silent.port for each in process.net_connections("tcp"))
+
+        await until(waits_for_the_second, bool, "the first bookie has answered, and the second is asked")
+        await lose_disks(client, asked)
+        assert await held(java, asked.bookie_id, ledger.ledger_id) == 0
+        await mark(java, ledgers, asked)
+        silent.running.resume()
+        await no_work_left(here, client)
+        endings = [event["ending"] for event in replicator.events() if "ending" in event]
+    assert endings == ["marked_again", "repaired"]
+    assert await held(java, asked.bookie_id, ledger.ledger_id) == ledger.entries
     await all_is_well(java, ledgers)
 
 
