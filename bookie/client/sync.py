@@ -9,6 +9,7 @@
             print(entry.payload)
 
 The event loop runs in one thread of its own; every call waits for its result there. Safe to share between threads.
+Iterables given to a call are read in the caller's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from bookie.client import connect as asynchronous
 from bookie.client.ledger_filter import LedgerFilter
@@ -34,6 +35,10 @@ from bookie.model.packet import Entry
 from bookie.runtime.loop_thread import LoopThread
 
 _PositionT = TypeVar("_PositionT")
+
+_PART_ENTRIES: Final = 128
+_PART_BYTES: Final = 1 << 20
+"""``append_all`` submits so many entries at a time, or fewer with as many bytes."""
 
 
 class SyncLogWriter:
@@ -54,7 +59,7 @@ class SyncLogWriter:
 
     def append_all(self, payloads: Iterable[bytes]) -> list[LogPosition]:
         """Append many entries through the pipeline and wait for all of them. Raises as ``LogWriter.append``."""
-        return self._loop.run(_append_all(self._writer, payloads))
+        return _append_all(self._loop, self._writer, payloads)
 
     def roll(self) -> None:
         """Go on in a new ledger. Raises as ``LogWriter.roll``."""
@@ -111,13 +116,13 @@ class SyncLog:
 
     def read(self, first: LogPosition | None = None, *, password: bytes | None = None) -> Iterator[LogEntry]:
         """Entries from ``first`` to the end as it is now. Raises as ``Log.read``."""
-        return self._loop.iterate(self._log.read(first, password=password))
+        return self._loop.iterate(self._log.read(first, password=password), _payload_bytes)
 
     def tail(
         self, first: LogPosition | None = None, *, password: bytes | None = None, poll_s: float | None = None
     ) -> Iterator[LogEntry]:
         """As ``read``, and then every entry as it is appended, without end. Raises as ``Log.tail``."""
-        return self._loop.iterate(self._log.tail(first, password=password, poll_s=poll_s))
+        return self._loop.iterate(self._log.tail(first, password=password, poll_s=poll_s), _payload_bytes)
 
     def end(self) -> LogPosition | None:
         """The position of the next entry to become readable. Raises as ``Log.end``."""
@@ -140,8 +145,37 @@ class _Submits(Protocol[_PositionT]):
     async def submit(self, payload: bytes) -> asyncio.Future[_PositionT]: ...
 
 
-async def _append_all(writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
-    return list(await asyncio.gather(*[await writer.submit(payload) for payload in payloads]))
+def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
+    """Append entries as ``payloads`` yields them in this thread. It may wait, also for this client."""
+    acknowledgements: list[asyncio.Future[_PositionT]] = []
+    for part in _parts(payloads):
+        acknowledgements += loop.run(_submit(writer, part))
+    return loop.run(_acknowledged(acknowledgements))
+
+
+def _parts(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        part.append(payload)
+        size += len(payload)
+        if len(part) >= _PART_ENTRIES or size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+async def _submit(writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[asyncio.Future[_PositionT]]:
+    return [await writer.submit(payload) for payload in payloads]
+
+
+async def _acknowledged(acknowledgements: Iterable[asyncio.Future[_PositionT]]) -> list[_PositionT]:
+    return list(await asyncio.gather(*acknowledgements))
+
+
+def _payload_bytes(entry: Entry | LogEntry) -> int:
+    return len(entry.payload)
 
 
 class SyncLedgerWriter:
@@ -167,7 +201,7 @@ class SyncLedgerWriter:
 
     def append_all(self, payloads: Iterable[bytes]) -> list[EntryId]:
         """Append many entries through the pipeline and wait for all of them. Raises as ``LedgerWriter.append``."""
-        return self._loop.run(_append_all(self._writer, payloads))
+        return _append_all(self._loop, self._writer, payloads)
 
     def append_at(self, entry_id: EntryId, payload: bytes) -> EntryId:
         """Append an entry under a number of one's own. Raises as ``LedgerWriter.append_at``."""
@@ -217,15 +251,15 @@ class SyncLedgerReader:
 
     def read_range(self, first: EntryId, last: EntryId) -> Iterator[Entry]:
         """Entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
-        return self._loop.iterate(self._reader.read_range(first, last))
+        return self._loop.iterate(self._reader.read_range(first, last), _payload_bytes)
 
     def read_all(self) -> Iterator[Entry]:
         """Every readable entry, in order."""
-        return self._loop.iterate(self._reader.read_all())
+        return self._loop.iterate(self._reader.read_all(), _payload_bytes)
 
     def tail(self, first: EntryId = EntryId(0), *, poll_s: float | None = None) -> Iterator[Entry]:  # noqa: B008
         """Entries from ``first`` on as they are written, until the ledger is closed."""
-        return self._loop.iterate(self._reader.tail(first, poll_s=poll_s))
+        return self._loop.iterate(self._reader.tail(first, poll_s=poll_s), _payload_bytes)
 
 
 class SyncBookKeeper:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 _AHEAD: Final = 512
 """Maximum number of items fetched ahead of the consumer."""
+_AHEAD_BYTES: Final = 8 << 20
+"""No further item is fetched once those ahead of the consumer have as many bytes."""
 
 
 class LoopThread:
@@ -46,9 +48,14 @@ class LoopThread:
             future.cancel()
             raise
 
-    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """Yield the items of ``source``, fetching some ahead. Leaving the iteration early closes the source."""
-        pump: _Pump[T] = self.run(_start(source))
+    def iterate(self, source: AsyncIterator[T], bytes_of: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
+        """Yield the items of ``source``, fetching some ahead. Leaving the iteration early closes the source.
+
+        Args:
+            source: the items, to be fetched in the thread.
+            bytes_of: the size of an item; 0 for items of a bounded size.
+        """
+        pump: _Pump[T] = self.run(_start(source, bytes_of))
         try:
             while batch := self.run(pump.take()):
                 yield from batch
@@ -74,9 +81,11 @@ class LoopThread:
 class _Pump(Generic[T]):
     """A task to move items from an asynchronous iterator into a bounded queue."""
 
-    def __init__(self, source: AsyncIterator[T]) -> None:
+    def __init__(self, source: AsyncIterator[T], bytes_of: Callable[[T], int]) -> None:
         self._source = source
+        self._bytes_of = bytes_of
         self._ready: list[T] = []
+        self._ready_bytes = 0
         self._error: BaseException | None = None
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._move())
@@ -85,7 +94,7 @@ class _Pump(Generic[T]):
         """Return all items fetched so far, at least one, or none at the end. Raises the error of the source."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._ready or self._task.done() or self._error is not None)
-            batch, self._ready = self._ready, []
+            batch, self._ready, self._ready_bytes = self._ready, [], 0
             self._changed.notify_all()
         if not batch and self._error is not None and not isinstance(self._error, StopAsyncIteration):
             raise self._error
@@ -100,8 +109,9 @@ class _Pump(Generic[T]):
         try:
             async for item in self._source:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: len(self._ready) < _AHEAD)
+                    await self._changed.wait_for(self._has_room)
                     self._ready.append(item)
+                    self._ready_bytes += self._bytes_of(item)
                     self._changed.notify_all()
         except Exception as caught:  # noqa: BLE001 (raised in the consumer)
             error = caught
@@ -109,9 +119,12 @@ class _Pump(Generic[T]):
             self._error = error
             self._changed.notify_all()
 
+    def _has_room(self) -> bool:
+        return len(self._ready) < _AHEAD and self._ready_bytes < _AHEAD_BYTES
 
-async def _start(source: AsyncIterator[T]) -> _Pump[T]:
-    return _Pump(source)
+
+async def _start(source: AsyncIterator[T], bytes_of: Callable[[T], int]) -> _Pump[T]:
+    return _Pump(source, bytes_of)
 
 
 async def _cancel_others() -> None:

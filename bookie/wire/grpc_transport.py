@@ -145,6 +145,8 @@ async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[Rep
     except grpc.aio.AioRpcError as error:
         status, detail = failure_of(error)
         return failed(status, detail=detail)
+    except grpc.aio.UsageError:  # the channel was closed before the call began
+        return failed(Status.UNREACHABLE, detail=_CLOSED)
     except (MalformedAnswerError, InvalidAvailabilityError) as error:
         return failed(Status.IO_ERROR, detail=str(error))
 

@@ -141,9 +141,10 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
         return taken
 
     async def _exchange(self, requests: Mapping[LedgerId, JointT]) -> None:
-        call = self._open(requests, max(request.timeout_s for request in requests.values()))
+        call: grpc.aio.UnaryStreamCall[Any, MessageT] | None = None
         size = 0
         try:
+            call = self._open(requests, max(request.timeout_s for request in requests.values()))
             while size <= ANSWER_BYTES_MAX and isinstance(message := await call.read(), Message):
                 self._hand_over(cast(MessageT, message), requests)
                 size += message.ByteSize()
@@ -155,10 +156,11 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
                 for request in requests.values():
                     request.complete(is_answered=False)
             _fail(requests, error)
-        except MalformedAnswerError as error:
+        except (MalformedAnswerError, grpc.aio.UsageError) as error:  # UsageError: the channel was closed before
             _fail(requests, error)
         finally:
-            call.cancel()
+            if call is not None:
+                call.cancel()
             for request in requests.values():
                 request.answer.cancel()  # only if this task or its channel was closed, or has a defect
 

@@ -280,6 +280,20 @@ async def test_silence_in_version_2_is_met_once(bookie: Bookie, transport: Apach
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
 
 
+async def test_version_2_is_used_again_after_several_silences_if_it_succeeded_before(
+    bookie: Bookie, transport: ApacheTransport
+) -> None:
+    wanted = range(0, 40, 2)
+    assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
+    bookie.on_v2 = lambda peer, request: None
+    for _ in range(3):
+        assert (await read(transport, wanted, SOON_S)).status is Status.TIMEOUT
+    bookie.on_v2 = bookie.serve
+    before = len(bookie.peers)
+    assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
+    assert [type(request) for peer in bookie.peers[before:] for request in peer.asked] == [v2.ReadV2] * len(wanted)
+
+
 async def test_a_late_answer_is_nobody_elses(bookie: Bookie, transport: ApacheTransport) -> None:
     """Without transaction ids, the answer to an abandoned request looks like the answer to the next one."""
     wanted = range(0, 40, 2)

@@ -16,6 +16,7 @@ from bookie.model.ids import LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.joint_calls import CALLS_MAX
 from bookie.wire.port import JOINT_LEDGERS_MAX, ListReply, Status
 from bookie.wire.requests import ListEntries
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, TransportWorld, a_world, entry, served
@@ -38,6 +39,8 @@ class Lister(rpc.BookieServicer):
         """How many ledgers of a call are answered before it ends."""
         self.code: grpc.StatusCode | None = None
         """What each joint call ends with."""
+        self.begun = asyncio.Semaphore(0)
+        """Released by each joint call."""
         self.has_ended = asyncio.Event()
         """A call was cancelled."""
 
@@ -51,6 +54,7 @@ class Lister(rpc.BookieServicer):
     ) -> AsyncIterator[pb.LedgerLists]:
         ledger_ids = list(request.ledger_ids)
         self.calls.append(ledger_ids)
+        self.begun.release()
         if self.code is not None:
             await context.abort(self.code, "as the test says")
         free = [ledger_id for ledger_id in ledger_ids if ledger_id not in self.stuck]
@@ -169,6 +173,24 @@ async def test_a_transport_that_is_closed_answers_those_who_wait(transport: Grpc
     assert (await waiting[2]).status is Status.OK
     await transport.close()
     assert await statuses(waiting[:2]) == [Status.UNREACHABLE] * 2
+
+
+@pytest.mark.parametrize("waiting_count", [1, 5])
+async def test_requests_that_wait_for_a_place_end_with_the_channel(
+    transport: GrpcTransport, lister: Lister, waiting_count: int
+) -> None:
+    lister.stuck = set(range(4))
+    listings = []
+    for call in range(CALLS_MAX):  # these have a place
+        listings += [listing(transport, 2 * call + n) for n in range(2)]
+        async with asyncio.timeout(DEADLINE_S):
+            await lister.begun.acquire()
+    listings += [listing(transport, 100 + n) for n in range(waiting_count)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await transport.close()
+    async with asyncio.timeout(DEADLINE_S / 2):
+        assert await statuses(listings) == [Status.UNREACHABLE] * len(listings)
 
 
 @pytest.mark.parametrize("ledger_ids", [[], [1, 1], list(range(JOINT_LEDGERS_MAX + 1))], ids=["none", "twice", "many"])

@@ -242,6 +242,11 @@ def test_the_synchronous_client_writes_and_reads(cluster: EmbeddedCluster) -> No
         reader = client.open_ledger(ledger.ledger_id, password=b"p")
         assert [entry.payload for entry in reader.read_all()] == [b"first", b"second", b"third"]
         assert reader.read(reader.last_entry_id()).payload == b"third"
+        with client.create_ledger(LedgerOptions(3, 3, 2)) as copy:
+            assert copy.append_all(entry.payload for entry in reader.read_all()) == [0, 1, 2]
+            copy.append_all(b"%d" % number for number in range(3, 300))
+        copied = [entry.payload for entry in client.open_ledger(copy.ledger_id).read_all()]
+        assert copied == [b"first", b"second", b"third", *(b"%d" % number for number in range(3, 300))]
         assert ledger.ledger_id in client.ledgers()
         client.delete_ledger(ledger.ledger_id)
         assert ledger.ledger_id not in client.ledgers()

@@ -50,6 +50,8 @@ class BulkLink:
         self._frame_bytes_max = frame_bytes_max
         self._opening: asyncio.Task[BulkConnection | None] | None = None
         self._request_ids = itertools.count(1)
+        self._good_operations: set[int] = set()
+        """Opcodes with a good answer over any of the connections so far."""
         self._is_without_batches = False
         self.is_refused = False
         """Whether to send the bookie no more requests in version 2: those so far had no success."""
@@ -148,7 +150,8 @@ class BulkLink:
             _log.info("bulk transfer continues over version 3", extra=extra)
             return [None] * len(requests)
         finally:
-            if not is_answered and operation not in connection.good_operations:
+            self._good_operations |= connection.good_operations
+            if not is_answered and operation not in self._good_operations:
                 self._does_not_speak(operation)
 
     @property

@@ -645,6 +645,30 @@ def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> 
             waiting.result(20)
 
 
+def test_a_synchronous_iterator_fetches_few_bytes_ahead() -> None:
+    fetched: list[int] = []
+
+    async def entries() -> AsyncIterator[bytes]:
+        for number in range(100):
+            fetched.append(number)
+            yield bytes(1 << 20)
+
+    async def steps() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    loop = LoopThread()
+    try:
+        consumed = 0
+        for _ in loop.iterate(entries(), len):
+            consumed += 1
+            loop.run(steps())
+            assert len(fetched) - consumed <= 2 * 8 + 1  # those of this batch, the next ones, and one that waits
+        assert consumed == 100
+    finally:
+        loop.stop()
+
+
 def test_a_call_in_the_moment_of_closing_ends_as_well() -> None:
     async def short() -> None:
         await asyncio.sleep(0)
