@@ -24,6 +24,8 @@ _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 _FILES_READ_MAX: Final = 400
 """Files of the history read for one trend: more than a year of days, in well under a second."""
 _DAY_LENGTH: Final = 8
+_BYTES_MAX: Final = (1 << 63) - 1
+"""The largest number of a table. Damaged lengths of ledgers can give more bytes, or less than none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,11 @@ def _point(row: Mapping[str, Any]) -> TrendPoint:
 
 
 def _sizes(count: SeverityCount) -> tuple[tuple[str, int], ...]:
-    return ("ledgers", count.ledgers), ("fragments", count.fragments), ("bytes", count.bytes_estimate)
+    return (
+        ("ledgers", count.ledgers),
+        ("fragments", count.fragments),
+        ("bytes", max(0, min(count.bytes_estimate, _BYTES_MAX))),
+    )
 
 
 def _type(name: str, value: object) -> pa.DataType:

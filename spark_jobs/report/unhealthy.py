@@ -48,9 +48,12 @@ _KINDS: Final = {
     RunKind.EVERYTHING: RunKind.BOOKIES,
 }
 """For each kind of run, the kind of the state it continues."""
+_BYTES: Final = """CAST(CASE WHEN sum(bytes_estimate) > 9223372036854775807 THEN 9223372036854775807
+                WHEN sum(bytes_estimate) < 0 THEN 0 ELSE sum(bytes_estimate) END AS BIGINT)"""
+"""Damaged lengths of ledgers can give more bytes than a column can hold, or less than none. Null: no size is known."""
 _CURRENT: Final = f"""
     SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
-           count(*) AS findings, CAST(sum(bytes_estimate) AS BIGINT) AS bytes_estimate
+           count(*) AS findings, {_BYTES} AS bytes_estimate
     FROM {{findings}}
     WHERE kind <> '{FindingKind.LOSS_ACCEPTED.value}'
       AND (severity_rank <= {Severity.BELOW_WRITE_QUORUM.value} OR kind = '{FindingKind.UNREADABLE_METADATA.value}')

@@ -109,7 +109,7 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
         kept: how much to keep.
 
     Raises:
-        ReportDirError: a file cannot be written.
+        ReportDirError: a file cannot be written, or a value of the run has no place in it.
     """
     directory = report_dir / summary.run_id
     try:
@@ -123,6 +123,9 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
         raise ReportDirError(f"cannot write the report in {directory}: {error.strerror}") from error
     except pa.ArrowException as error:
         raise ReportDirError(f"cannot read the findings in {directory}: {error}") from error
+    except (ValueError, ArithmeticError) as error:
+        # Numbers and times of the summary come from metadata and from bookies, and may be damaged (R52).
+        raise ReportDirError(f"cannot write the report in {directory}: {error}") from error
     keep(report_dir, summary.finished_ms, kept)
     renew_index(report_dir, directory)
     return directory / SUMMARY

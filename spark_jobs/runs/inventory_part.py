@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.metadata.access import access_in_use
 from bookie.model.ids import BookieId, LedgerId
-from bookie.model.times import rfc3339
+from bookie.model.times import rfc3339_if_known
 from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, InventoryTasks
 from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
 from spark_jobs.checks.inventory.second_look import SEEN_DDL, LookSettings, looking
@@ -157,7 +157,8 @@ def _bookie(row: Row, copies: Mapping[tuple[str, str], int]) -> InventoryBookie:
 
 
 def _time(at_ms: int) -> str:
-    return rfc3339(at_ms) if at_ms else ""
+    """Return a time that a bookie reports; empty if it is unknown or impossible."""
+    return rfc3339_if_known(at_ms) or ""
 
 
 def _problem(counts: InventoryCounts) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,15 @@ def test_a_huge_ledger_is_judged_by_its_runs() -> None:
     (found,) = findings(settled_metadata(LEDGER, closed(a, b, last=last)), held)
     assert (found.missing, found.severity, found.absent) == ((b,), Severity.CRITICAL, last - 9)
     assert found.detail == f"b:1 lacks {last - 9} of {last + 1} entries, the first is 10"
+
+
+@pytest.mark.parametrize(("length", "size"), [(8 * 10**18, (1 << 63) - 1), (-8 * 10**18, 0)])
+def test_a_damaged_length_gives_a_size_that_a_table_can_hold(length: int, size: int) -> None:
+    a, b, c, *_ = BOOKIES
+    metadata = LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), (a, b, c)),)).closed(EntryId(9), length)
+    held = {each: Holdings(is_sure=True) for each in (a, b)}
+    (found,) = findings(settled_metadata(LEDGER, metadata), held)
+    assert (found.missing, found.bytes_estimate) == ((a, b), size)
 
 
 def test_silence_is_never_absence() -> None:

@@ -346,6 +346,22 @@ def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_pat
     assert list(reports(tmp_path)) == []
 
 
+@pytest.mark.parametrize(("sign", "limit"), [(1, (1 << 63) - 1), (-1, 0)])
+def test_damaged_lengths_of_ledgers_give_sizes_that_a_table_can_hold(tmp_path: Path, sign: int, limit: int) -> None:
+    found = tuple({**finding(1, "b:3181"), "bytes_estimate": sign * 6 * 10**18} for _ in range(2))
+    write(tmp_path, run(0, found), found)
+    assert rows(tmp_path, "bytes_critical", "runs") == [(limit,)]
+    assert rows(tmp_path, "ledger_id, bytes_estimate", "ledgers_unhealthy_since") == [(1, limit)]
+
+
+def test_a_number_that_no_table_can_hold_is_the_reason_of_a_missing_report(tmp_path: Path) -> None:
+    summary = replace(run(0), counts=replace(world.CLEAN.counts, ledgers=1 << 63))
+    writing.prepare(tmp_path, summary.run_id)
+    with pytest.raises(writing.ReportDirError, match="cannot write the report in"):
+        writing.finish(tmp_path, summary)
+    assert list(reports(tmp_path)) == []
+
+
 @pytest.mark.parametrize("step", ["is_parquet", "_answer"])
 def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

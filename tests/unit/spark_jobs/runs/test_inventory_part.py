@@ -1,0 +1,20 @@
+"""The row of a bookie in the inventory of a run."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import Row
+
+from spark_jobs.runs.inventory_part import _bookie
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "text"), [(1_767_323_045_000, "2026-01-02T03:04:05.000Z"), (0, ""), (1 << 60, ""), (-(1 << 60), "")]
+)
+def test_an_impossible_time_of_a_bookie_is_unknown_and_no_error(at_ms: int, text: str) -> None:
+    row = Row(
+        bookie_id="a:3181", state="listed", detail="", ledgers=3, damaged=0, scrub="idle",
+        scrub_finished_ms=at_ms, collection_finished_ms=at_ms,
+    )  # fmt: skip
+    found = _bookie(row, {})
+    assert (found.scrub_finished, found.collection_finished) == (text, text)
