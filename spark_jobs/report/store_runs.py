@@ -2,17 +2,19 @@
 
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
 folder without it is never a report. The tables of all runs stay on the machine: each machine makes them from the runs
-it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. Rules: R102 in
-docs/failure-model.md.
+it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. So is a fetched report that
+is not yet in the tables: a later fetch adds it. Rules: R102 in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -21,7 +23,7 @@ import pyarrow as pa
 
 from spark_jobs.report.decoding import DamagedReportError
 from spark_jobs.report.files import SUMMARY, ReportDirError, is_run_id
-from spark_jobs.report.history import find
+from spark_jobs.report.history import NoSuchReportError, find
 from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
 from spark_jobs.report.table_writing import add_run
@@ -33,6 +35,10 @@ _log = logging.getLogger(__name__)
 _FETCHED: Final = ".bkheal-fetched-"
 _UNSENT: Final = ".unsent"
 """Name of a file in the directory of a report: the store may lack the report, or have a part of it."""
+_UNTABLED: Final = ".untabled"
+"""Name of a file in the directory of a fetched report: the tables may lack the run."""
+_LEFT_S: Final = 86_400.0
+"""A folder left by a fetch that SIGKILL ended is removed after this time. A fetch in progress is younger."""
 _fetching: Final = threading.Lock()
 """Held by the fetching thread: a run is added to the tables once."""
 RUNS_FETCHED: Final = 50
@@ -134,6 +140,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
                 target = whole / file.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 store.download(f"{run_id}/{file.name}", target, file.size)
+            (whole / _UNTABLED).touch()
             try:
                 os.rename(whole, report_dir / run_id)
             except OSError:
@@ -147,6 +154,8 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED) -> list[str]:
     """Copy the newest reports missing on this machine, and add them to its tables; return their ids, oldest first.
 
+    Reports fetched earlier and still missing in the tables are added as well.
+
     Raises:
         ReportStoreError: the store or one of its reports cannot be read; the others were fetched, unless many failed.
         ReportDirError: the directory cannot be written.
@@ -155,6 +164,7 @@ def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FE
     fetched: list[str] = []
     problems: list[ReportDirError] = []
     with _fetching:
+        _remove_left(report_dir)
         lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
         for run_id in lacking:
             try:
@@ -164,8 +174,9 @@ def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FE
                 problems.append(error)
                 if len(problems) == _PROBLEMS_MAX:
                     break
-        if fetched:
-            _add_to_tables(report_dir, fetched)
+        waiting = sorted(path.parent.name for path in report_dir.glob(f"*/{_UNTABLED}"))
+        if waiting := [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]:
+            _add_to_tables(report_dir, waiting)
     if problems:
         raise problems[0]
     return fetched
@@ -176,10 +187,26 @@ def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:
     for run_id in fetched:
         try:
             if run_id not in known:
-                add_run(report_dir, find(report_dir, run_id))
-        except (OSError, DamagedReportError, pa.ArrowException) as error:
-            _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
+                _add(report_dir, run_id)
+            (report_dir / run_id / _UNTABLED).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("a fetched run is not yet in the tables", extra={"run_id": run_id, "reason": str(error)})
     renew_index(report_dir, report_dir / fetched[-1])
+
+
+def _add(report_dir: Path, run_id: str) -> None:
+    try:
+        add_run(report_dir, find(report_dir, run_id))
+    except (NoSuchReportError, DamagedReportError, pa.ArrowException) as error:
+        _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
+
+
+def _remove_left(report_dir: Path) -> None:
+    """Remove the folders of fetches that did not end."""
+    for path in report_dir.glob(f"{_FETCHED}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - _LEFT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:

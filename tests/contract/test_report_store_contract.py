@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import logging
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from auditor.cli.main import app
 from auditor.service.fetched_reports import FetchedReports
 from bookie.model.errors import TransientError
 from spark_jobs.kept import Kept
+from spark_jobs.report import store_runs
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError
 from spark_jobs.report.history import find, reports
 from spark_jobs.report.sql import ask
@@ -115,6 +117,45 @@ def test_a_report_that_cannot_be_fetched_delays_no_other(
         fetch_run(store, tmp_path / "small", bad)
 
 
+def test_a_fetch_that_was_killed_before_the_tables_is_finished_by_the_next(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    for run_id in RUNS[:2]:
+        send_run(store, written, run_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_runs, "_add_to_tables", _cut)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_missing(store, there)
+
+    assert fetch_missing(store, there) == []
+    question = "SELECT run_id FROM runs"
+    assert {row[0] for row in ask(there, question, limit=1000, timeout_s=30).rows} == set(RUNS[:2])
+    assert not list(there.rglob(".untabled"))
+
+
+def test_what_is_fetched_alone_is_in_the_tables_after_the_next_look(
+    store: ReportStore, written: Path, tmp_path: Path
+) -> None:
+    send_run(store, written, RUNS[0])
+    assert fetch_run(store, tmp_path / "there", RUNS[0])
+    assert fetch_missing(store, tmp_path / "there") == []
+    assert ask(tmp_path / "there", "SELECT run_id FROM runs", limit=9, timeout_s=30).rows == [(RUNS[0],)]
+
+
+def test_the_folder_of_a_fetch_that_was_killed_is_removed_after_a_day(store: ReportStore, tmp_path: Path) -> None:
+    left, new = tmp_path / ".bkheal-fetched-a", tmp_path / ".bkheal-fetched-b"
+    for folder in (left, new):
+        (folder / RUNS[0]).mkdir(parents=True)
+        (folder / RUNS[0] / PAGE).write_text("a part")
+    os.utime(left, (0, 0))
+
+    fetch_missing(store, tmp_path)
+
+    assert not left.exists()
+    assert (new / RUNS[0] / PAGE).is_file()
+
+
 def test_a_run_that_is_not_finished_is_no_report(store: ReportStore, written: Path, tmp_path: Path) -> None:
     store.upload(written / RUNS[0] / PAGE, f"{RUNS[0]}/{PAGE}")
 
@@ -168,7 +209,7 @@ def test_a_report_whose_sending_was_cut_is_sent_again(
     assert stored_runs(store) == RUNS[:1]
 
 
-def _cut(source: Path, name: str) -> None:
+def _cut(source: Path, name: object) -> None:
     raise KeyboardInterrupt
 
 
