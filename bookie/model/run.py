@@ -19,6 +19,8 @@ PAUSE_S: Final = 3600
 """Default of the option ``pause_s``: the time for which a run, or the schedule of a kind, stays paused. A forgotten
 pause must not prevent a check permanently."""
 PAUSE_S_MAX: Final = 7 * 86_400
+_ID_TIME: Final = "%Y%m%dT%H%M%SZ"
+_MISDATED_MS: Final = 86_400_000
 DETAIL_MAX: Final = 2_000
 """Longest stored detail, in characters."""
 
@@ -193,4 +195,19 @@ def decode_run(data: bytes) -> RunRecord:
 def new_run_id(started_ms: int, rng: random.Random) -> str:
     """Return a new run id. Ids sort by time; the random suffix distinguishes runs of the same second."""
     started = datetime.fromtimestamp(started_ms / 1000, UTC)
-    return f"{started:%Y%m%dT%H%M%SZ}-{rng.randrange(1 << 24):06x}"
+    return f"{started.strftime(_ID_TIME)}-{rng.randrange(1 << 24):06x}"
+
+
+def started_ms(run_id: str) -> int | None:
+    """Return the time in a run id, epoch milliseconds, exact to a second; None for an id of another form."""
+    try:
+        started = datetime.strptime(run_id.partition("-")[0], _ID_TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return round(started.timestamp() * 1000)
+
+
+def is_misdated(run_id: str, now_ms: int) -> bool:
+    """Return whether the time in a run id is a day or more in the future: the clock of the run was wrong."""
+    started = started_ms(run_id)
+    return started is not None and started - now_ms >= _MISDATED_MS

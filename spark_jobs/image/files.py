@@ -26,19 +26,17 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, is_misdated, started_ms
 from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, part_of
 from spark_jobs.image.part import PART, ImageFile
 from spark_jobs.image.place import Place, each_of
 
 MANIFEST: Final = "manifest.json"
-_MISDATED: Final = timedelta(days=1)
 GENERATIONS: Final = 2
 """A reader of the previous one is not disturbed."""
 UNFINISHED: Final = 3
@@ -110,7 +108,8 @@ def commit(writing: Place, manifest: Manifest) -> None:
             )
     writing.publish(manifest.run_id, {file.name for file in manifest.files}, (MANIFEST, _content(manifest)))
     found = generations(writing.parent)
-    misdated = [each for each in found if _is_misdated(each.name, manifest.run_id)]
+    run_ms = started_ms(manifest.run_id)
+    misdated = [each for each in found if run_ms is not None and is_misdated(each.name, run_ms)]
     _remove(misdated)
     _remove([each for each in found if each not in misdated][:-GENERATIONS])
     _remove(unfinished(writing.parent, _kind_of(writing)))
@@ -178,18 +177,6 @@ def _generations(parent: Place) -> list[Place]:
         if _GENERATION.fullmatch(name if parent.has_rename else name.partition(".")[0])
         and (parent.has_rename or MANIFEST in files)
     ]
-
-
-def _is_misdated(name: str, run_id: str) -> bool:
-    """Return whether the time in a generation's name is a day or more after that of a run that has just ended."""
-    try:
-        return _time_in(name) - _time_in(run_id) >= _MISDATED
-    except ValueError:
-        return False
-
-
-def _time_in(run_id: str) -> datetime:
-    return datetime.strptime(run_id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _unfinished(parent: Place, kind: RunKind) -> list[Place]:

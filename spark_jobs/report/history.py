@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, is_misdated
 from spark_jobs.report.decoding import DamagedReportError, decode_summary, is_report
 from spark_jobs.report.files import SUMMARY, is_run_id
 from spark_jobs.report.summary import RunSummary
@@ -57,8 +58,25 @@ def reports(report_dir: Path) -> Iterator[RunSummary]:
             _log.warning("report summary is damaged", extra={"run_id": document["run_id"], "reason": str(error)})
 
 
+def latest(runs: Iterable[Mapping[str, Any]], now_ms: int) -> Mapping[str, Any] | None:
+    """Return the first run not dated a day or more in the future by a wrong clock; else the first; None without runs.
+
+    Args:
+        runs: documents with a ``run_id``, the newest first.
+        now_ms: the present, epoch milliseconds.
+    """
+    first = None
+    for run in runs:
+        if not is_misdated(str(run["run_id"]), now_ms):
+            if first is not None:
+                _log.warning("the newest run had a clock that was ahead", extra={"run_id": str(first["run_id"])})
+            return run
+        first = first or run
+    return first
+
+
 def find(report_dir: Path, name: str) -> RunSummary:
-    """Return the run with an id, with the only id with this beginning, or the latest run.
+    """Return the run with an id, with the only id with this beginning, or the latest run (``latest``).
 
     Raises:
         NoSuchReportError: there is none, or several ids have this beginning.
@@ -78,7 +96,8 @@ def find(report_dir: Path, name: str) -> RunSummary:
     if name != LATEST and not exact and len(found) > 1:
         some = ", ".join(str(document["run_id"]) for document in found[:4])
         raise NoSuchReportError(f"{len(found)} runs begin with {name!r}: {some}{' ...' if len(found) > 4 else ''}")
-    return decode_summary((exact or found)[0])
+    chosen = latest(found, round(time.time() * 1000)) if name == LATEST else None
+    return decode_summary(chosen or (exact or found)[0])
 
 
 def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:

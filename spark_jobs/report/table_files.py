@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
+from bookie.model.run import is_misdated
 from spark_jobs.report.files import FINDINGS, HISTORY, SUMMARY, ReportDirError, is_run_id, write_file
 from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES
 
@@ -73,8 +74,13 @@ def days(report_dir: Path, table: str) -> tuple[str, ...]:
     return tuple(sorted(name.removeprefix("day=") for name in found if _DAY.fullmatch(name)))
 
 
-def table_files(report_dir: Path, table: str) -> TableFiles:
+def table_files(report_dir: Path, table: str, now_ms: int | None = None) -> TableFiles:
     """Return the current files of a table.
+
+    Args:
+        report_dir: of all runs.
+        table: its name.
+        now_ms: see ``newest_states``.
 
     Raises:
         ReportDirError: the directory cannot be read, or changes all the time.
@@ -88,20 +94,27 @@ def table_files(report_dir: Path, table: str) -> TableFiles:
         for name in day_files(day_dir(report_dir, table, day))
     ]
     if not TABLES[table].is_by_run:
-        partitioned = newest_states(partitioned)
+        partitioned = newest_states(partitioned, now_ms)
     moved = {path.name for path in partitioned}
     return TableFiles(tuple(partitioned), tuple(directory / name for name in sorted(flat - moved)))
 
 
-def newest_states(paths: Iterable[Path]) -> list[Path]:
-    """Return, of files KIND-CLUSTER-RUN.parquet, the one of the newest run of each kind and cluster. Pure."""
-    newest: dict[tuple[str, ...], Path] = {}
+def newest_states(paths: Iterable[Path], now_ms: int | None = None) -> list[Path]:
+    """Return, of files KIND-CLUSTER-RUN.parquet, the one of the newest run of each kind and cluster. Pure.
+
+    Args:
+        paths: of the files.
+        now_ms: the present, epoch milliseconds. A run dated a day or more after it had a wrong clock, and counts only
+            if there is no other, so what it knew is not lost. None: every date is right.
+    """
+    newest: dict[tuple[str, str], tuple[tuple[bool, str], Path]] = {}
     for path in paths:
         kind, cluster, run_id = path.name.split("-", 2) if path.name.count("-") >= 2 else ("", "", path.name)
+        order = now_ms is None or not is_misdated(run_id, now_ms), run_id
         known = newest.get((kind, cluster))
-        if known is None or known.name.split("-", 2)[-1] < run_id:
-            newest[kind, cluster] = path
-    return sorted(newest.values())
+        if known is None or known[0] < order:
+            newest[kind, cluster] = order, path
+    return sorted(path for _, path in newest.values())
 
 
 def day_files(directory: Path) -> tuple[str, ...]:

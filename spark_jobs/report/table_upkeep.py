@@ -69,7 +69,7 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
         check_version(report_dir)
         with _alone(report_dir) as is_alone:
             if is_alone:
-                _tidy(report_dir, day_of(now_ms), kept)
+                _tidy(report_dir, now_ms, kept)
             return is_alone
     except (OSError, NewerTablesError, ReportDirError) as error:
         _log.warning("the tables are not compacted", extra={"path": str(report_dir), "reason": str(error)})
@@ -84,15 +84,20 @@ def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[
     return [day for day in held if day < first_kept]
 
 
-def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int) -> list[str]:
-    """Return the oldest days above a total size, never the newest day. Pure.
+def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int, today: str) -> list[str]:
+    """Return the days to remove from tables above a total size, never the newest day. Pure.
+
+    Days after tomorrow are of runs with a wrong clock, and go first; then the oldest days.
 
     Args:
         sizes: days with their bytes, the oldest first.
         bytes_max: of all remaining days.
+        today: as ``2026-11-20``.
     """
+    tomorrow = _days_after(today, 1)
+    dated = [each for each in sizes if each[0] <= tomorrow]
     total, dropped = sum(size for _, size in sizes), []
-    for day, size in sizes[:-1]:
+    for day, size in [*sizes[len(dated) :], *dated][:-1]:
         if total <= bytes_max:
             break
         dropped.append(day)
@@ -100,21 +105,27 @@ def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int) -> list[str
     return dropped
 
 
-def _tidy(report_dir: Path, today: str, kept: Kept) -> None:
-    # A run finished before midnight may still write its files.
-    yesterday = (date.fromisoformat(today) - timedelta(days=1)).isoformat()
+def _days_after(day: str, count: int) -> str:
+    return (date.fromisoformat(day) + timedelta(days=count)).isoformat()
+
+
+def _tidy(report_dir: Path, now_ms: int, kept: Kept) -> None:
+    today = day_of(now_ms)
+    yesterday = _days_after(today, -1)  # a run finished before midnight may still write its files
     for table, schema in TABLES.items():
         if schema.is_by_run:
             _move_into_days(report_dir, table)
         else:
-            _remove_older_states(report_dir, table, yesterday)
+            _remove_other_states(report_dir, table, now_ms)
         for leftover in table_dir(report_dir, table).glob(f"{_GOING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         held = days(report_dir, table)
         dropped = days_to_drop(held, today, kept.days_max)
         if kept.table_bytes_max is not None:
             left = [day for day in held if day not in dropped]
-            dropped += days_too_large([(day, _size(report_dir, table, day)) for day in left], kept.table_bytes_max)
+            dropped += days_too_large(
+                [(day, _size(report_dir, table, day)) for day in left], kept.table_bytes_max, today
+            )
         for day in dropped:
             _drop(report_dir, table, day)
         for day in held:
@@ -134,16 +145,17 @@ def _move_into_days(report_dir: Path, table: str) -> None:
             _log.warning("a file of the history is unreadable", extra={"path": str(path), "reason": str(error)})
 
 
-def _remove_older_states(report_dir: Path, table: str, yesterday: str) -> None:
-    counting = set(table_files(report_dir, table).partitioned)
+def _remove_other_states(report_dir: Path, table: str, now_ms: int) -> None:
+    yesterday, tomorrow = _days_after(day_of(now_ms), -1), _days_after(day_of(now_ms), 1)
+    counting = set(table_files(report_dir, table, now_ms).partitioned)
     for day in days(report_dir, table):
         directory = day_dir(report_dir, table, day)
         paths = [directory / name for name in day_files(directory)]
         for path in paths:
             if path not in counting:
                 path.unlink(missing_ok=True)
-        # A run may be about to write into a younger directory.
-        if day < yesterday and not counting & set(paths):
+        # A run may be about to write into the directory of another day.
+        if not yesterday <= day <= tomorrow and not counting & set(paths):
             _drop(report_dir, table, day)
 
 

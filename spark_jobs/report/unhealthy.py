@@ -5,6 +5,7 @@ accepted by an operator does not count. A run that saw every ledger removes the 
 state; any other run only adds ledgers, because an unseen ledger is not known to be healthy.
 
 The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
+A run continues the newest state that is not dated in its future, and its upkeep then removes the others.
 
 The state is computed for one range of ledger ids after another, so a run with millions of findings needs the memory of
 one range.
@@ -92,7 +93,7 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
     target = directory / f"{prefix}{summary.run_id}.parquet"
     temporary = directory / f".{target.name}.tmp"
     for attempt in range(_ATTEMPTS_MAX):
-        files = table_files(report_dir, UNHEALTHY.name).partitioned
+        files = table_files(report_dir, UNHEALTHY.name, summary.finished_ms).partitioned
         try:
             before = [path for path in files if path.name.startswith(prefix) and is_parquet(path)]
             _write(temporary, summary, findings, before)

@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,7 @@ from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError, is_run_id
-from spark_jobs.report.history import brief, summaries
+from spark_jobs.report.history import brief, latest, summaries
 
 _log = logging.getLogger(__name__)
 
@@ -227,10 +228,10 @@ def find_file(report_dir: Path, path: str) -> Path | None:
 
 def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
     """Id of the newest run with a report and, if given, of this kind; None: there is none among the newest."""
-    for summary in itertools.islice(summaries(report_dir), REPORTS_MAX):
-        if kind is None or summary.get("run_kind") == kind.value:
-            return str(summary["run_id"])
-    return None
+    newest = itertools.islice(summaries(report_dir), REPORTS_MAX)
+    of_kind = (each for each in newest if kind is None or each.get("run_kind") == kind.value)
+    found = latest(of_kind, round(time.time() * 1000))
+    return None if found is None else str(found["run_id"])
 
 
 def list_reports(report_dir: Path, limit: int = REPORTS_MAX, after: str | None = None) -> dict[str, Any]:

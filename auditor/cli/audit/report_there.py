@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -46,9 +47,12 @@ def latest_there(service: Service) -> str:
     Raises:
         typer.BadParameter: there is none.
     """
-    for row in _rows(service, 1):
-        return str(row["run_id"])
-    raise typer.BadParameter("the service has no report")
+    from spark_jobs.report.history import latest
+
+    row = latest(_rows(service, 1), round(time.time() * 1000))
+    if row is None:
+        raise typer.BadParameter("the service has no report")
+    return str(row["run_id"])
 
 
 def run_there(service: Service, name: str) -> str:

@@ -120,6 +120,7 @@ async def test_a_page_reads_the_summaries_of_its_own_reports_alone(
 
 async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
     kinds = {"20261121T000000Z-aaaaaa": "placement", "20261122T000000Z-bbbbbb": "bookies"}
+    kinds["99981122T000000Z-cccccc"] = "bookies"  # of a run with a wrong clock
     for run_id, kind in kinds.items():
         (report_dir / run_id).mkdir()
         summary = {"apiVersion": "bkheal/v1", "kind": "AuditReport", "run_id": run_id, "run_kind": kind}

@@ -30,6 +30,18 @@ def test_a_run_is_found_by_its_id_by_its_beginning_and_as_the_latest(tmp_path: P
             find(tmp_path, name)
 
 
+def test_a_run_dated_in_the_future_is_not_the_latest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
+    ahead = replace(first, run_id=f"9998{first.run_id[4:]}")
+    world.write(tmp_path, ahead)
+    assert find(tmp_path, "latest") == ahead, "if there is no other"
+    assert not caplog.records
+    world.write(tmp_path, first, second)
+    assert find(tmp_path, "latest") == second
+    assert [record.__dict__["run_id"] for record in caplog.records] == [ahead.run_id]
+    assert find(tmp_path, ahead.run_id) == ahead
+
+
 def test_an_empty_or_missing_directory_has_no_latest_run(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(NoSuchReportError, match="bkheal audit"):

@@ -270,10 +270,19 @@ def test_which_days_go() -> None:
     assert days_to_drop(held, "2026-03-01", 1) == held[:-1]
     assert days_to_drop(held, "2026-03-01", 2) == held[:2]
     assert days_to_drop(held, "2026-03-01", 365) == []
-    sizes = [("1", 5), ("2", 3), ("3", 2)]
-    for limit, gone in ((10, []), (9, ["1"]), (5, ["1"]), (4, ["1", "2"]), (1, ["1", "2"])):
-        assert days_too_large(sizes, limit) == gone
-    assert days_too_large([], 1) == []
+    first, second, third = held[1:]
+    sizes = [(first, 5), (second, 3), (third, 2)]
+    for limit, gone in ((10, []), (9, [first]), (5, [first]), (4, [first, second]), (1, [first, second])):
+        for today in (third, second):
+            assert days_too_large(sizes, limit, today) == gone
+    assert days_too_large([], 1, third) == []
+
+
+def test_days_of_a_wrong_clock_go_before_today() -> None:
+    sizes = [("2026-02-28", 5), ("2026-03-01", 3), ("2027-03-01", 2)]
+    assert days_too_large(sizes, 9, "2026-03-01") == ["2027-03-01"]
+    assert days_too_large(sizes, 1, "2026-03-01") == ["2027-03-01", "2026-02-28"]
+    assert days_too_large(sizes, 1, "2025-03-01") == ["2026-02-28", "2026-03-01"], "the newest stays in any case"
 
 
 def of_earlier_release(report_dir: Path) -> None:

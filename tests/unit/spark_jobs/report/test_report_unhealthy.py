@@ -156,3 +156,45 @@ def test_a_state_of_many_ledgers_is_the_same_and_in_the_order_of_their_ids(tmp_p
 def test_the_state_of_the_newest_run_counts() -> None:
     paths = [Path(f"day=1/{name}.parquet") for name in ("bookies-a-2", "bookies-a-10", "bookies-b-1", "replicas-a-1")]
     assert [path.stem for path in newest_states(paths)] == ["bookies-a-2", "bookies-b-1", "replicas-a-1"]
+
+
+def test_a_state_dated_in_the_future_counts_only_alone() -> None:
+    """It is the work of a run with a wrong clock."""
+    names = ("bookies-a-20270101T000000Z-000001", "bookies-a-20260101T000000Z-000001", "bookies-b-20270101T000000Z-0")
+    paths = [Path(f"day=1/{name}.parquet") for name in names]
+    now_ms = world.CLEAN.finished_ms
+    assert [path.stem for path in newest_states(paths, now_ms)] == list(names[1:])
+    assert [path.stem for path in newest_states(paths)] == [names[0], names[2]]
+
+
+def test_a_run_with_a_clock_that_is_ahead_does_not_freeze_the_state(tmp_path: Path) -> None:
+    one, two = finding(1, "b:3181"), finding(2, "b:3181")
+    write(tmp_path, run(0, (one,)), (one,))
+    write(tmp_path, ahead(run(1, (one,))), (one,))
+    assert [row[:2] for row in since(tmp_path)] == [(1, run(0).run_id)]
+    for day, found in ((2, (one, two)), (3, (two,))):
+        write(tmp_path, run(day, found), found)
+        expected = [(row["ledger_id"], run(0 if row is one else 2).run_id, run(day).run_id) for row in found]
+        assert since(tmp_path) == expected
+    assert days(tmp_path, TABLE) == ("2026-01-04", "2026-01-05")
+
+
+def test_a_run_with_a_clock_that_is_behind_loses_no_state(tmp_path: Path) -> None:
+    one = finding(1, "b:3181")
+    for summary in (ahead(run(0, (one,))), run(1, (one,)), ahead(run(2, (one,)))):
+        write(tmp_path, summary, (one,))
+    assert since(tmp_path) == [(1, ahead(run(0)).run_id, ahead(run(2)).run_id)]
+
+
+def ahead(summary: RunSummary) -> RunSummary:
+    """Return the run with a clock that is a year ahead."""
+    year_ms = 365 * world.DAY_MS
+    run_id = f"{int(summary.run_id[:4]) + 1}{summary.run_id[4:]}"
+    return replace(
+        summary, run_id=run_id, started_ms=summary.started_ms + year_ms, finished_ms=summary.finished_ms + year_ms
+    )
+
+
+def since(report_dir: Path) -> list[tuple[object, ...]]:
+    question = f"SELECT ledger_id, first_run_id, run_id FROM {TABLE} ORDER BY ledger_id"
+    return ask(report_dir, question, limit=9, timeout_s=60).rows

@@ -1,0 +1,30 @@
+"""Run ids: the time in them, and which were made by a wrong clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bookie.model.run import is_misdated, new_run_id, started_ms
+
+NOW_MS = 1_767_323_045_000
+DAY_MS = 86_400_000
+
+
+def test_an_id_has_the_time_of_the_start() -> None:
+    assert started_ms(new_run_id(NOW_MS + 999, random.Random(1))) == NOW_MS
+
+
+@pytest.mark.parametrize("run_id", ["", "run", "manifest.json", "20261399T000000Z-000000", "20260102-000000"])
+def test_an_id_of_another_form_has_no_time(run_id: str) -> None:
+    assert started_ms(run_id) is None
+    assert not is_misdated(run_id, 0)
+
+
+def test_an_id_from_a_day_in_the_future_is_of_a_wrong_clock() -> None:
+    run_id = new_run_id(NOW_MS, random.Random(1))
+    assert is_misdated(run_id, NOW_MS - DAY_MS)
+    assert is_misdated(f"{run_id}.placement", NOW_MS - DAY_MS)
+    assert not is_misdated(run_id, NOW_MS - DAY_MS + 1)
+    assert not is_misdated(run_id, NOW_MS + DAY_MS)
