@@ -71,6 +71,7 @@ class IncrementalReading:
     def scan(self, live: AbstractSet[str]) -> LedgerScan:
         """Read every ledger once, or carry it over; errors: ``scan_ledgers``."""
         context = self._context
+        self._image.abandon()  # an earlier scan of this run: the sources must not name its files, which `begin` removes
         self._plan = context.cluster.leaf_parents()
         attendance = context.cluster.attendance()  # before the comparison, so no moment is left out
         sources = _Sources(context, self._lost)

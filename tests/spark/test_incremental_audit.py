@@ -31,6 +31,7 @@ from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs import bookie_run
 from spark_jobs.runs.run import AuditResult, run_check
+from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 from tests.spark.audit_world import Place, after_listing, closed, opened
 from tests.worlds.clocks import ManualClock
@@ -119,6 +120,23 @@ def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
     image = result.summary.image
     assert (image.carried, image.carried_problem, image.written_ledgers) == (CARRIED - 1, "", len(LEDGERS) + 2)
     assert 0 < image.carried_from_ms < result.summary.started_ms
+
+
+def test_a_scan_repeated_after_the_loss_of_an_executor_takes_as_much_from_the_image(
+    spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit(spark, place, clock)
+    check, calls = bookie_run.BookieRun._check, itertools.count(1)
+
+    def losing(self: bookie_run.BookieRun, *found: Any) -> Any:
+        if next(calls) == 1:
+            raise MetadataReadAgainError("the executor with the metadata is gone")
+        return check(self, *found)
+
+    monkeypatch.setattr(bookie_run.BookieRun, "_check", losing)
+    image = again(spark, place, clock).summary.image
+    assert next(calls) == 3
+    assert (image.carried, image.carried_problem, image.written_ledgers) == (CARRIED + 2, "", len(LEDGERS))
 
 
 @pytest.mark.long
