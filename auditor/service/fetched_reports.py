@@ -82,7 +82,8 @@ class FetchedReports(Listener):
         if store is None:
             return
         try:
-            is_changed = bool(fetch_missing(store, self._report_dir, self._kept.reports_max or RUNS_FETCHED))
+            most = self._kept.reports_max
+            is_changed = bool(fetch_missing(store, self._report_dir, most or RUNS_FETCHED, kept_max=most))
         finally:
             if is_changed:  # also if some could not be fetched
                 keep(self._report_dir, self._clock.epoch_ms(), self._kept)

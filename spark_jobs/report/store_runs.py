@@ -151,10 +151,18 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
     return True
 
 
-def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED) -> list[str]:
+def fetch_missing(
+    store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED, *, kept_max: int | None = None
+) -> list[str]:
     """Copy the newest reports missing on this machine, and add them to its tables; return their ids, oldest first.
 
     Reports fetched earlier and still missing in the tables are added as well.
+
+    Args:
+        store: of all reports.
+        report_dir: of this machine.
+        count_max: how many of the newest reports in the store to look for.
+        kept_max: how many reports stay on this machine; one that would be removed again is not fetched. None: all stay.
 
     Raises:
         ReportStoreError: the store or one of its reports cannot be read; the others were fetched, unless many failed.
@@ -165,7 +173,9 @@ def fetch_missing(store: ReportStore, report_dir: Path, count_max: int = RUNS_FE
     problems: list[ReportDirError] = []
     with _fetching:
         _remove_left(report_dir)
-        lacking = [run_id for run_id in reversed(wanted) if not (report_dir / run_id).exists()]
+        here = {path.parent.name for path in report_dir.glob(f"*/{SUMMARY}") if is_run_id(path.parent.name)}
+        staying = set(sorted(here.union(wanted), reverse=True)[:kept_max])
+        lacking = [each for each in reversed(wanted) if each in staying and not (report_dir / each).exists()]
         for run_id in lacking:
             try:
                 if fetch_run(store, report_dir, run_id):

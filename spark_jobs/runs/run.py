@@ -252,7 +252,8 @@ def _exchange(store: ReportStore, settings: AuditSettings) -> None:
     """
     try:
         send_unsent(store, settings.report_dir)
-        fetch_missing(store, settings.report_dir, settings.reports_kept or RUNS_FETCHED)
+        most = settings.reports_kept
+        fetch_missing(store, settings.report_dir, most or RUNS_FETCHED, kept_max=most)
     except PermanentError as error:
         _log.warning(
             "reports were not exchanged with the store", extra={"store": str(store.address), "reason": str(error)}

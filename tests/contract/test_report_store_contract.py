@@ -29,7 +29,7 @@ from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, 
 from spark_jobs.store_address import StoreAddressError, parse_address
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
-from tests.worlds.report_tables import STORY, write_story
+from tests.worlds.report_tables import STORY, run, write, write_story
 
 RUNS = [summary.run_id for summary, _ in STORY]
 _BUCKET = "audit-reports"
@@ -233,6 +233,27 @@ async def test_an_auditor_that_wrote_no_reports_lists_those_of_the_store(
     await failing.look()
     await failing.look()
     assert [record.message for record in caplog.records] == ["reports were not fetched"]
+
+
+async def test_an_auditor_does_not_fetch_what_it_would_remove_again(
+    address: str, store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+    there, fetched = tmp_path / "there", list[str]()
+    write(there, run(20))  # not sent yet
+    look, fetch = FetchedReports(address, there, Kept(2, None, None), ManualClock()), fetch_run
+
+    def noted(store: ReportStore, report_dir: Path, run_id: str) -> bool:
+        fetched.append(run_id)
+        return fetch(store, report_dir, run_id)
+
+    monkeypatch.setattr(store_runs, "fetch_run", noted)
+    for _ in range(2):
+        await look.look()
+
+    assert fetched == [max(RUNS)]
+    assert {summary.run_id for summary in reports(there)} == {max(RUNS), run(20).run_id}
 
 
 def test_a_command_fetches_what_is_missing(
