@@ -30,6 +30,8 @@ MEMORY: Final = "1GiB"
 _INTERRUPT_S: Final = 0.5
 _ATTEMPTS_MAX: Final = 5
 """Attempts if files are replaced between the listing and the reading."""
+_DAY_OF_FILE: Final = r"regexp_extract(filename, '/day=(\d{4}-\d{2}-\d{2})/[^/]*$', 1)"
+"""The day in the path of a file. DuckDB's own partitioning also reads components ``name=value`` above the reports."""
 _NO_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
 
 
@@ -206,8 +208,9 @@ def _view(
     if partitioned:
         is_of_run = " WHERE run_id IN (SELECT run_id FROM runs)" if table.is_by_run and table is not RUNS else ""
         parts.append(
-            f"SELECT * FROM read_parquet({sql_list(partitioned)}, union_by_name = true, "  # noqa: S608 - quoted
-            f"hive_partitioning = true, hive_types = {{'day': DATE}}){is_of_run}"
+            f"SELECT * EXCLUDE (filename), CAST({_DAY_OF_FILE} AS DATE) AS day "  # noqa: S608 - quoted
+            f"FROM read_parquet({sql_list(partitioned)}, union_by_name = true, "
+            f"hive_partitioning = false, filename = true){is_of_run}"
         )
     if flat:
         day = "try_strptime(left(run_id, 8), '%Y%m%d')" if table is FINDINGS else "finished"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_a_question_ends_at_its_bound_of_memory_and_writes_no_temporary_file(
 def test_a_path_that_duckdb_reads_as_a_pattern_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportDirError, match="DuckDB reads as a pattern"):
         answer(tmp_path / "reports[1]", "SELECT 1")
+
+
+def test_a_path_with_the_name_and_the_value_of_a_column_changes_no_answer(reports: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "run_kind=replicas" / "verdict=clean" / "day=1" / "env=a" / "reports"
+    shutil.copytree(reports, moved)
+    for question in (
+        "SELECT run_id, run_kind, verdict, day FROM runs ORDER BY run_id",
+        "SELECT * FROM findings WHERE day >= DATE '2026-01-04' ORDER BY ALL",
+    ):
+        assert answer(moved, question) == answer(reports, question)
+        assert answer(moved, question).rows
 
 
 def test_a_path_with_a_quote_a_link_and_a_step_back_is_read(tmp_path: Path) -> None:
