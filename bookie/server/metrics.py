@@ -167,7 +167,7 @@ BOOKIE: Final = (
     Definition(
         COLLECTION_STOPPED,
         _COUNTER,
-        "Garbage collections that ended early; the log has the reason",
+        "Garbage collections that ended early, or whose compaction failed; the log has the reason",
         watch="it increases at each collection",
     ),
     Definition(COLLECTION_FINISHED, _GAUGE, "When the last garbage collection ended; 0: none has ended"),

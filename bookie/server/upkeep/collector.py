@@ -120,7 +120,7 @@ class CollectorReport:
     held: int = 0
     """Suspects kept because they are implausibly many, and no operator allows it."""
     stopped: str = ""
-    """Why the pass ended early; empty: it did not."""
+    """Why the pass or its compaction ended early; empty: they did not."""
     compacted: CompactionResult | None = None
     begun_ms: int = 0
     """Epoch milliseconds."""
@@ -234,8 +234,10 @@ class Collector:
             await self._clear_limbo(report)
         except (_PassEndedError, BkhealError) as error:
             report.stopped = str(error)
-        with suppress(FatalError):  # the storage itself reports when it cannot continue
+        try:
             report.compacted = await self._storage.compact(MAJOR_BELOW if report.is_major else None)
+        except FatalError as error:  # the storage itself ends the process if it cannot continue
+            report.stopped = report.stopped or f"compaction: {error}"
         level = logging.WARNING if report.stopped else logging.INFO
         _log.log(level, "collector pass", extra={"bookie_id": self._bookie, "report": str(report)})
         return report

@@ -79,7 +79,7 @@ class CompactionResult:
     freed_bytes: int = 0
     copied_bytes: int = 0
     kept_damaged: int = 0
-    """Logs that should be compacted but cannot be read to their end."""
+    """Logs that should be compacted but cannot be read to their end, or that cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Compactor:
             DiskError: a disk failed.
         """
         done = CompactionResult()
-        for log_id, size in await self._candidates(self.settings.compact_below if below is None else below):
+        for log_id, size in await self._candidates(self.settings.compact_below if below is None else below, done):
             if log_id in self._damaged:
                 done.kept_damaged += 1
                 continue
@@ -143,7 +143,8 @@ class Compactor:
             done.freed_bytes += size
         return done
 
-    async def _candidates(self, below: float) -> list[tuple[int, int]]:
+    async def _candidates(self, below: float, done: CompactionResult) -> list[tuple[int, int]]:
+        """Return the id and the size of each log to compact; count the logs that cannot be opened as kept."""
         found: list[tuple[float, int, int]] = []
         first, end = dead_range()
         while page := await self.index.range(first, end, _PAGE_KEYS):
@@ -151,7 +152,15 @@ class Compactor:
                 log_id = log_id_of_dead(key)
                 if self.logs.is_out_of_use(log_id):
                     continue
-                if (size := await self._size(log_id)) is None:  # removed just before a crash, or when a disk was full
+                try:
+                    size = await self._size(log_id)
+                except DiskFullError:
+                    raise
+                except DiskError as error:
+                    _log.error("entry log kept, it cannot be opened", extra={"log_id": log_id, "error": str(error)})
+                    done.kept_damaged += 1
+                    continue
+                if size is None:  # removed just before a crash, or when a disk was full
                     await self.disk.sync_directory(DIRECTORY)
                     await self.index.write((), [key, end_key(log_id)])
                     continue

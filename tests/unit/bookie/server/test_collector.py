@@ -19,7 +19,9 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.storage.disks.memory import Operation, give_way
 from bookie.storage.entry_logs.entry_log import log_path
+from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, ListReply, Status
@@ -172,6 +174,50 @@ async def ledger_of(world: CollectorWorld, ledger_id: LedgerId, metadata: Ledger
     if metadata is not None:
         await world.set(ledger_id, metadata)
     assert await world.add(ledger_id, *range(count)) is Status.OK
+
+
+@in_virtual_time
+async def test_an_entry_log_that_cannot_be_opened_does_not_keep_the_others_from_compaction() -> None:
+    world = await CollectorWorld().open(disks=StorageSettings())
+    for number in range(3):
+        await ledger_of(world, LedgerId(number), OURS, 5)
+        await ledger_of(world, LedgerId(100 + number), None, 20)
+        await world.storage.checkpoint()
+
+    async def unreadable(operation: Operation, path: str) -> None:
+        if (operation, path) == (Operation.OPEN, log_path(2)):
+            raise DiskError("structure needs cleaning")
+
+    world.disk.before = unreadable
+    for removed_logs in (2, 0):
+        report = await world.collector.run_pass()
+        assert report.compacted is not None
+        assert (report.stopped, report.compacted.removed_logs, report.compacted.kept_damaged) == ("", removed_logs, 1)
+    assert await world.disk.names("entries") == names(2, 4, 5)
+    world.disk.before = give_way
+    report = await world.collector.run_pass()
+    assert report.compacted is not None
+    assert (report.compacted.removed_logs, report.compacted.kept_damaged) == (1, 0)
+    for number in range(3):
+        reply = await world.storage.read(LedgerId(number), [EntryId(each) for each in range(5)])
+        assert {result.status for result in reply.results} == {Status.OK}
+
+
+@in_virtual_time
+async def test_a_compaction_that_fails_is_reported_as_a_pass_that_ended_early(caplog: pytest.LogCaptureFixture) -> None:
+    world = await CollectorWorld().open(disks=StorageSettings())
+    await ledger_of(world, L5, OURS, 5)
+    await ledger_of(world, L6, None, 20)
+    await world.storage.checkpoint()
+
+    async def full(operation: Operation, path: str) -> None:
+        if operation is Operation.CREATE:
+            raise DiskFullError("no space left")
+
+    world.disk.before = full
+    report = await world.collector.run_pass()
+    assert (report.collected, report.compacted, report.stopped) == (1, None, "compaction: no space left")
+    assert [found.levelname for found in caplog.records if found.message == "collector pass"] == ["WARNING"]
 
 
 def names(*log_ids: int) -> list[str]:
