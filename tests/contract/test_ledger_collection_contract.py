@@ -14,6 +14,7 @@ import pytest
 from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.memory import Operation
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
@@ -548,11 +549,61 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
     [name] = await logs(bookie)
+    intact = read_log(bookie, name)
     write_over(bookie, name, 3, b"\0\0")
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
     for _ in range(2):
         done = await bookie.store.compact()
         assert (done.removed_logs, done.kept_damaged) == (0, 1)
+    assert await served(bookie, OTHER, 5) == {Status.OK}
+    write_over(bookie, name, 3, intact[3:5])
+    done = await bookie.store.compact(SETTINGS.compact_below)
+    assert (done.removed_logs, done.kept_damaged) == (1, 0)
+    assert await served(bookie, OTHER, 5) == {Status.OK}
+
+
+@dataclass
+class OneFailure:
+    """Fails one operation on an entry log, the given one in their order."""
+
+    operation: Operation
+    number: int
+    error: DiskError
+
+    async def before(self, operation: Operation, path: str) -> None:
+        if operation is self.operation and path.startswith("entries/"):
+            self.number -= 1
+            if self.number == 0:
+                raise self.error
+
+
+@pytest.mark.parametrize("bookie", ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("operation", "number"), [(Operation.OPEN, 1), (Operation.OPEN, 3), (Operation.READ, 3), (Operation.READ, 4)]
+)
+@pytest.mark.parametrize("error", [DiskError("input/output error"), DiskFullError("too many open files")])
+async def test_an_error_of_the_disk_keeps_a_log_for_one_run(
+    bookie: Bookie, operation: Operation, number: int, error: DiskError
+) -> None:
+    """Too many open files end the run, as a full disk does, and say nothing about the log."""
+    for first in (0, 100):
+        await bookie.store.add(batch(*range(first, first + 40)))
+        await bookie.store.add(batch(*range(first, first + 5), ledger_id=OTHER))
+        await bookie.store.checkpoint()
+    old = await logs(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    bookie.twins[1].before = OneFailure(operation, number, error).before
+    if isinstance(error, DiskFullError):
+        with pytest.raises(DiskFullError):
+            await bookie.store.compact()
+    else:
+        done = await bookie.store.compact()
+        assert (done.removed_logs, done.kept_damaged) == (1, 1)
+    left = set(await logs(bookie)) & set(old)
+    assert len(left) == (2 if isinstance(error, DiskFullError) else 1)
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (len(left), 0)
+    assert not set(await logs(bookie)) & set(old)
     assert await served(bookie, OTHER, 5) == {Status.OK}
 
 

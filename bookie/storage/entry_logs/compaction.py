@@ -7,7 +7,9 @@ to the index:
 2. for each entry still at the old place in the index, write the new place to the index;
 3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
-A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). Its end is the end of
+A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). A log with damaged
+content is not read again until the next run with a threshold of its own, or a restart. After an I/O error, which may be
+momentary, the next run reads the log again. Its end is the end of
 its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``).
 Readable entries after a recorded end are looked up in the index like all others.
 
@@ -92,8 +94,12 @@ class _Live:
     crc: int
 
 
-class _DamagedLogError(Exception):
+class _UnreadableLogError(Exception):
     """A log cannot be read to its end. Never leaves this module."""
+
+
+class _DamagedLogError(_UnreadableLogError):
+    """... because of its content."""
 
 
 @dataclass(slots=True)
@@ -107,18 +113,22 @@ class Compactor:
     settings: StorageSettings
     clock: Clock
     _damaged: set[int] = field(default_factory=set)
+    """Logs with damaged content, which the next runs do not read."""
 
     async def run(self, below: float | None = None) -> CompactionResult:
         """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
 
         Args:
-            below: live share below which a log is compacted; None: the value of the settings.
+            below: live share below which a log is compacted; None: the value of the settings. With a value, logs that
+                were damaged earlier are read again.
 
         Raises:
-            DiskFullError: no space for a copy; logs finished so far stay compacted.
+            DiskFullError: no space for a copy, or no more files may be opened; logs finished so far stay compacted.
             DiskError: a disk failed.
         """
         done = CompactionResult()
+        if below is not None:
+            self._damaged.clear()
         for log_id, size in await self._candidates(self.settings.compact_below if below is None else below, done):
             if log_id in self._damaged:
                 done.kept_damaged += 1
@@ -126,9 +136,10 @@ class Compactor:
             try:
                 end = await end_of(self.index, log_id)
                 done.copied_bytes += await self._move_live(log_id, size, size if end is None else end.offset)
-            except _DamagedLogError as error:
+            except _UnreadableLogError as error:
                 _log.error("entry log kept, it cannot be read", extra={"log_id": log_id, "error": str(error)})
-                self._damaged.add(log_id)
+                if isinstance(error, _DamagedLogError):
+                    self._damaged.add(log_id)
                 done.kept_damaged += 1
                 continue
             except (
@@ -226,8 +237,10 @@ class Compactor:
         """Yield the records of a log; only after ``end``, its recorded end, it may be unreadable."""
         try:
             file = await self.disk.open(log_path(log_id))
+        except DiskFullError:
+            raise
         except DiskError as error:
-            raise _DamagedLogError(str(error)) from error
+            raise _UnreadableLogError(str(error)) from error
         try:
             header = decode_header(await _read(file, 0, HEADER_SIZE))
             if header is None or header.log_id != log_id:
@@ -287,8 +300,10 @@ class Compactor:
 async def _read(file: DiskFile, offset: int, size: int) -> bytes:
     try:
         return (await file.read([(offset, size)]))[0]
+    except DiskFullError:
+        raise
     except DiskError as error:
-        raise _DamagedLogError(str(error)) from error
+        raise _UnreadableLogError(str(error)) from error
 
 
 def _moved(location: Location, log_id: int, offset: int) -> Location:
