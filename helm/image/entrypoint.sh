@@ -10,8 +10,8 @@ fi
 
 jars=$(python -c 'import importlib.util, os
 print(os.path.join(os.path.dirname(importlib.util.find_spec("pyspark").origin), "jars"))')
-# Spark mounts its settings here.
-classpath="${SPARK_CONF_DIR:-/opt/spark/conf}:$jars/*"
+# Spark mounts its settings in the first directory. SPARK_CLASSPATH is its setting spark.executor.extraClassPath.
+classpath="${SPARK_CONF_DIR:-/opt/spark/conf}:${SPARK_CLASSPATH:+$SPARK_CLASSPATH:}$jars/*"
 
 set --
 number=0

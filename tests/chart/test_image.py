@@ -158,3 +158,11 @@ def test_spark_starts_executors_with_it(programs: Path) -> None:
         "--resourceProfileId": "0",
         "--podName": "pod-1",
     }
+
+
+def test_the_extra_class_path_of_executors_is_before_the_jars(programs: Path) -> None:
+    java = entry(programs, "executor", **EXECUTOR, SPARK_CLASSPATH="/opt/hadoop-aws/*:/opt/more.jar")
+    settings, *extra, jars = java[java.index("-cp") + 1].split(":")
+    assert settings == "/opt/spark/conf"
+    assert extra == ["/opt/hadoop-aws/*", "/opt/more.jar"]
+    assert list(Path(jars.removesuffix("/*")).glob("spark-kubernetes_*.jar"))
