@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.rendering import CHART, Object, Release, executor_template, load_values, pod_of, pods, release, render
+from tests.chart.rendering import (
+    CHART,
+    Object,
+    Release,
+    canonical,
+    executor_template,
+    load_values,
+    pod_of,
+    pods,
+    release,
+    render,
+)
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
 COMPONENT = "app.kubernetes.io/component"
@@ -804,6 +815,21 @@ def test_a_setting_of_one_process_restarts_no_other() -> None:
 
     before, after = sums(), sums(config={"replicator": {"ledgers_in_flight": 3}})
     assert {name for name in before if before[name] != after[name]} == {"bkheal-replicator"}
+
+
+def test_a_change_of_the_topology_leaves_the_bookies_alone() -> None:
+    def templates(rack: str | None) -> dict[str, str]:
+        topology = {} if rack is None else {"bk1:3181": rack}
+        made = render({**load_values("own-cluster"), "placement": {"topology": topology}})
+        return {
+            pod.spec["containers"][0]["name"]: canonical({"metadata": pod.metadata, "spec": pod.spec})
+            for pod in pods(made)
+            if pod.is_long_running
+        }
+
+    none, one, other = templates(None), templates("/eu/rack1"), templates("/eu/rack2")
+    assert none["bookie"] == one["bookie"] == other["bookie"]
+    assert all(one[name] != other[name] and "topology.json" in one[name] for name in one if name != "bookie")
 
 
 def test_extra_objects_are_templates() -> None:

@@ -2,7 +2,9 @@
 
 {{/* A change of what is summed up here replaces pods; the rest of their files arrives while they run. */}}
 {{- define "bkheal.podAnnotations" -}}
-checksum/config: {{ include "bkheal.readAtStart" . | cat (.root.Values.placement.topology | toJson) | sha256sum }}
+{{- /* Bookies do not read the topology. */}}
+{{- $topology := ternary dict .root.Values.placement.topology (eq .component "bookie") }}
+checksum/config: {{ include "bkheal.readAtStart" . | cat (toJson $topology) | sha256sum }}
 {{- if .spark }}
 checksum/spark: {{ include "bkheal.sparkFiles" .root | sha256sum }}
 {{- end }}
@@ -224,7 +226,7 @@ envFrom:
     name: {{ include "bkheal.fullname" .root }}-config
     items:
       - {key: {{ .config }}.toml, path: bkheal.toml}
-      {{- if .root.Values.placement.topology }}
+      {{- if and .root.Values.placement.topology (ne .component "bookie") }}
       - {key: topology.json, path: topology.json}
       {{- end }}
 - name: tmp
