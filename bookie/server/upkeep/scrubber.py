@@ -180,9 +180,11 @@ class Scrubber:
         """Take the next step: load the progress, wait, or run a pass."""
         progress = self.progress = self.progress or await self._load()
         self.phase = ScrubPhase.STOPPED if self._is_stop_asked else ScrubPhase.WAITING
-        left_s = progress.begun_ms / 1000 + self._interval_s - self._clock.epoch_ms() / 1000
+        passed_ms = self._clock.epoch_ms() - progress.begun_ms
+        left_s = self._interval_s - passed_ms / 1000
         is_asked = self._is_start_asked or self._is_pass_asked
-        is_waiting = progress.finished_ms > 0 and left_s > 0 and not is_asked
+        # If the pass began in the future, the clock was ahead then, and the next pass is due.
+        is_waiting = progress.finished_ms > 0 and passed_ms >= 0 and left_s > 0 and not is_asked
         if self._is_stop_asked or is_waiting:
             await self._pause.rest(_LOOK_S if self._is_stop_asked else min(left_s, _LOOK_S))
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.records import encode_record
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server.metrics import DAMAGED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
@@ -107,6 +108,22 @@ def test_passes_are_a_week_apart_also_after_a_restart() -> None:
         running.cancel()
 
     scenario()
+
+
+@in_virtual_time
+async def test_a_pass_that_began_while_the_clock_was_years_ahead_delays_no_other_one() -> None:
+    at = await world()
+    begun_ms = at.clock.epoch_ms() + 5 * 52 * int(WEEK_S) * 1000
+    await at.disk.replace(PROGRESS_FILE, encode_record(ScrubProgress(begun_ms, finished_ms=begun_ms + 60_000)))
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(2 * START_S)
+    assert at.value(SCRUBBED_ENTRIES) == 20
+    assert at.value(SCRUB_FINISHED) <= at.clock.epoch_ms() / 1000
+    await asyncio.sleep(WEEK_S - 2 * START_S)
+    assert at.value(SCRUBBED_ENTRIES) == 20
+    await asyncio.sleep(2 * START_S)
+    assert at.value(SCRUBBED_ENTRIES) == 40
+    running.cancel()
 
 
 def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
