@@ -725,6 +725,45 @@ def test_without_a_secret_bookies_are_called_plain() -> None:
     assert [key for table in ("auditor", "replicator") for key in settings(made, table) if "tls" in key] == []
 
 
+@pytest.mark.parametrize(
+    ("is_enabled", "named", "expected"),
+    [(True, [3181], [3181, 4181]), (True, [4181], [4181]), (False, [3181], [3181])],
+)
+def test_the_port_of_the_bookies_of_the_release_is_reached(
+    is_enabled: bool, named: list[int], expected: list[int]
+) -> None:
+    bookies = {"enabled": is_enabled, "ports": {"bookie": 4181}}
+    policy = {"enabled": True, "egress": {"bookiePorts": named}}
+    made = render({**load_values("service-k8s-client"), "bookies": bookies, "networkPolicy": policy})
+    egress = {
+        item["metadata"]["labels"][COMPONENT]: [[port["port"] for port in rule.get("ports", ())] for rule in rules]
+        for item in made.of("NetworkPolicy")
+        for rules in [item["spec"]["egress"]]
+    }
+    assert {"auditor", "replicator", "executor"} <= egress.keys()
+    assert {name for name, ports in egress.items() if expected not in ports} == set()
+
+
+@pytest.mark.parametrize("component", ["auditor", "exporter"])
+def test_annotations_name_the_scheme_of_a_port_with_tls(component: str) -> None:
+    def schemes(**values: Any) -> dict[str, str | None]:
+        metrics = {"metrics": {"annotations": True}, "exporter": {"when": "always"}}
+        made = render({"bookkeeper": URI, "bookies": {"enabled": True}, **metrics, **values})
+        return {
+            pod.spec["containers"][0]["name"]: pod.metadata["annotations"].get("prometheus.io/scheme")
+            for pod in pods(made)
+            if pod.is_long_running
+        }
+
+    plain = schemes()
+    assert set(plain.values()) == {None}
+    secured = {"when": "always", "tls": {"existingSecret": "server"}}
+    assert schemes(**{component: secured if component == "exporter" else {"tls": secured["tls"]}}) == {
+        **plain,
+        component: "https",
+    }
+
+
 def test_results_of_cron_jobs_are_pushed() -> None:
     made = release("cron-tls")
     config = settings(made, "audit.run")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.chart.rendering import CHART, Release, render
-from tests.chart.rule_files import RUNBOOK
+from tests.chart.rule_files import RUNBOOK, thresholds
 
 RULES = """
 groups:
@@ -110,12 +110,12 @@ def test_a_runbook_that_is_not_published_is_refused(chart: Path, base: str) -> N
 
 
 def test_rules_on_what_is_never_scraped_ask_for_this_release_alone() -> None:
-    thresholds = {"thresholds": {"runbook_base": RUNBOOK}}
-    assert 'component=~"auditor|exporter",namespace="bk",' in never_scraped(rendered(CHART, **thresholds))
+    runbook = {"thresholds": {"runbook_base": RUNBOOK}}
+    assert 'component=~"auditor|exporter",namespace="bk",' in never_scraped(rendered(CHART, **runbook))
     made = render(
         {
             "bookkeeper": {"metadataServiceUri": "zk://zk/ledgers", "clusterName": "eu1"},
-            "metrics": {"prometheusRule": {"enabled": True, **thresholds}},
+            "metrics": {"prometheusRule": {"enabled": True, **runbook}},
         }
     )
     assert 'component=~"auditor|exporter",cluster="eu1",' in never_scraped(made)
@@ -130,7 +130,35 @@ def test_a_release_that_shows_no_cluster_does_not_miss_it() -> None:
     assert never_scraped(render({**values, "mode": "none", "exporter": {"when": "always"}})) != ""
 
 
+@pytest.mark.parametrize(
+    ("bookies", "changed", "expected"),
+    [
+        ({"enabled": True}, {}, 1 << 30),
+        ({"enabled": True, "readOnlyBelowBytes": 5 << 30}, {}, 5 << 30),
+        ({"enabled": True, "readOnlyBelowBytes": 5 << 30}, {"disk_reserve_bytes": 7 << 30}, 7 << 30),
+        ({"enabled": False, "readOnlyBelowBytes": 5 << 30}, {}, 1 << 30),
+    ],
+)
+def test_a_disk_is_soon_full_where_its_bookie_turns_read_only(
+    bookies: dict[str, object], changed: dict[str, object], expected: int
+) -> None:
+    rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK, **changed}}
+    uri = {"metadataServiceUri": "zk://zk/ledgers"}
+    made = render({"bookkeeper": uri, "bookies": bookies, "metrics": {"prometheusRule": rule}})
+    assert f"< {expected}\n" in expression(made, "BkhealBookieDiskFullSoon")
+
+
+def test_the_chart_knows_the_default_of_the_reserve_of_a_disk() -> None:
+    default = thresholds()["disk_reserve_bytes"]
+    assert f"disk_reserve_bytes) {default})" in (CHART / "templates" / "prometheusrule.yaml").read_text()
+
+
 def never_scraped(made: Release) -> str:
     """Return the expression of the never-scraped alert; empty if it is left out."""
+    return expression(made, "BkhealAuditorNeverScraped")
+
+
+def expression(made: Release, alert: str) -> str:
+    """Return the expression of an alert; empty if it is left out."""
     rules = [rule for group in groups(made).values() for rule in group["rules"]]
-    return next((str(rule["expr"]) for rule in rules if rule.get("alert") == "BkhealAuditorNeverScraped"), "")
+    return next((str(rule["expr"]) for rule in rules if rule.get("alert") == alert), "")

@@ -12,6 +12,9 @@ checksum/spark: {{ include "bkheal.sparkFiles" .root | sha256sum }}
 prometheus.io/scrape: "true"
 prometheus.io/path: /metrics
 prometheus.io/port: {{ .port | quote }}
+{{- if include "bkheal.httpTls" . }}
+prometheus.io/scheme: https
+{{- end }}
 {{- end }}
 {{- with .values.podAnnotations }}
 {{ toYaml . }}
