@@ -170,6 +170,8 @@ class SpreadDisk(Disk):
             raise FileNotFoundError(path)
         try:
             file = await self.answer(directory, directory.disk.open(path))
+        except DiskFullError:  # too many open files: nothing is known about the directory
+            raise
         except (FileNotFoundError, DiskError) as error:
             await self.suspect(directory, path)
             if path in self._removed:

@@ -335,6 +335,19 @@ async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_
     assert await world.listed() == (Status.CORRUPT, EntryRuns(()))
 
 
+async def test_too_many_open_files_say_nothing_about_a_directory(world: Directories) -> None:
+    await world.flush(0)
+    [path] = [path for path in world.disks[2].paths() if path.endswith(".log")]
+
+    def refused(operation: Operation, path: str) -> DiskError | None:
+        return DiskFullError("too many open files") if operation is Operation.OPEN else None
+
+    world.fail(2, refused)
+    with pytest.raises(DiskFullError):
+        await world.spread.open(path)
+    assert world.problems() == [False, False, False]
+
+
 async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) -> None:
     await world.flush(0)
     for path in world.disks[2].paths():
