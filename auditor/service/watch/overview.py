@@ -96,7 +96,10 @@ class Overview:
         self._poked.fire()
 
     async def run(self) -> None:
-        """Read, count and wait, until cancelled. Runs are shown in time while a count of minutes goes on."""
+        """Read, count and wait, until cancelled, also after failures.
+
+        Runs are shown in time while a count of minutes goes on.
+        """
         counting = guarded("backlog", self._again_and_again(self._count))
         try:
             await self._again_and_again(self._look)
@@ -111,6 +114,8 @@ class Overview:
                 await work()
             except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
                 _log.info("runs or backlog cannot be read now", extra={"reason": str(error)})
+            except Exception:  # noqa: BLE001  the boundary of a task: no error may end it, such as too many open files
+                _log.exception("reading runs or the backlog failed")
             took_s = self._clock.monotonic_s() - began_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):

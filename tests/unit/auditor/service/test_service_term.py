@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,28 @@ async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> No
     await asyncio.sleep(150)
     await cancel(running)
     assert len(counter.began_s) == 10
+
+
+class FailingCounter(BacklogCounter):
+    """Counts fail with these errors, one after the other; later ones succeed."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def count(self) -> Backlog:
+        if self.errors:
+            raise self.errors.pop(0)
+        return Backlog(1)
+
+
+@in_virtual_time
+async def test_the_backlog_is_counted_again_after_a_time_without_free_descriptors() -> None:
+    world = await ServiceWorld.create()
+    counter = FailingCounter(OSError(errno.EMFILE, "Too many open files"))
+    overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await when(lambda: overview.backlog == Backlog(1), 20)
+    await cancel(running)
 
 
 @in_virtual_time
