@@ -107,13 +107,17 @@ class Overview:
             await cancel(counting)
 
     async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
+        reason = ""
         while True:
             pokes = self._pokes
             began_s = self._clock.monotonic_s()
             try:
                 await work()
+                reason = ""
             except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
-                _log.info("runs or backlog cannot be read now", extra={"reason": str(error)})
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("runs or backlog cannot be read now", extra={"reason": reason})
             except Exception:  # noqa: BLE001  the boundary of a task: no error may end it, such as too many open files
                 _log.exception("reading runs or the backlog failed")
             took_s = self._clock.monotonic_s() - began_s

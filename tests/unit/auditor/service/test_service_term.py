@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,18 @@ async def test_the_backlog_is_counted_again_after_a_time_without_free_descriptor
     running = guarded("overview", overview.run())
     await when(lambda: overview.backlog == Backlog(1), 20)
     await cancel(running)
+
+
+@in_virtual_time
+async def test_why_the_backlog_is_not_counted_is_a_warning_if_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    world = await ServiceWorld.create()
+    counter = FailingCounter(*(StoreUnavailableError(reason) for reason in ("refused", "refused", "no answer")))
+    overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
+    running = guarded("overview", overview.run())
+    await when(lambda: overview.backlog == Backlog(1), 60)
+    await cancel(running)
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [vars(record)["reason"] for record in warnings] == ["refused", "no answer"]
 
 
 @in_virtual_time
