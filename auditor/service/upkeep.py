@@ -174,6 +174,18 @@ class ProgressLook:
             return self._last
 
 
+def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """A loop that runs in a thread of its own. Raises RuntimeError: there is no thread now, and nothing is left."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="upkeep", daemon=True)
+    try:
+        thread.start()
+    except BaseException:
+        loop.close()
+        raise
+    return loop, thread
+
+
 class UpkeepApart(Upkeep):
     """``Upkeep`` on a thread of its own. ``close`` it."""
 
@@ -230,9 +242,11 @@ class UpkeepApart(Upkeep):
             work.close()
             raise StoreUnavailableError("this process is stopping")
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="upkeep", daemon=True)
-            self._thread.start()
+            try:
+                self._loop, self._thread = _started()
+            except BaseException:
+                work.close()
+                raise
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _asked(self, work: Work[T]) -> T:

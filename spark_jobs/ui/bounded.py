@@ -43,7 +43,10 @@ class OneCall(Generic[T]):
 
     def _start(self, call: Callable[[], T]) -> Future[T]:
         self._current = future = Future[T]()
-        threading.Thread(target=_settle, args=(future, call), name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=_settle, args=(future, call), name=self._name, daemon=True).start()
+        except RuntimeError as error:  # no thread can be started now, and nobody else would settle the call
+            future.set_exception(error)
         return future
 
 

@@ -70,6 +70,23 @@ async def test_a_session_that_fails_is_replaced_by_the_next_request() -> None:
         await upkeep.close()
 
 
+async def test_work_begins_after_a_time_without_free_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sessions = Sessions()
+    upkeep = UpkeepApart(sessions.open, ManualClock())
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await upkeep.ask(lambda client: client.parked.ids())
+    try:
+        async with asyncio.timeout(PROGRAM_S):
+            assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+    finally:
+        await upkeep.close()
+
+
 async def test_long_work_goes_on_and_its_result_is_for_the_next_request() -> None:
     clock, gate = ManualClock(), asyncio.Event()
     begun: list[int] = []

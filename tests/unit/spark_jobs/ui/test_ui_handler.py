@@ -259,6 +259,21 @@ def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, han
     assert auditor.snapshots == 2
 
 
+def test_an_auditor_without_a_free_thread_serves_the_tab_when_there_is_one(
+    auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    tab = handler(auditor)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        assert "start new thread" in tab.page(facts())
+        assert start(tab)[0] == 503
+    assert "Snapshot" in tab.page(facts())
+    assert (start(tab)[0], len(auditor.asked)) == (303, 1)
+
+
 def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
     clock = ManualClock(1000.0, turns=0)
     tab = handler(auditor, clock=clock)
