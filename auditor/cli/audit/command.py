@@ -148,13 +148,15 @@ _OF_THIS_SIDE: Final = frozenset(
     {"kind", "dry_run", "wait", "wait_s", "at", "token_file", "ca", "client_cert", "client_key", "output"}
 )
 """Options of ``run`` that keep their meaning with ``--at``, besides the options of the run itself."""
+_OF_A_RUN_HERE: Final = frozenset({"fail_on", "http_port", "metrics_file", "pushgateway"})
+"""Options of the caller that a run elsewhere cannot follow: with --at they are refused, wherever the value is from."""
 
 
 def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int | float]:
     """Return the options to send to a service.
 
     Raises:
-        typer.BadParameter: a given flag cannot be sent, or does not exist for this kind of run.
+        typer.BadParameter: a given option cannot be sent, or does not exist for this kind of run.
     """
     from auditor.api.http.queries import RUN_OPTIONS
 
@@ -162,15 +164,26 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
     sources = {name: context.get_parameter_source(name) for name in context.params}
     by_source = {name: "" if source is None else source.name for name, source in sources.items()}
     given = {name for name, source in by_source.items() if source == "COMMANDLINE"}
-    if lost := sorted(flags[name] for name in given - _OF_THIS_SIDE - RUN_OPTIONS.keys()):
+    defaults = {str(parameter.name): parameter.default for parameter in context.command.params}
+    given -= _OF_A_RUN_HERE
+    given |= {name for name in _OF_A_RUN_HERE if context.params[name] != defaults[name]}
+    if lost := sorted(given - _OF_THIS_SIDE - RUN_OPTIONS.keys()):
+        named = (flags[name] + _origin(context, name, by_source[name]) for name in lost)
         raise typer.BadParameter(
-            f"{', '.join(lost)} cannot be sent with --at: the service has its own settings. Leave it out, or run the "
+            f"{', '.join(named)} cannot be sent with --at: the service has its own settings. Leave it out, or run the "
             "audit here without --at"
         )
     if wrong := sorted(flags[name] for name in given & RUN_OPTIONS.keys() if kind not in RUN_OPTIONS[name]):
         raise typer.BadParameter(f"a run of kind {kind.value} has no {', '.join(wrong)}")
     chosen = {name for name, source in by_source.items() if source != "DEFAULT"}
     return {name: context.params[name] for name in RUN_OPTIONS if name in chosen and kind in RUN_OPTIONS[name]}
+
+
+def _origin(context: typer.Context, name: str, source: str) -> str:
+    """Return where a value comes from, in brackets; empty for a flag."""
+    if source == "ENVIRONMENT":
+        return f" (from ${context.auto_envvar_prefix}_{name.upper()})"
+    return f" (from {name} in the config file)" if source == "DEFAULT_MAP" else ""
 
 
 def _settings(uri: str, given: Options) -> AuditSettings:

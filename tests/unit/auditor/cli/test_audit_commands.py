@@ -118,6 +118,39 @@ def test_an_option_that_a_service_cannot_take_is_refused_and_nothing_starts(
     assert arguments[-2 if arguments[-1][0] != "-" else -1] in result.stderr
 
 
+def said(result: Any) -> str:
+    """Return the message of a refusal, which Typer prints in a frame."""
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fail_on", "no-live-copy"),
+        ("metrics_file", "/textfile/bkheal.prom"),
+        ("pushgateway", "http://pushgateway:9091"),
+        ("http_port", "8003"),
+    ],
+)
+def test_what_a_service_cannot_follow_is_refused_with_its_origin(
+    services: Services, tmp_path: Path, name: str, value: str
+) -> None:
+    at, flag = ("--at", "http://one:1", "--wait"), f"--{name.replace('_', '-')}"
+    result = invoke("run", *at, **{f"BKHEAL_RUN_{name.upper()}": value})
+    assert (result.exit_code, services.started) == (2, [])
+    assert f"{flag} (from $BKHEAL_RUN_{name.upper()}) cannot be sent with --at" in said(result)
+    file = tmp_path / "bkheal.toml"
+    file.write_text(f'[run]\n{name} = "{value}"\n')
+    result = invoke("run", *at, "--config", str(file))
+    assert (result.exit_code, services.started) == (2, [])
+    assert f"{flag} (from {name} in the config file) cannot be sent with --at" in said(result)
+
+
+def test_a_flag_with_the_default_replaces_what_a_service_cannot_follow(services: Services) -> None:
+    result = invoke("run", "--at", "http://one:1", "--fail-on", "never", BKHEAL_RUN_FAIL_ON="no-live-copy")
+    assert (result.exit_code, len(services.started)) == (0, 1)
+
+
 def test_a_client_certificate_is_shown_to_a_service_that_asks_for_one(services: Services) -> None:
     files = ("--client-cert", "c.pem", "--client-key", "k.pem")
     assert invoke("run", "--at", "https://one:1", *files).exit_code == 0
