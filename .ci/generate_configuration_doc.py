@@ -68,6 +68,7 @@ be written in place, replaced, or be a mounted ConfigMap (not by `subPath`, whic
 - A key that is gone from the file means the default again.
 - A file that the command would not start with (not to be read, unknown keys, values out of range or in contradiction)
   changes nothing. One line of the log lists every problem (`configuration file is refused, the old values stay`).
+  It is tried again every two seconds, because the reason may be another file, such as the one of `topology_file`.
 - Each change is one line of the log with the option, its old and its new value: `option changed`, or `option needs a
   restart`.
 - Without a file a process ends at SIGHUP, and so does closing the terminal that it runs in.

@@ -13,7 +13,7 @@ from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
-from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from spark_jobs.marking_options import CriticalDelay, FlappingDelay, MissingShareMax, RackOutageDelay
@@ -66,8 +66,8 @@ class ExporterSettings:
 
     def __post_init__(self) -> None:
         problems = [*uri_problems(self.metadata_uri), *range_problems(self), *self.http.problems()]
-        if self.topology_file is not None and not self.topology_file.is_file():
-            problems.append(f"topology_file: there is no file {self.topology_file}")
+        if (problem := file_problem("topology_file", self.topology_file)) is not None:
+            problems.append(problem)
         if problems:
             raise ConfigurationError(problems)
 

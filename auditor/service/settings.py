@@ -20,7 +20,7 @@ from bookie.model.option import Group, Option
 from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
 from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.access.access import anonymous_write_problems
-from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.findings_options import FindingsDir, findings_dir_problems
@@ -292,9 +292,8 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
         except InvalidScheduleError as error:
             yield f"{name}: {error}"
     for name in ("tokens_file", "tls_cert", "tls_key", "tls_client_ca", "topology_file", "inventory_token_file"):
-        path = getattr(settings, name)
-        if path is not None and not path.is_file():
-            yield f"{name}: there is no file {path}"
+        if (problem := file_problem(name, getattr(settings, name))) is not None:
+            yield problem
     yield from _contradictions(settings)
 
 

@@ -12,7 +12,7 @@ from bookie.metadata.uri import uri_problems
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.option import Group, Option, directories_in
 from bookie.runtime.access.access import anonymous_write_problems
-from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
@@ -207,8 +207,8 @@ class BookieSettings:
             yield f"clients cannot connect to {self.advertised}: give an advertised host"
         if self.allow_anonymous_write:
             yield from anonymous_write_problems((self.host,), "change the state of this bookie")
-        if self.tokens_file is not None and not self.tokens_file.is_file():
-            yield f"tokens_file: there is no file {self.tokens_file}"
+        if (problem := file_problem("tokens_file", self.tokens_file)) is not None:
+            yield problem
         if self.http is not None:
             yield from self.http.problems()
 

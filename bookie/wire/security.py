@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from bookie.model.errors import PermanentError
 from bookie.model.option import Option
-from bookie.runtime.configuration.options import range_problems
+from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
 
 FRAME_BYTES_LEAST: Final = FRAME_BYTES_EVERYBODY_TAKES
@@ -98,9 +98,8 @@ class SecurityFiles:
         if self.sasl_username and self.sasl_mechanism is SaslMechanism.PLAIN and self.tls_ca is None:
             yield f"{prefix}sasl_mechanism PLAIN sends the password as it is: it needs {prefix}tls_ca"
         for name in ("tls_ca", "tls_cert", "tls_key", "sasl_password_file"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                yield f"{prefix}{name}: there is no file {path}"
+            if (problem := file_problem(f"{prefix}{name}", getattr(self, name))) is not None:
+                yield problem
 
     def load(self) -> BookieSecurity:
         """Read the password; certificates are read by the transport.

@@ -2,7 +2,8 @@
 
 Contents are compared, not times: a ConfigMap volume swaps the directory of a symbolic link, with arbitrary times. New
 content counts once two consecutive reads have returned it, because the first may have seen a half-written file. SIGHUP
-declares the file complete. An unreadable or rejected file changes nothing. ``reload`` makes the decisions.
+declares the file complete. An unreadable or rejected file changes nothing. It is tried again, because it may name files
+that do not exist yet. ``reload`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class ConfigWatch:
         self._seen = source.values
         self._candidate: bytes | _Unread | None = None
         self._settled: bytes | _Unread | None = None
+        self._refusal = ""
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
@@ -88,8 +90,12 @@ class ConfigWatch:
         try:
             new = self._source.parse(_text(content))
         except ConfigurationError as error:
-            _log.error("configuration file is refused, the old values stay", extra=fields | {"error": str(error)})
+            if is_asked or str(error) != self._refusal:
+                _log.error("configuration file is refused, the old values stay", extra=fields | {"error": str(error)})
+            self._refusal = str(error)
+            self._settled = None  # another file may be the reason, so the next read tries this content again
             return
+        self._refusal = ""
         decision = decide(self._source, self._seen, new)
         self._seen = new
         for change in decision.taken:

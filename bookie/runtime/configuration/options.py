@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,22 @@ def range_problems(settings: Any) -> Iterator[str]:
             yield problem
 
 
+def file_problem(name: str, path: Path | None) -> str | None:
+    """Return why the value of an option is no path of a file, in one sentence; None if it is one, or is not given.
+
+    A path that cannot be looked at, for instance in a directory without permission, is not called absent.
+    """
+    if path is None:
+        return None
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one: no path at all, such as one with NUL
+        is_file = False
+    except OSError as error:
+        return f"{name}: cannot look for {path}: {error.strerror or error}"
+    return None if is_file else f"{name}: there is no file {path}"
+
+
 def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
     """Return the settings built from parsed option values.
 
@@ -86,14 +103,15 @@ def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
         others: the fields that are not options.
 
     Raises:
-        ConfigurationError: a file does not exist, a value is out of range or contradicts another; names every problem.
+        ConfigurationError: a file does not exist or cannot be looked for, a value is out of range or contradicts
+            another; names every problem.
     """
     problems = [
-        f"{option.name}: there is no file {values[option.name]}"
+        problem
         for option in options_of(settings)
         if option.declared.is_file
         and _is_given(option.declared, values.get(option.name))
-        and not Path(values[option.name]).is_file()
+        and (problem := file_problem(option.name, Path(values[option.name]))) is not None
     ]
     try:
         made = settings(**_arguments(settings, values, "", problems), **others)

@@ -284,6 +284,24 @@ def test_validate_refuses_what_contradicts_itself(tmp_path: Path, table: str) ->
     assert len(validated(tmp_path / "bkheal.toml", table.format(file=file))) >= 1
 
 
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("auditor", ("tokens_file", "tls_cert", "bookie_tls_ca")),
+        ("bookie", ("tokens_file", "tls_ca")),
+        ("exporter", ("topology_file",)),
+    ],
+)
+def test_validate_names_every_file_that_it_cannot_look_for(
+    tmp_path: Path, table: str, options: tuple[str, ...]
+) -> None:
+    long = "/" + "n" * 300
+    lines = "\n".join(f'{option} = "{long}"' for option in options)
+    problems = validated(tmp_path / "bkheal.toml", f"[{table}]\n{lines}")
+    for option in options:
+        assert any(f"{option}: cannot look for {long}: File name too long" in problem for problem in problems), problems
+
+
 def test_validate_takes_the_place_of_what_only_flags_say_for_granted(tmp_path: Path) -> None:
     assert validated(tmp_path / "bkheal.toml", "[bookie]\nport = 4000\n[replicator]\n[audit.run]\n") == []
 

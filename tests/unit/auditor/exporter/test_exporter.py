@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -305,8 +306,13 @@ async def test_delay_windows_and_what_is_held_back_are_shown_as_a_leader_shows_t
 
 def test_wrong_settings_are_named_together() -> None:
     with pytest.raises(ConfigurationError) as raised:
-        ExporterSettings(metadata_uri="", missing_share_max=2, http=ExporterServerSettings(port=70_000))
-    assert len(raised.value.problems) == 3
+        ExporterSettings(
+            metadata_uri="",
+            missing_share_max=2,
+            topology_file=Path("/" + "n" * 300),
+            http=ExporterServerSettings(port=70_000),
+        )
+    assert len(raised.value.problems) == 4
 
 
 @in_virtual_time

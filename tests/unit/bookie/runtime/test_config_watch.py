@@ -115,6 +115,29 @@ async def test_a_file_that_is_refused_changes_nothing_and_is_told_of_once(
     assert process.rates == [5, 6]
 
 
+async def test_a_file_that_names_another_one_is_taken_when_that_one_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, other, rates = tmp_path / "bkheal.toml", tmp_path / "topology.json", list[int]()
+
+    def parse_with_other(text: str) -> Values:
+        if not other.exists():
+            raise ConfigurationError([f"there is no file {other}"])
+        return parse(text)
+
+    path.write_text('{"rate": 5}')
+    source = ConfigSource(path, parse_with_other, START, {}, frozenset({"rate"}))
+    watch = ConfigWatch(source, {"rate": rates.append}, ManualClock(turns=0))
+    for _ in range(5):
+        await watch.look()
+    assert (rates, logged(caplog)) == ([], [("ERROR", "configuration file is refused, the old values stay")])
+    await watch.look(is_asked=True)
+    assert logged(caplog) == [("ERROR", "configuration file is refused, the old values stay")]
+    other.touch()
+    await watch.look()
+    assert (rates, logged(caplog)) == ([5], [("WARNING", "option changed")])
+
+
 async def test_every_problem_of_a_refused_file_is_in_the_one_line(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:

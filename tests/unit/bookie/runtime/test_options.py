@@ -105,6 +105,12 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         assert any(part in problem for problem in found), part
 
 
+def test_a_file_that_cannot_be_looked_for_is_one_problem_of_all_and_not_called_absent() -> None:
+    found = problems(wait=-1.0, file=Path("/" + "n" * 300))
+    assert len(found) == 2
+    assert any(problem.startswith("file: cannot look for /nnn") and "too long" in problem for problem in found)
+
+
 def test_an_option_of_a_group_that_is_off_is_refused() -> None:
     assert problems(at_host="elsewhere") == ("at_host needs at_port",)
 
