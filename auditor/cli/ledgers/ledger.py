@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
-from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line
+from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
@@ -50,6 +51,8 @@ def list_ledgers(
 ) -> None:
     """List ledgers with their shape, state and size; all conditions must hold.
 
+    With --output jsonl, each ledger is printed as soon as it is read.
+
     Example, open ones of an application, older than a day: `bkheal ledger list --state open --custom app=shop
     --created-before 1d`.
     """
@@ -68,7 +71,12 @@ def list_ledgers(
         created_before_ms=_time_ms(created_before),
         id_prefix=prefix,
     )
-    rows = run(_list(metadata_uri(uri, config), where, limit))
+    target = metadata_uri(uri, config)
+    if output is StreamFormat.JSONL:  # line by line: a cluster has millions of ledgers
+        run(_list(target, where, limit, lambda row: print_json_line("Ledger", **row)))
+        return
+    rows: list[dict[str, Any]] = []
+    run(_list(target, where, limit, rows.append))
     print_page(
         output,
         "LedgerList",
@@ -170,18 +178,17 @@ def delete(
     print_line(f"ledger {ledger} deleted")
 
 
-async def _list(uri: str, where: Any, limit: int) -> list[dict[str, Any]]:
+async def _list(uri: str, where: Any, limit: int, take: Callable[[dict[str, Any]], None]) -> None:
+    """Hand over the rows, each as soon as it is read."""
     from bookie.client.connect import connect
     from bookie.metadata.ledgers.ledgers import Unreadable
 
-    rows: list[dict[str, Any]] = []
     async with await connect(uri, security=bookie_security()) as client:
         async for item in client.scan_ledgers(where, limit=limit or None):
             if isinstance(item, Unreadable):
-                rows.append({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
+                take({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
             else:
-                rows.append(describe(item.ledger_id, item.metadata))
-    return rows
+                take(describe(item.ledger_id, item.metadata))
 
 
 async def _show(uri: str, ledger: int) -> dict[str, Any]:
