@@ -75,7 +75,7 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
             handler=handler,
         )
     except (OSError, ValueError, HTTPException) as error:  # the last two: a URL that is none
-        raise MetricsExportError(f"cannot push metrics to {_without_secrets(gateway)}: {_reason(error)}") from None
+        raise MetricsExportError(f"cannot push metrics to {without_secrets(gateway)}: {_reason(error)}") from None
 
 
 def _registry(record: RunRecord, success: dict[Key, float]) -> CollectorRegistry:
@@ -145,7 +145,7 @@ def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
     return urlunsplit(parts._replace(netloc=host)), handler
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """The URL as it may be shown: without user, password and query."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")

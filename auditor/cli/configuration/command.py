@@ -33,6 +33,9 @@ CONFIGURED: Final = (("auditor",), ("audit", "run"), ("exporter",), ("replicator
 _ANY_URI: Final = "zk://localhost:2181/ledgers"
 """The cluster's address may come from elsewhere."""
 
+_URLS: Final = frozenset({"pushgateway", "snapshot_url"})
+"""Options with the URL of another server, perhaps with a user and password in it."""
+
 _Row: TypeAlias = tuple[str, Any, str, str]
 """Key, value, source, and when a change takes effect."""
 
@@ -51,6 +54,7 @@ def show(
     """Show each option of the long-running commands: its value, and whether environment, file or default gave it.
 
     Also show when a change of the file takes effect: live (in running processes), at a restart, or at the next call.
+    Of a URL with a password, only host and port are shown.
     """
     path = config_file(config, os.environ)
     content = read_config(path) if path is not None else {}
@@ -133,11 +137,20 @@ def _rows(root: TyperGroup, content: Any) -> Iterator[_Row]:
             table = table.get(word, {}) if isinstance(table, dict) else {}
         key, effect = ".".join((*words, setting.key)), setting.takes_effect.value
         if os.environ.get(setting.variable):
-            yield key, os.environ[setting.variable], setting.variable, effect
+            yield key, _shown(setting, os.environ[setting.variable]), setting.variable, effect
         elif isinstance(table, dict) and setting.key in table:
-            yield key, table[setting.key], "file", effect
+            yield key, _shown(setting, table[setting.key]), "file", effect
         else:
             yield key, setting.default or None, "default", effect
+
+
+def _shown(setting: Setting, value: Any) -> Any:
+    """Return a value as it may be shown; a query may be a secret as well."""
+    if setting.key not in _URLS or not any(mark in str(value) for mark in "@?"):
+        return value
+    from auditor.metrics.export import without_secrets
+
+    return without_secrets(str(value))
 
 
 def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:

@@ -121,6 +121,21 @@ def test_show_names_the_origin_of_each_value_and_when_a_change_takes_effect(tmp_
     ]
 
 
+@pytest.mark.parametrize("output", ["table", "json"])
+@pytest.mark.parametrize("more", [(), ("--origin",)])
+def test_show_prints_no_password_in_a_url(tmp_path: Path, output: str, more: tuple[str, ...]) -> None:
+    path = tmp_path / "bkheal.toml"
+    path.write_text(
+        '[audit.run]\npushgateway = "https://ann:sec%40ret@gateway:9091/push"\nsnapshot_url = "http://zk1:8080"\n'
+    )
+    command = ["config", "show", *more, "--config", str(path), "-o", output]
+    result = CliRunner().invoke(bkheal, command)
+    assert ("gateway:9091" in result.output, "http://zk1:8080" in result.output) == (True, True)
+    assert "ret@" not in result.output
+    result = CliRunner().invoke(bkheal, command, env={"BKHEAL_AUDIT_RUN_PUSHGATEWAY": "ann:secret@other:9091"})
+    assert ("other:9091" in result.output, "secret" in result.output) == (True, False)
+
+
 def test_every_configured_command_has_settings_with_a_help_text() -> None:
     root = typer.main.get_command(bkheal)
     found = list(config.configured(root))  # type: ignore[arg-type]
