@@ -41,8 +41,8 @@ def bookie_id(text: str) -> BookieId:
 
 
 def is_bookie_id(text: str) -> bool:
-    """Whether ``text`` is a bookie id that ZooKeeper accepts as the name of a node; see ``bookie_id``."""
-    return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly" and text not in (".", "..")
+    """Whether ``text`` is a bookie id; see ``bookie_id``."""
+    return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly"
 
 
 def ledger_id(value: int) -> LedgerId:

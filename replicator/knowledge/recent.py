@@ -31,7 +31,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from bookie.metadata.bookies.registration import Bookies, Registrations, ServiceInfo
+from bookie.metadata.bookies.registration import Bookies, Registration, Registrations, ServiceInfo
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
@@ -95,7 +95,7 @@ class Recent:
         self._clock = clock
         self._bookies = Shared(registrations.list, clock, BOOKIES_AGE_S)
         self._disabled = Shared(switches.is_disabled, clock, SWITCH_AGE_S)
-        self._infos: dict[BookieId, Shared[ServiceInfo | None]] = {}
+        self._of: dict[BookieId, Shared[Registration | None]] = {}
         self._listed_s: dict[BookieId, float] = {}
 
     async def bookies(self, expected: Collection[BookieId] = ()) -> Bookies:
@@ -146,8 +146,21 @@ class Recent:
         Raises:
             StoreUnavailableError: no answer.
         """
-        read = partial(self._registrations.service_info, bookie)
-        return await self._infos.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+        found = await self.registration(bookie)
+        return None if found is None else found.info
+
+    async def registration(self, bookie: BookieId) -> Registration | None:
+        """Return the registration of a bookie; None if it is not registered.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        read = partial(self._registrations.registration, bookie)
+        return await self._of.setdefault(bookie, Shared(read, self._clock, BOOKIES_AGE_S)).get()
+
+    def note_another_registration(self, bookie: BookieId) -> None:
+        """Forget the registration of a bookie: it has another one."""
+        self._of.pop(bookie, None)
 
     def note_listing(self, bookie: BookieId, *, is_answered: bool) -> None:
         """Record whether a bookie answered a request for its list of entries."""
@@ -164,7 +177,7 @@ class Recent:
     def note_bookies_changed(self) -> None:
         """Forget the bookies and their disks: a registration changed."""
         self._bookies.forget()
-        self._infos.clear()
+        self._of.clear()
         self._listed_s.clear()
 
     def note_switched(self) -> None:

@@ -89,6 +89,8 @@ class Execution:
         self._reserving = reserving
         self._installer = Installer(ports, copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
+        self._registered_at: dict[BookieId, int] = {}
+        """The transaction that created the registration of each target of this round."""
         self._returned: set[BookieId] = set()
         """Lost bookies with a return that ended a copy of this round, even if they have left again."""
         self.is_completed = False
@@ -156,12 +158,14 @@ class Execution:
         no pin: like a list, each add clears the mark of a collector, and the list for the proof follows the last add.
         """
         incarnations: dict[BookieId, str] = {}
+        self._registered_at.clear()
         for target in dict.fromkeys(step.target for step in steps):
-            incarnation = await self._recent.incarnation(target)
-            if incarnation is None:
+            registration = await self._recent.registration(target)
+            if registration is None:
                 self._log.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
             else:
-                incarnations[target] = incarnation
+                incarnations[target] = registration.info.incarnation
+                self._registered_at[target] = registration.czxid
         if ledger.metadata.is_empty and self._reserving.is_clear:
             return incarnations
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
@@ -314,7 +318,10 @@ class Execution:
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> Versioned:
-        installed = await self._installer.install(ledger, ready, self._reserving.current, completing)
+        reserved = self._reserving.current
+        installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
+        for bookie in installed.again:  # the next round lists the same copies again
+            self._recent.note_another_registration(bookie)
         if installed.is_completed:
             self._reserving.note_deleted()
             self.is_completed = True

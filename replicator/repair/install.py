@@ -5,7 +5,8 @@ The invariant: metadata names a bookie for a position only if this bookie has al
 
 The order is the safety argument. First the target lists every entry. Then, after a ``sync``, one request reads the
 lock, the task, the registrations and the target's incarnation. A returned bookie keeps its position (R5), and a target
-on other disks gets a new copy. Last, one transaction writes the metadata at the planned version. It also checks the
+on other disks gets a new copy. A target that records no incarnation, and has another registration than before its list,
+lists its entries again (R136). Last, one transaction writes the metadata at the planned version. It also checks the
 reservation, made before the first byte was copied: while it exists, no collector of bkheal deletes the listed entries
 (S16). An empty ledger has no reservation, because nothing is copied (R118). And it checks that each target is
 registered as writable, and that no other disks were recorded under its name (R30). A registration may outlive its disks
@@ -29,7 +30,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,6 +84,8 @@ class InstallResult:
     """Targets found incomplete or unregistered."""
     is_completed: bool = False
     """Whether the task, its lock and the reservation were also deleted."""
+    again: frozenset[BookieId] = frozenset()
+    """Targets with another registration than before their list, so the list may be that of other disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Installer:
         ledger: Versioned,
         copied: Sequence[CopiedStep],
         reserved: LedgerReservations | None,
+        registered_at: Mapping[BookieId, int],
         completing: Conditions | None = None,
     ) -> InstallResult:
         """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still exists (S16).
@@ -116,6 +120,7 @@ class Installer:
             copied: the steps.
             reserved: the reservation of the steps; may be None if everything was filled in place, and for an empty
                 ledger (R118).
+            registered_at: the transaction that created the registration of each target, read before this call.
             completing: the conditions for deleting the task with these steps, if nothing is missing after them.
 
         Raises:
@@ -145,7 +150,10 @@ class Installer:
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_gone_targets(whole, bookies))
         refusals.extend(_dead_disks(whole, seen))
-        wanted_still = [copy for copy in whole if _is_still_wanted(copy, bookies, seen)]
+        again = _registered_again(whole, seen, registered_at)
+        wanted_still = [
+            copy for copy in whole if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)
+        ]
         done = without_worse_moves(ledger.metadata, _with_few_targets(wanted_still), self._ports.placement.judge())
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
@@ -164,7 +172,7 @@ class Installer:
                 ledger, is_completed = await self._write(write), False
         else:
             is_completed = False
-        return InstallResult(ledger, tuple(done), tuple(refusals), is_completed)
+        return InstallResult(ledger, tuple(done), tuple(refusals), is_completed, again)
 
     async def _write(self, write: _Write) -> Versioned:
         self._lease.ensure_session()
@@ -232,6 +240,18 @@ def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answ
             yield Answer(target, Status.WRONG_INCARNATION, "its disks were replaced, and the new ones do not serve yet")
 
 
+def _registered_again(
+    copied: Iterable[CopiedStep], seen: BookieLook, registered_at: Mapping[BookieId, int]
+) -> frozenset[BookieId]:
+    """Return the targets to be asked again: they record no incarnation, and have another registration (R136)."""
+    targets = {copy.step.target for copy in copied if isinstance(copy.step, CopyPosition)}
+    return frozenset(
+        target
+        for target in targets & seen.registrations.keys() - seen.latest.keys()
+        if seen.registrations[target].czxid != registered_at.get(target)
+    )
+
+
 def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bool:
     step = copy.step
     if _replaces(copy) and step.old in bookies.staying:
@@ -246,8 +266,8 @@ def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bo
 
 
 def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
-    info = seen.infos.get(bookie)
-    return None if info is None else info.incarnation
+    found = seen.registrations.get(bookie)
+    return None if found is None else found.info.incarnation
 
 
 def _replaces(copy: CopiedStep) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import bookie_path, lock_path, task_path, tasks_path
 from bookie.metadata.nodes import create_with_parents
@@ -95,6 +96,17 @@ async def test_a_mark_of_a_bookie_registered_since_the_last_one_changes_the_task
             assert await tasks.marking.mark(LEDGER, odd)
         else:
             assert await tasks.marking.mark_many([(LEDGER, odd)]) == 1
+
+
+async def test_a_mark_of_a_draining_bookie_that_registered_again_changes_nothing(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.marking.mark(LEDGER, [A])
+    registration = bookie_path(cluster.root, A, is_read_only=True)
+    await create_with_parents(store, registration, b"", cluster.root, is_ephemeral=True)
+    await Drains(store, cluster.root).start(Drain(A, "operator"))
+    assert await tasks.marking.mark_many([(LEDGER, [A])]) == 0
+    assert await tasks.read(LEDGER) == Task(LEDGER, (A,), NOW_MS, 0)
 
 
 async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:

@@ -106,13 +106,23 @@ class _Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Registration:
+    """One registration of a bookie."""
+
+    info: ServiceInfo
+    """Its content."""
+    czxid: int
+    """The transaction that created it; see ``Registrations.numbers``."""
+
+
+@dataclass(frozen=True, slots=True)
 class BookieLook:
     """State of some bookies, from nodes read together."""
 
     bookies: Bookies
     """The registered ones among them."""
-    infos: Mapping[BookieId, ServiceInfo]
-    """Contents of their registrations."""
+    registrations: Mapping[BookieId, Registration]
+    """Their registrations."""
     latest: Mapping[BookieId, Latest]
     """Current disks of each bookie with a history, registered or not."""
 
@@ -231,11 +241,20 @@ class Registrations:
         Raises:
             StoreUnavailableError: no answer.
         """
-        nodes = await self._store.get_many_data(
+        found = await self.registration(bookie)
+        return None if found is None else found.info
+
+    async def registration(self, bookie: BookieId) -> Registration | None:
+        """Return a bookie's registration, None if it is not registered; see ``service_info``.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        nodes = await self._store.get_many(
             [bookie_path(self._root, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
         )
-        data = nodes[1] if nodes[0] is None else nodes[0]
-        return None if data is None else _service_info(bookie, data)
+        node = nodes[1] if nodes[0] is None else nodes[0]
+        return None if node is None else Registration(_service_info(bookie, node.data), node.stat.czxid)
 
     async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """Return the current disks of each bookie, registered or not; see ``Incarnations.latest``.
@@ -257,7 +276,7 @@ class Registrations:
         """
         writable: set[BookieId] = set()
         read_only: set[BookieId] = set()
-        infos: dict[BookieId, ServiceInfo] = {}
+        registrations: dict[BookieId, Registration] = {}
         latest: dict[BookieId, Latest] = {}
         for bookie, read_only_before, in_writable, read_only_after, history in zip(
             bookies, nodes[::4], nodes[1::4], nodes[2::4], nodes[3::4], strict=True
@@ -265,10 +284,10 @@ class Registrations:
             node = read_only_after or read_only_before or in_writable
             if node is not None:
                 (writable if node is in_writable else read_only).add(bookie)
-                infos[bookie] = _service_info(bookie, node.data)
+                registrations[bookie] = Registration(_service_info(bookie, node.data), node.stat.czxid)
             if (known := self._incarnations.latest_in(bookie, history)) is not None:
                 latest[bookie] = known
-        return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), infos, latest)
+        return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), registrations, latest)
 
     def check_writable(self, bookie: BookieId) -> Check:
         """Return a check that fails a transaction unless the bookie is registered as writable."""

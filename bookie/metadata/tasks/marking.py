@@ -5,8 +5,9 @@ refused ones are then read and merged. Marking never removes anything from a tas
 concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again.
 
 A task that already names all the bookies is not touched, its version included, because a worker may be about to
-complete it. Only if one of the bookies has registered since the last change of the task, it gets a new time, and so a
-new version. The bookie may have lost its disks since it answered the worker, and then the mark is news (R136).
+complete it. Only if one of the bookies, and not a draining one, has registered since the last change of the task, it
+gets a new time, and so a new version. The bookie may have lost its disks since it answered the worker, and then the
+mark is news (R136).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bookie.metadata.nodes import (
     parent_of,
     reread,
 )
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
     BadVersionError,
     Create,
@@ -51,6 +53,8 @@ _STEP: Final = 4000
 """Ledgers read, decided and written at a time: bounds memory, and the age of the data used for a change."""
 _BATCH_ROUNDS: Final = 3
 """Attempts in batches; ledgers still contended afterwards are marked one by one."""
+_NO_NODES: Final = (".", "..")
+"""Ids that ZooKeeper refuses as names of nodes, so no such bookie is registered."""
 _BRANCHES_MAX: Final = 10_000
 """Upper directories remembered as created; each serves 65,536 ledgers."""
 
@@ -209,15 +213,28 @@ class TaskMarking:
         return _MarkDecision(operations, done_count)
 
     async def _registered_at(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
-        """Return the transaction that created the registration of each registered bookie; no older than this call."""
-        asked = [(each, is_read_only) for each in set(bookies) if is_bookie_id(each) for is_read_only in (False, True)]
+        """Return the transaction that created the registration of each registered bookie; no older than this call.
+
+        Draining bookies are left out: workers replace them without a question.
+        """
+        asked = [bookie for bookie in set(bookies) if is_bookie_id(bookie) and bookie not in _NO_NODES]
         if not asked:
             return {}
-        paths = [bookie_path(self._root, each, is_read_only=is_read_only) for each, is_read_only in asked]
+        drains = own_path("drains", self._root)
+        paths = [
+            path
+            for bookie in asked
+            for path in (
+                bookie_path(self._root, bookie, is_read_only=False),
+                bookie_path(self._root, bookie, is_read_only=True),
+                f"{drains}/{bookie}",
+            )
+        ]
+        nodes = await self._store.get_many_current(paths)
         found: dict[BookieId, int] = {}
-        for (bookie, _), node in zip(asked, await self._store.get_many_current(paths), strict=True):
-            if node is not None:
-                found[bookie] = max(found.get(bookie, 0), node.stat.czxid)
+        for bookie, writable, read_only, drain in zip(asked, nodes[::3], nodes[1::3], nodes[2::3], strict=True):
+            if drain is None and (registered := [node.stat.czxid for node in (writable, read_only) if node]):
+                found[bookie] = max(registered)
         return found
 
     async def _send(self, operations: Sequence[Operation], sent: dict[str, bytes], refused: set[str]) -> None:

@@ -15,6 +15,9 @@ from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
+from replicator.knowledge.evidence import Answer
+from replicator.knowledge.holdings import Holdings
+from replicator.plan.steps import CopyPosition
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
@@ -424,6 +427,31 @@ async def test_a_bookie_that_registers_again_during_the_copy_of_another_is_asked
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("fragment_count", [1, 3])
+@in_virtual_time
+async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_not_named_yet(
+    monkeypatch: pytest.MonkeyPatch, fragment_count: int
+) -> None:
+    async with a_world("a b t") as world:
+        fragments = [(10 * number, "a b" if number % 2 else "b a") for number in range(fragment_count)]
+        count = 10 * fragment_count
+        packets = await world.ledger(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=count - 1), count)
+        await world.lose("b")
+        listed, lists = Holdings.missing_on_target, []
+
+        async def then_lose_disks(holdings: Holdings, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger_id, step))
+            if len(lists) == fragment_count:
+                await world.kill("t")
+                await world.add_bookies("t")
+            return answer
+
+        monkeypatch.setattr(Holdings, "missing_on_target", then_lose_disks)
+        await world.heal()
+        await world.assert_whole(LEDGER, packets, "t")
         assert await world.is_clean()
 
 
