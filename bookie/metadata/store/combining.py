@@ -44,7 +44,7 @@ from bookie.metadata.store.lane import Apart, Lane, Waiting
 JOINED_BYTES_MAX: Final = 256 * 1024
 """Size of a joint transaction: far below the limit of a request, and the server's queue is not held up."""
 JOINED_PATHS_MAX: Final = 500
-"""Paths of a joint read: one request of the bulk reader."""
+"""Paths of a joint read: two requests of the bulk reader."""
 _ATTEMPTS: Final = 4
 """Joint attempts before each request is sent alone: many conflicts mean that other clients change the same nodes."""
 

@@ -1,7 +1,8 @@
 """Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by earlier replies.
 
-The size of a server's reply has no limit. So the number of paths per request follows the observed average, to keep the
-expected reply small, and a first request is small. Results are not one point in time.
+The size of a server's reply has no limit. So the number of paths per request follows the sizes of earlier replies, to
+keep the expected reply small. The first request of each call is small, because its nodes may be much larger than those
+of earlier calls. Results are not one point in time.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8
 REPLY_BYTES_AIM: Final = 512 * 1024
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
-"""Bytes per path before the first reply: 64 paths in the first request."""
+"""Bytes per path before the first reply."""
+_FIRST_PATHS_MAX: Final = REPLY_BYTES_AIM // _FIRST_ESTIMATE_BYTES
+"""Paths in the first request of a call."""
 _ESTIMATE_WEIGHT: Final = 0.5
-"""Weight of the newest reply in the running average: neighbours in a scan are alike, so it may move fast."""
+"""Weight of a reply below the estimate. A larger reply replaces the estimate: the next nodes may be as large."""
 
 T = TypeVar("T")
 Decode = Callable[[bytes, int, OnError], list[T]]
@@ -70,8 +73,8 @@ class BulkReader:
                         result[first : first + len(part)] = await self._request(opcode, part, decode)
 
         if paths:
-            # The first reply shows the average size, and whether the server supports the operation.
-            start = min(self._paths_per_request(opcode), len(paths))
+            # The first reply shows the size of these nodes, and whether the server supports the operation.
+            start = min(self._paths_per_request(opcode), _FIRST_PATHS_MAX, len(paths))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))
         return result
@@ -86,8 +89,8 @@ class BulkReader:
             )
 
         reply = await self._send(multi_read_request(opcode, paths))
-        size = len(reply) / len(paths)
-        self._estimates[opcode] += (max(size, 1.0) - self._estimates[opcode]) * _ESTIMATE_WEIGHT
+        size, estimate = max(len(reply) / len(paths), 1.0), self._estimates[opcode]
+        self._estimates[opcode] = max(size, estimate + (size - estimate) * _ESTIMATE_WEIGHT)
         try:
             return decode(reply, len(paths), fail)
         except (struct.error, ValueError, IndexError) as error:

@@ -81,6 +81,27 @@ async def test_large_nodes_are_read_in_small_requests() -> None:
     await BulkReader(Server(bytes(2_000_000)).send).data(["/a", "/b", "/c"])
 
 
+async def test_large_nodes_after_small_ones_do_not_fill_a_reply() -> None:
+    """Replies of many megabytes, several at once, end a ZooKeeper with a small heap."""
+    server = Server(b"x" * 100)
+    reader = BulkReader(server.send)
+    await reader.data([f"/small/{i}" for i in range(8000)])
+    assert max(server.counts) == PATHS_PER_REQUEST_MAX
+    server.counts, server.data = [], bytes(100_000)
+    assert len(await reader.data([f"/large/{i}" for i in range(500)])) == 500
+    assert server.counts[0] <= 64
+    assert max(server.counts[1:]) * 100_000 <= REPLY_BYTES_AIM
+
+
+async def test_small_nodes_need_few_requests_in_each_call() -> None:
+    server = Server(b"x" * 170)
+    reader = BulkReader(server.send)
+    await reader.data([f"/{i}" for i in range(4000)])
+    server.counts = []
+    await reader.data([f"/{i}" for i in range(4000)])
+    assert server.counts == [64, *[PATHS_PER_REQUEST_MAX] * 7, 436]
+
+
 async def test_results_keep_the_order_of_the_paths() -> None:
     class Echo(Server):
         def _answer(self, path: str) -> bytes:
