@@ -277,6 +277,19 @@ async def test_many_nodes_are_read_in_order_with_absent_ones_among_them(store: M
     assert [None if listing is None else listing.names for listing in listings[1:9]] == [None, *[()] * 6, None]
 
 
+async def test_many_long_paths_are_read_and_the_connection_lives(store: MetadataStore, base: str) -> None:
+    seen = store.session
+    paths = [f"{base}/{'x' * 3900}{i:04d}" for i in range(1000)]
+    for _ in range(8):  # the number of paths in a request follows earlier replies
+        await store.get_many_data([base])
+        await store.children_many([base])
+    await store.create(paths[-1], b"last")
+    assert await store.get_many_data(paths) == [*[None] * 999, b"last"]
+    listings = await store.children_many(paths)
+    assert [listing is None for listing in listings] == [True] * 999 + [False]
+    assert store.session == seen
+
+
 async def test_reading_nothing_gives_nothing(store: MetadataStore) -> None:
     assert await store.get_many([]) == []
     assert await store.get_many_data([]) == []

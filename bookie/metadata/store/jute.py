@@ -31,6 +31,8 @@ _HEADER_AND_INT: Final = struct.Struct(">iBii")
 _INT: Final = struct.Struct(">i")
 _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _END: Final = _HEADER.pack(-1, 1, -1)
+READ_OVERHEAD: Final = _HEADER_AND_INT.size + 1
+"""Bytes of a read in a ``multiRead`` besides its path."""
 _PERSISTENT: Final = _INT.pack(0)
 _EPHEMERAL: Final = _INT.pack(1)
 """Flags of a create, after its ACL."""

@@ -2,7 +2,8 @@
 
 The size of a server's reply has no limit. So the number of paths per request follows the sizes of earlier replies, to
 keep the expected reply small. The first request of each call is small, because its nodes may be much larger than those
-of earlier calls. Results are not one point in time.
+of earlier calls. A request with long paths has fewer of them, as a server ends the connection on a request beyond its
+``jute.maxbuffer``. Results are not one point in time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bookie.metadata.port import Children, Node, StoreUnavailableError
 from bookie.metadata.store.jute import (
     OP_GET_CHILDREN,
     OP_GET_DATA,
+    READ_OVERHEAD,
     OnError,
     multi_read_request,
     read_children,
@@ -28,6 +30,8 @@ from bookie.runtime.waiting import all_or_first_error
 PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8
 REPLY_BYTES_AIM: Final = 512 * 1024
+REQUEST_BYTES_MAX: Final = 512 * 1024
+"""Half of the default ``jute.maxbuffer``."""
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
 """Bytes per path before the first reply."""
 _FIRST_PATHS_MAX: Final = REPLY_BYTES_AIM // _FIRST_ESTIMATE_BYTES
@@ -68,13 +72,13 @@ class BulkReader:
             nonlocal start
             while start < len(paths):
                 async with self._slots:  # others may have taken all remaining paths during the wait
-                    first, start = start, min(start + self._paths_per_request(opcode), len(paths))
+                    first, start = start, _end(paths, start, self._paths_per_request(opcode))
                     if part := paths[first:start]:
                         result[first : first + len(part)] = await self._request(opcode, part, decode)
 
         if paths:
             # The first reply shows the size of these nodes, and whether the server supports the operation.
-            start = min(self._paths_per_request(opcode), _FIRST_PATHS_MAX, len(paths))
+            start = _end(paths, 0, min(self._paths_per_request(opcode), _FIRST_PATHS_MAX))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))
         return result
@@ -95,3 +99,15 @@ class BulkReader:
             return decode(reply, len(paths), fail)
         except (struct.error, ValueError, IndexError) as error:
             raise StoreUnavailableError(f"the reply to a bulk read of {len(paths)} paths is malformed") from error
+
+
+def _end(paths: Sequence[str], start: int, count: int) -> int:
+    """Return the end of a request with at most ``count`` paths from ``start`` on, and at least one."""
+    size = 0
+    end = min(start + count, len(paths))
+    for at in range(start, end):
+        path = paths[at]
+        size += READ_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
+        if size > REQUEST_BYTES_MAX and at > start:
+            return at
+    return end

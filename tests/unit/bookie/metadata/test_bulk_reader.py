@@ -23,7 +23,13 @@ from bookie.metadata.store.jute import (
     multi_reply,
     read_children,
 )
-from bookie.metadata.store.multiread import PATHS_PER_REQUEST_MAX, REPLY_BYTES_AIM, REQUESTS_IN_FLIGHT, BulkReader
+from bookie.metadata.store.multiread import (
+    PATHS_PER_REQUEST_MAX,
+    REPLY_BYTES_AIM,
+    REQUEST_BYTES_MAX,
+    REQUESTS_IN_FLIGHT,
+    BulkReader,
+)
 from bookie.metadata.store.zookeeper_errors import answer_error, multi_error
 
 STAT = bytes(68)
@@ -37,6 +43,7 @@ class Server:
         self.data = data
         self.codes = codes or {}
         self.counts: list[int] = []
+        self.body_bytes_max = 0
         self.in_flight = 0
         self.in_flight_max = 0
 
@@ -46,6 +53,7 @@ class Server:
         await asyncio.sleep(0)
         self.in_flight -= 1
         paths = _paths(body)
+        self.body_bytes_max = max(self.body_bytes_max, len(body))
         self.counts.append(len(paths))
         return b"".join(self._answer(path) for path in paths) + END
 
@@ -100,6 +108,18 @@ async def test_small_nodes_need_few_requests_in_each_call() -> None:
     server.counts = []
     await reader.data([f"/{i}" for i in range(4000)])
     assert server.counts == [64, *[PATHS_PER_REQUEST_MAX] * 7, 436]
+
+
+@pytest.mark.parametrize("letter", ["x", "主"])
+async def test_long_paths_are_read_in_requests_of_bounded_size(letter: str) -> None:
+    """A server ends the connection on a request beyond its ``jute.maxbuffer``."""
+    server = Server(b"x", {"/absent": -101})
+    reader = BulkReader(server.send)
+    await reader.data([f"/{i}" for i in range(4000)])
+    paths = [f"/{letter * 3000}/{i}" for i in range(1000)]
+    server.body_bytes_max = 0
+    assert await reader.data([*paths, "/absent"]) == [b"x"] * 1000 + [None]
+    assert 0.9 * REQUEST_BYTES_MAX < server.body_bytes_max <= REQUEST_BYTES_MAX + len(END)
 
 
 async def test_results_keep_the_order_of_the_paths() -> None:
