@@ -12,6 +12,7 @@ environment, so child processes inherit it.
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import os
 import re
@@ -41,6 +42,11 @@ _OF_ZOOKEEPER: Final = "/zookeeper"
 _LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _ENTRIES_MAX: Final = 64
+_ACL_BYTES_MAX: Final = 16 * 1024
+"""Largest ACL in a request: it is part of each create, and the largest create has to fit into a request."""
+_ACL_COUNT_BYTES: Final = 4
+_ACL_ENTRY_BYTES: Final = 12
+"""Bytes in a request for the number of entries, and for each entry besides its two texts."""
 
 
 class ZooKeeperAccessError(PermanentError):
@@ -156,6 +162,11 @@ class ZooKeeperAccess:
         return parse_acl(self.acl)
 
     @property
+    def acl_bytes(self) -> int:
+        """Size of the ACL in each request that creates a node."""
+        return _bytes_of_text(self.acl)
+
+    @property
     def identity(self) -> str:
         """Identity of this process at ZooKeeper, as far as the settings show it. For people."""
         parts = []
@@ -215,14 +226,27 @@ def parse_acl(text: str) -> Acl:
     """Read an ACL: ``world``, ``creator``, or entries ``scheme:identity:permissions`` (of ``cdrwa``).
 
     Raises:
-        ZooKeeperAccessError: the text is no ACL, or an entry has no permission or an unknown one.
+        ZooKeeperAccessError: the text is no ACL or too long, or an entry has no permission or an unknown one.
     """
     if text in _NAMED:
         return _NAMED[text]
     entries = [_entry(each.strip()) for each in text.split(";" if ";" in text else ",") if each.strip()]
     if not 0 < len(entries) <= _ENTRIES_MAX:
         raise ZooKeeperAccessError(f"zk_acl = {text!r} is no ACL: give world, creator, or 1 to {_ENTRIES_MAX} entries")
-    return tuple(entries)
+    acl = tuple(entries)
+    if (size := _bytes_of(acl)) > _ACL_BYTES_MAX:
+        raise ZooKeeperAccessError(f"zk_acl has {size} bytes in a request: at most {_ACL_BYTES_MAX} are allowed")
+    return acl
+
+
+@functools.lru_cache(16)
+def _bytes_of_text(acl: str) -> int:
+    return _bytes_of(parse_acl(acl))
+
+
+def _bytes_of(acl: Acl) -> int:
+    texts = sum(len(each.scheme.encode()) + len(each.identity.encode()) for each in acl)
+    return _ACL_COUNT_BYTES + _ACL_ENTRY_BYTES * len(acl) + texts
 
 
 def _entry(text: str) -> AclEntry:

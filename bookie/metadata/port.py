@@ -27,7 +27,7 @@ NODE_DATA_MAX: Final = 1_000_000
 """Largest node data, and largest ``multi`` in total, in bytes. A server closes the connection if a request exceeds its
 ``jute.maxbuffer``, by default 1 MiB."""
 OPERATION_OVERHEAD: Final = 64
-"""Bytes counted for each operation of a ``multi`` besides its path and data."""
+"""Bytes counted for each operation of a ``multi`` besides its path and data. A create with a long ACL counts more."""
 MULTI_OPS_MAX: Final = 500
 """Largest number of operations in one ``multi``; keeps a request of ledger creates far below ``jute.maxbuffer``."""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from bookie.metadata.access import access_in_use
 from bookie.metadata.port import (
     MULTI_OPS_MAX,
     NODE_DATA_MAX,
@@ -25,6 +26,9 @@ from bookie.metadata.port import (
 _WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
 """bkheal's paths are shorter; the bound keeps a runaway name from inflating a request."""
+
+_CREATE_FIELDS: Final = 21
+"""Bytes of a create in a request besides its path, data and ACL."""
 
 _KNOWN_PATHS: Final = 4096
 """Cached results: the repair of a ledger uses the same few paths several times."""
@@ -68,6 +72,7 @@ def check_multi(operations: Sequence[Operation]) -> int:
     if len(operations) > MULTI_OPS_MAX:
         raise NodeTooLargeError(f"a multi of {len(operations)} operations: at most {MULTI_OPS_MAX} fit, split it")
     size = OPERATION_OVERHEAD * len(operations)
+    longer = _longer_create()
     for operation in operations:
         path = operation.path
         if not _is_path(path):
@@ -75,6 +80,8 @@ def check_multi(operations: Sequence[Operation]) -> int:
         size += len(path) if path.isascii() else len(path.encode())
         if isinstance(operation, _WITH_DATA):
             size += len(operation.data)
+            if longer and isinstance(operation, Create):
+                size += longer
     if size > NODE_DATA_MAX:
         raise NodeTooLargeError(f"a multi of {size} bytes: at most {NODE_DATA_MAX} fit, split it")
     return size
@@ -84,4 +91,11 @@ def operation_size(operation: Operation) -> int:
     """Size of ``operation`` in bytes, counted against the limit of a ``multi``."""
     path = operation.path
     size = OPERATION_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
+    if isinstance(operation, Create):
+        size += _longer_create()
     return size + len(operation.data) if isinstance(operation, _WITH_DATA) else size
+
+
+def _longer_create() -> int:
+    """Bytes of a create beyond ``OPERATION_OVERHEAD``, because it contains the ACL of this process's new nodes."""
+    return max(0, _CREATE_FIELDS + access_in_use().acl_bytes - OPERATION_OVERHEAD)

@@ -17,6 +17,8 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.nodes import batches, ensure_path
 from bookie.metadata.port import (
     ANY_VERSION,
     Create,
@@ -89,6 +91,27 @@ async def test_close_leaves_no_thread(zookeeper: EmbeddedZooKeeper, threads_befo
     await store.close()
     await store.close()
     assert set(threading.enumerate()) <= threads_before
+
+
+async def test_many_creates_with_a_long_acl_fit_into_requests(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    entries = ";".join(f"digest:bookkeeper-service-{i:03d}@prod.example.com:{'A' * 27}=:cdrwa" for i in range(30))
+    use_access(ZooKeeperAccess(acl=f"world:anyone:cdrwa;{entries}"))
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    await ensure_path(store, fresh_root)
+    seen, was_suspended = store.session, False
+
+    async def watch() -> None:
+        nonlocal was_suspended
+        await store.wait_session_changed(seen)
+        was_suspended = True
+
+    watching = asyncio.ensure_future(watch())
+    for part in batches(Create(f"{fresh_root}/{i}") for i in range(1000)):
+        await store.multi(part)
+    watching.cancel()
+    assert not was_suspended
+    assert len((await store.children(fresh_root)).names) == 1000
+    await store.close()
 
 
 async def test_close_while_the_server_is_gone_leaves_no_thread(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
+from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.nodes import batches, batches_of
-from bookie.metadata.port import MULTI_OPS_MAX, NODE_DATA_MAX, Create, Delete, Operation
+from bookie.metadata.port import MULTI_OPS_MAX, NODE_DATA_MAX, Create, Delete, NodeTooLargeError, Operation
 from bookie.metadata.request_limits import check_multi, operation_size
+from bookie.metadata.store.jute import encode_acl, multi_request
 
 
 def test_parts_hold_everything_in_order_and_fit_into_a_multi() -> None:
@@ -48,3 +52,19 @@ def test_a_part_is_given_out_before_the_later_ones_are_made() -> None:
 
 def test_names_count_with_their_bytes() -> None:
     assert operation_size(Create("/é", b"xy")) - operation_size(Delete("/a")) == 3
+
+
+def test_the_acl_of_each_create_counts() -> None:
+    access = ZooKeeperAccess(acl="world:anyone:cdrwa;" + ";".join(f"digest:{'user' * 10}é{i:03d}:r" for i in range(50)))
+    acl = encode_acl(access.acl_entries)
+    assert access.acl_bytes == len(acl)
+    operations: list[Operation] = [Create(f"/n{number}") for number in range(1_200)]
+    use_access(access)
+    parts = list(batches(operations))
+    assert [operation for part in parts for operation in part] == operations
+    for part in parts:
+        check_multi(part)
+        assert len(multi_request(part, acl)) <= NODE_DATA_MAX
+    with pytest.raises(NodeTooLargeError):
+        check_multi(operations[:MULTI_OPS_MAX])
+    assert [len(part) for part in batches([Delete(f"/n{number}") for number in range(1_000)])] == [MULTI_OPS_MAX] * 2

@@ -123,6 +123,12 @@ def test_anything_else_is_no_acl(text: str) -> None:
         parse_acl(text)
 
 
+def test_an_acl_that_does_not_fit_into_requests_is_refused() -> None:
+    assert len(parse_acl(f"sasl:{'a' * 16_000}:r")) == 1
+    with pytest.raises(ZooKeeperAccessError, match=r"zk_acl has 17020 bytes in a request: at most 16384"):
+        parse_acl(f"sasl:{'a' * 17_000}:r")
+
+
 @pytest.mark.parametrize(
     ("access", "says"),
     [
