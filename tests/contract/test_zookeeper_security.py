@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -21,13 +22,15 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import SASL
 
 from bookie.metadata.access import TlsVerify, ZooKeeperAccess, ZooKeeperAccessError
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.nodes import create_with_parents, ensure_path
-from bookie.metadata.port import AccessDeniedError, Create, MultiFailedError
+from bookie.metadata.port import AccessDeniedError, Create, MultiFailedError, SessionState
 from bookie.metadata.store.credentials import sasl_options
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.runtime.signal import waiting_for
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.contract.conftest import ZooKeeperBackend
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -125,6 +128,59 @@ async def test_a_wrong_password_is_refused_if_the_loop_is_late(turn_ms: int, sec
         assert "refused the login" in await refusal(secured.server.connect_string, access)
     finally:
         holding.cancel()
+
+
+async def test_a_connection_that_is_cut_during_a_later_login_keeps_its_session(secured: Secured) -> None:
+    backend = ZooKeeperBackend(secured.server.connect_string, secured.sasl)
+    store = await backend.open(connect_timeout_s=STATE_S)
+    try:
+        path = await store.create(f"/t-{uuid.uuid4().hex}", is_ephemeral=True)
+        seen = store.session
+        connection = store._connection._client._connection
+        submit, cuts = connection._submit, [SASL]
+
+        def cut_once(request: object, *rest: Any) -> None:
+            if isinstance(request, SASL) and cuts:
+                cuts.clear()
+                connection._socket.shutdown(socket.SHUT_RDWR)
+            else:
+                submit(request, *rest)
+
+        connection._submit = cut_once
+        with waiting_for(store._connection._login_ended) as logged_in:
+            await backend.interrupt(store)
+            async with asyncio.timeout(STATE_S):
+                await logged_in
+        found = await store.stat(path)
+        assert not cuts
+        assert found is not None
+        assert found.ephemeral_owner == seen.session_id
+        assert store.session == seen
+    finally:
+        await backend.close()
+
+
+async def test_a_password_that_is_refused_later_ends_the_session_until_it_is_right(
+    secured: Secured, tmp_path: Path
+) -> None:
+    password = tmp_path / "password"
+    password.write_text(PASSWORD)
+    access = replace(secured.sasl, sasl_password_file=password)
+    backend = ZooKeeperBackend(secured.server.connect_string, access)
+    store = await backend.open(connect_timeout_s=STATE_S)
+    try:
+        seen = store.session
+        password.write_text("wrong-secret")
+        interrupting = asyncio.create_task(backend.interrupt(store))
+        async with asyncio.timeout(STATE_S):
+            while store.session.state is not SessionState.LOST:
+                await store.wait_session_changed(store.session)
+            password.write_text(PASSWORD)
+            while store.session.epoch == seen.epoch or not store.session.is_connected:
+                await store.wait_session_changed(store.session)
+            await interrupting
+    finally:
+        await backend.close()
 
 
 @pytest.mark.parametrize(

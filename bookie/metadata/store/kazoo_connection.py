@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect, Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
@@ -395,16 +396,29 @@ class KazooConnection:
         connection._invoke = invoke_in_bounds
 
     def _watch_logins(self) -> None:
-        """Report the end of each login: kazoo reports the session before the login, which may fail."""
+        """Report the end of each login: kazoo reports the session before the login, which may fail.
+
+        kazoo takes a connection that ends during a login for a refusal, and drops the session. After an earlier login,
+        it is an outage as any other. A server that refuses a login answers with an error.
+        """
         connection = self._client._connection
-        connect = connection._connect
+        connect, log_in = connection._connect, connection._authenticate_with_sasl
 
         def connect_and_log_in(*server: Any) -> Any:
             timeouts = connect(*server)
             self.bridge.push(self._on_login)
             return timeouts
 
+        def log_in_again(*server: Any) -> None:
+            try:
+                log_in(*server)
+            except AuthFailedError as error:
+                if self._is_logged_in and isinstance(error.__cause__, ConnectionDropped):
+                    raise ConnectionDropped(str(error)) from error
+                raise
+
         connection._connect = connect_and_log_in
+        connection._authenticate_with_sasl = log_in_again
 
     def _on_login(self) -> None:
         self._is_logged_in = True
