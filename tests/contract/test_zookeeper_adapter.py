@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
+from bookie.metadata.store import lookup
 from bookie.metadata.store.jute import OP_MULTI_READ
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.clock import SystemClock
@@ -91,6 +93,27 @@ async def test_close_leaves_no_thread(zookeeper: EmbeddedZooKeeper, threads_befo
     await store.close()
     await store.close()
     assert set(threading.enumerate()) <= threads_before
+
+
+async def test_a_host_with_a_slow_look_up_does_not_delay_the_connection_to_others(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_released, look_up = threading.Event(), socket.getaddrinfo
+
+    def slow(host: str, *rest: Any) -> Any:
+        if host == "slow.example":
+            is_released.wait(STATE_S)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return look_up(host, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    monkeypatch.setattr(lookup, "LOOK_UP_S", 0.2)
+    try:
+        store = await ZooKeeperStore.connect(f"slow.example:2181,{zookeeper.connect_string}", connect_timeout_s=15.0)
+        assert store.session.is_connected
+        await store.close()
+    finally:
+        is_released.set()
 
 
 async def test_many_creates_with_a_long_acl_fit_into_requests(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:

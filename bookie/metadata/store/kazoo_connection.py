@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import os
+import random
 import socket
 import ssl
 import threading
@@ -47,6 +49,7 @@ from bookie.metadata.store.credentials import (
     sasl_options,
     tls_context,
 )
+from bookie.metadata.store.lookup import NameLookup
 from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.session import SessionTracker
 from bookie.metadata.store.sockets import PlainSocket, Receiver, TlsSocket, WakeUp, wait_receivable, wait_sendable
@@ -235,7 +238,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class KazooConnection:
-    """A session and its requests. Create it on its event loop; ``stop`` leaves no thread and no descriptor."""
+    """A session and its requests. Create it on its event loop.
+
+    ``stop`` leaves no thread and no descriptor, except for the thread of a look-up of a name that has no answer yet.
+    """
 
     def __init__(
         self, hosts: str, session_timeout_s: float, operation_timeout_s: float, access: ZooKeeperAccess
@@ -258,11 +264,14 @@ class KazooConnection:
         self.tracker = SessionTracker(Session(SessionState.LOST, 0, 0))
         handler = _Handler(access, self._prepare, lambda *why: self.bridge.push(self._on_refused, *why))
         retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
-        self._outage = OutageLog(logging.getLogger(KazooClient.__module__), hosts, SystemClock().monotonic_s)
+        now_s = SystemClock().monotonic_s
+        self._outage = OutageLog(logging.getLogger(KazooClient.__module__), hosts, now_s)
+        self._lookup = NameLookup(functools.partial(self._outage.warning, "Cannot resolve %s: %s"), now_s)
         self._client = KazooClient(
             hosts, timeout=session_timeout_s, handler=handler, connection_retry=retry, logger=self._outage
         )
         self._client.add_listener(self._listen)
+        self._client._connection._expand_client_hosts = self._find_servers
         self._granted_s = session_timeout_s
         self._watch_handshakes()
         self._watch_logins()
@@ -367,6 +376,12 @@ class KazooConnection:
         answer = Answer(self.bridge, self._loop)
         self._client._call(request, answer)
         return await answer.future
+
+    def _find_servers(self) -> list[tuple[str, str, int]]:
+        """Return ``(host, address, port)`` of each server to try, in random order. Runs in kazoo's thread."""
+        found = self._lookup.find(self._client.hosts)
+        random.shuffle(found)
+        return found
 
     def _prepare(self) -> None:
         """Read the secrets of the login again. Runs in kazoo's thread, before it connects."""

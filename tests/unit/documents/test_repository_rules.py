@@ -30,7 +30,7 @@ FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark"
 CORES = {
     "bookie/model": set(),
     # The last two: environment and secrets.
-    "bookie/metadata": {"kazoo_connection.py", "sockets.py", "access.py", "credentials.py"},
+    "bookie/metadata": {"kazoo_connection.py", "sockets.py", "lookup.py", "access.py", "credentials.py"},
     "bookie/client": {"sync_loop.py"},
     "bookie/storage": {"files.py", "directory_lock.py", "rocks.py"},
     "replicator": {"main.py", "__main__.py"},
