@@ -4,8 +4,9 @@ The invariant: a request of a copy is sent only after it has passed all its limi
 of the cluster are divided by the number of copying workers (``share_of``), so all workers together keep them. Before a
 process has its share, its copies wait (``SharedLimits``).
 
-Copies of ledgers with a single copy left have their own rate, the floor. Requests within the floor do not wait for the
-other limits. They still count against these limits, so other copies give way to them.
+Copies of ledgers with a single copy left have their own rate, the floor. Each of their requests passes as soon as the
+floor or all other limits allow it, so these copies have at least the floor, also if it is higher than another limit.
+They still count against these limits, so other copies give way to them, for a bounded time after the last one.
 
 A bookie slower than the profile allows gets less. Once a second, its rate falls to 70 % of the last measured rate, but
 never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each second.
@@ -28,7 +29,7 @@ from bookie.runtime.clock import Clock
 from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Transport
 from bookie.wire.requests import Read
 from replicator.copying.loads import BookieLoads
-from replicator.copying.throttle import Throttle
+from replicator.copying.throttle import Throttle, slice_of
 
 CRITICAL_RANK: Final = 1
 """The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
@@ -154,6 +155,8 @@ class Pace:
         self.wanted = asyncio.Event()
         """Set by each request of a copy; cleared by ``SharedLimits``."""
         self._waiting = 0
+        self._sleeping = 0
+        self._slept_since_s = self._slept_s = 0.0
         self.loads = BookieLoads(clock)
         """The load of each bookie as seen by this process."""
 
@@ -165,7 +168,7 @@ class Pace:
     @property
     def waited_s(self) -> float:
         """Seconds during which any copy waited for a rate: at most one per second."""
-        return max(self._adds.waited_s, self._reads.waited_s, self._requests.waited_s)
+        return max(self._adds.waited_s, self._reads.waited_s, self._requests.waited_s, self._slept_s)
 
     @property
     def is_used(self) -> bool:
@@ -228,13 +231,33 @@ class Pace:
             self._waiting -= 1
 
     async def _pass_limits(self, throttle: Throttle, direction: _Direction, size_bytes: int, rank: int) -> None:
-        if rank == CRITICAL_RANK and self._critical.passes(size_bytes):
-            for each, size in ((throttle, size_bytes), (direction.throttle, size_bytes), (self._requests, 1)):
-                each.charge(size)
+        limits = ((throttle, size_bytes), (direction.throttle, size_bytes), (self._requests, 1))
+        while rank == CRITICAL_RANK and self._critical.bytes_per_second:
+            floor_s, limits_s = self._critical.wait_s(), max(each.wait_s() for each, _ in limits)
+            if floor_s > 0 and limits_s > 0:
+                await self._sleep(slice_of(min(floor_s, limits_s)))
+                continue
+            if floor_s <= 0:
+                self._critical.charge(size_bytes)
+            for each, size in limits:
+                each.charge_ahead(size)
             return
         await self._requests.take(1, rank)
         await direction.throttle.take(size_bytes, rank)
         await throttle.take(size_bytes, rank)
+
+    async def _sleep(self, pause_s: float) -> None:
+        """Sleep, and count the time once for all requests that sleep."""
+        if not self._sleeping:
+            self._slept_since_s = self._clock.monotonic_s()
+        self._sleeping += 1
+        try:
+            await self._clock.sleep(pause_s)
+        finally:
+            self._sleeping -= 1
+            now_s = self._clock.monotonic_s()
+            self._slept_s += now_s - self._slept_since_s
+            self._slept_since_s = now_s
 
     def _direction(self, directions: dict[BookieId, _Direction], bookie: BookieId) -> _Direction:
         if (direction := directions.get(bookie)) is None:

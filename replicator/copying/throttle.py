@@ -13,6 +13,8 @@ from bookie.runtime.clock import Clock
 
 BURST_S: Final = 0.25
 """Seconds of unused rate that may accumulate: a short time, so the rate also holds within any single second."""
+DEBT_S_MAX: Final = 10.0
+"""Longest debt, in seconds of the rate, that requests charged without a wait leave to later ones."""
 _SLICE_S: Final = 0.5
 """Longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
@@ -95,26 +97,28 @@ class Throttle:
         if self._rate == 0:
             return
         async with self._turn.held(rank):
-            while self._rate and (wait_s := self._wait_s()) > 0:
+            while (wait_s := self.wait_s()) > 0:
                 begun_s = self._clock.monotonic_s()
-                await self._clock.sleep(max(_NAP_S, min(wait_s, _SLICE_S)))
+                await self._clock.sleep(slice_of(wait_s))
                 self.waited_s += self._clock.monotonic_s() - begun_s
             if self._rate:
                 self._tokens -= size_bytes
-
-    def passes(self, size_bytes: int) -> bool:
-        """Take ``size_bytes`` if they may pass at once; otherwise, or without a rate, take nothing and return False."""
-        if self._rate == 0 or self._wait_s() > 0:
-            return False
-        self._tokens -= size_bytes
-        return True
 
     def charge(self, size_bytes: int) -> None:
         """Correct an earlier ``take`` without waiting; a negative ``size_bytes`` gives a part of it back."""
         if self._rate:
             self._tokens -= size_bytes
 
-    def _wait_s(self) -> float:
+    def charge_ahead(self, size_bytes: int) -> None:
+        """Take ``size_bytes`` without waiting. Later requests wait for at most ``DEBT_S_MAX`` and this request."""
+        if self._rate:
+            least = -self._rate * DEBT_S_MAX - size_bytes
+            self._tokens = max(self._tokens - size_bytes, min(self._tokens, least))
+
+    def wait_s(self) -> float:
+        """Return the time until a request may pass, if no other comes before it."""
+        if self._rate == 0:
+            return 0.0
         self._fill()
         return -self._tokens / self._rate if self._tokens < 0 else 0.0
 
@@ -123,6 +127,11 @@ class Throttle:
         earned = (now_s - self._filled_at_s) * self._rate
         self._tokens = min(self._tokens + earned, self._rate * BURST_S)
         self._filled_at_s = now_s
+
+
+def slice_of(wait_s: float) -> float:
+    """Return the length of one sleep of a longer wait for a rate that may change."""
+    return max(_NAP_S, min(wait_s, _SLICE_S))
 
 
 class HeldBytes:

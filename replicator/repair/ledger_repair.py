@@ -112,6 +112,8 @@ _WORST_FIRST: Final = (
 
 _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
 """Park reasons that a newly registered bookie may end, writable or not (R93)."""
+_UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
+"""Endings of a turn whose moves are continued by another turn: they are no moves back and forth (R56)."""
 _EVIDENCE_MAX: Final = 2_000
 """Most characters kept of a traceback."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
@@ -179,13 +181,13 @@ class LedgerRepair:
             result = await self._rounds()
             if result.ending is Ending.MARKED_AGAIN:  # else the next listing of the record starts its pause again (R95)
                 await self._forget_failures()
+            if self._log.moved_copies and result.ending not in _UNFINISHED:
+                await self._note_moved()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
             _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             return await self._set_aside(error)
         finally:
-            if self._log.moved_copies:
-                await self._note_moved()
             await self._reserving.release_quietly()
 
     async def _set_aside(self, error: InvariantError) -> TaskResult:

@@ -16,6 +16,7 @@ from replicator.copying.pace import (
     Rates,
     share_of,
 )
+from replicator.copying.throttle import DEBT_S_MAX
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -113,6 +114,34 @@ async def test_critical_copies_have_a_floor_that_the_others_give_way_to() -> Non
     )
     assert critical >= 60 * MIB
     assert critical + others <= 1.1 * 60 * 2 * MIB
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize(("general", "floor"), [(1, 10), (4, 4), (10, 1)])
+@in_virtual_time
+async def test_critical_copies_have_the_floor_whatever_the_other_limits_are(
+    general: int, floor: int, lanes: int
+) -> None:
+    clock = VirtualClock()
+    pace = Pace(clock)
+    pace.set_share(Rates(bytes_per_second=general * MIB, critical_bytes_per_second=floor * MIB))
+    sent = 0
+
+    async def lane() -> None:
+        nonlocal sent
+        while clock.monotonic_s() < end_s:
+            await pace.before_add(A, MIB, CRITICAL_RANK)
+            sent += 1
+
+    end_s = clock.monotonic_s() + 60
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    expected = 60 * max(general, floor)
+    assert expected <= sent <= 1.05 * (expected + floor + general) + lanes
+    assert pace.waited_s <= clock.monotonic_s()
+
+    after_s = clock.monotonic_s()
+    await pace.before_add(A, MIB, OTHER_RANK)
+    assert clock.monotonic_s() - after_s <= DEBT_S_MAX + 1 / general
 
 
 @in_virtual_time

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from bookie.client.placement.feed import load_placement
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
@@ -15,12 +18,13 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
+from replicator.repair import execution
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Outlook
 from replicator.worker import RunEnd, Worker
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
-from tests.worlds.virtual_time import in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time, when
 
 RACKS = {"a": "/r1", "b": "/r1", "c": "/r1", "x": "/r2", "y": "/r2", "z": "/r3"}
 OTHER = LedgerId(8)
@@ -231,6 +235,32 @@ async def test_a_target_that_refuses_is_replaced_by_another_one() -> None:
         await world.tasks.marking.mark(LEDGER, ())
         assert (await heal(world)).endings() == [Ending.MOVED]
         await world.assert_whole(LEDGER, packets, "y")
+
+
+@in_virtual_time
+async def test_a_move_that_restarts_of_the_worker_interrupt_is_no_move_back_and_forth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution, "INSTALL_BYTES", 1)  # as if each fragment had 64 MiB
+    monkeypatch.setattr(execution, "FRAGMENTS_AT_ONCE", 1)
+    async with a_world("a b x y") as world:
+        await write_topology(world)
+        fragments = [(10 * number, "b a" if number % 2 else "a b") for number in range(6)]
+        packets = await world.ledger(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=59), 60)
+        await world.tasks.marking.mark(LEDGER, ())
+        for _ in range(MOVES_MAX + 1):
+            before, store = world.version(LEDGER), world.session()
+            ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+            settings = ReplicatorSettings("zk://memory/ledgers", once=True, grace_s=0.0, bytes_per_second=100)
+            worker = Worker(ports, settings, Recorder(), "worker")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(worker.run())
+                await when(lambda: world.version(LEDGER) != before)  # noqa: B023
+                worker.stop()
+            await store.close()
+        assert await world.task(LEDGER) is not None
+        assert (await heal(world)).endings() == [Ending.MOVED]
+        await world.assert_whole(LEDGER, packets)
 
 
 @in_virtual_time
