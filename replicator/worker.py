@@ -106,6 +106,8 @@ class Worker:
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False
         """Whether this worker left the line of idle workers to look for work by itself."""
+        self._looking: asyncio.Task[BkhealError | None] | None = None
+        """The last look for repayable debts of a lookout, and its error."""
         self._watchers: list[asyncio.Task[None]] = []
         """Watches of the bookies and of the switch, while this worker is active or a lookout."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
@@ -180,6 +182,7 @@ class Worker:
         finally:
             for watch in watches:
                 await cancel(watch)
+            await cancel(self._looking)
             await self._end_watches()
             self._abandon()
             await self._finish(LETTING_GO_S)
@@ -238,8 +241,7 @@ class Worker:
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             await self._queue.refresh()
-            if (self._duty.is_lookout or self._settings.once) and await self._repayment.look():
-                self._queue.note_change()
+            await self._follow_debts()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
@@ -251,6 +253,34 @@ class Worker:
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes)
+        return None
+
+    async def _follow_debts(self) -> None:
+        """Note the result of the last look for repayable debts, and begin another if this worker looks for them.
+
+        A look at many debts takes long, so repairs start beside it. With ``once``, its marks are part of the work.
+        """
+        if self._settings.once:
+            if await self._repayment.look():
+                self._queue.note_change()
+            return
+        looking = self._looking
+        if looking is not None and looking.done():
+            self._looking = None
+            if (error := looking.result()) is not None:
+                raise error
+        if self._looking is None and self._duty.is_lookout:
+            self._looking = guarded("placement debts", self._look_for_repayable())
+
+    async def _look_for_repayable(self) -> BkhealError | None:
+        try:
+            if await self._repayment.look():
+                self._queue.note_change()
+                self._wake.set()
+        except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
+            self._queue.note_change()
+            self._wake.set()
+            return error
         return None
 
     async def _wait_for_work(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -64,8 +64,29 @@ def plan_moves(
     placement: Placement,
     knowledge: Knowledge = NOTHING_KNOWN,
     begun: Begun = MappingProxyType({}),
+    *,
+    steps_max: int | None = None,
 ) -> Plan:
-    """Decide which copies of a healthy ledger to move.
+    """Decide which copies of a healthy ledger to move; see ``planning_moves``."""
+    planning = planning_moves(ledger, bookies, placement, knowledge, begun, steps_max=steps_max)
+    while True:
+        try:
+            next(planning)
+        except StopIteration as end:
+            plan: Plan = end.value
+            return plan
+
+
+def planning_moves(
+    ledger: Versioned,
+    bookies: Bookies,
+    placement: Placement,
+    knowledge: Knowledge = NOTHING_KNOWN,
+    begun: Begun = MappingProxyType({}),
+    *,
+    steps_max: int | None = None,
+) -> Generator[None, None, Plan]:
+    """Decide which copies of a healthy ledger to move, with a pause after each fragment (``in_turns``).
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
@@ -73,16 +94,20 @@ def plan_moves(
         placement: policy, topology and free space.
         knowledge: results of earlier rounds.
         begun: targets of copies begun before.
+        steps_max: the plan is partial once it has as many steps. None: there is no limit.
     """
     moves = _Moves(ledger, bookies, placement, knowledge, begun)
     steps: list[Step] = []
     blocked: list[Blocked] = []
     for index in range(len(ledger.metadata.fragments)):
+        if steps_max is not None and len(steps) >= steps_max:
+            return Plan(ledger, tuple(steps), tuple(blocked), is_partial=True)
         for verdict in moves.of_fragment(index):
             if isinstance(verdict, Blocked):
                 blocked.append(verdict)
             else:
                 steps.append(verdict)
+        yield
     return Plan(ledger, tuple(steps), tuple(blocked))
 
 

@@ -95,7 +95,7 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
     if task.version != parked.task_version or parked.topology != placement.judge().fingerprint:
         return True
     if parked.reason is ParkReason.OPEN_LEDGER:
-        plan = plan_moves(ledger, bookies, placement)
+        plan = plan_moves(ledger, bookies, placement, steps_max=1)
         return bool(plan.steps) or not plan.blocked
     if parked.reason is ParkReason.SILENT_BOOKIES:
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())

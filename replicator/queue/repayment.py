@@ -30,9 +30,10 @@ from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.waiting import in_turns
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.moving import why_not_moved
-from replicator.plan.moves import has_entries, is_adhering, plan_moves
+from replicator.plan.moves import has_entries, is_adhering, planning_moves
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ ROUND_S: Final = 600.0
 """Time between two looks if nothing changes."""
 _AT_ONCE: Final = 500
 """Ledgers read at a time."""
-_PLANNED_AT_ONCE: Final = 20
-"""Ledgers planned between two turns of the event loop."""
+_JUDGED_AT_ONCE: Final = 20
+"""Ledgers judged between two turns of the event loop."""
 
 _Shape = tuple[object, ...]
 
@@ -110,7 +111,7 @@ class Repayment:
         tasks = await ports.tasks.read_many(ids)
         ledgers = await ports.ledgers.read_many(ids)
         for number, (debt, task, ledger) in enumerate(zip(debts, tasks, ledgers, strict=True), start=1):
-            if number % _PLANNED_AT_ONCE == 0:
+            if number % _JUDGED_AT_ONCE == 0:
                 await asyncio.sleep(0)
             if ledger is None or (isinstance(ledger, Versioned) and self._is_paid(ledger)):
                 if ledger is None or task is None:
@@ -118,7 +119,8 @@ class Repayment:
             elif isinstance(ledger, Versioned):
                 shape = _shape(ledger.metadata)
                 if shape not in known:
-                    known[shape] = bool(plan_moves(ledger, bookies, ports.placement).steps)
+                    plan = await in_turns(planning_moves(ledger, bookies, ports.placement, steps_max=1))
+                    known[shape] = bool(plan.steps)
                 if known[shape]:
                     better.append(debt.ledger_id)
         return better

@@ -53,6 +53,7 @@ from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownErr
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
+from bookie.runtime.waiting import in_turns
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
@@ -63,7 +64,7 @@ from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
 from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
-from replicator.plan.moves import plan_moves
+from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
@@ -344,7 +345,10 @@ class LedgerRepair:
         if self._turn.rank != MISPLACED:
             return self._ended(Ending.MARKED_AGAIN, detail="copies are moved after all ledgers that lack some")
         begun = await self._reserving.begun()
-        plan = plan_moves(view.ledger, view.bookies, self._ports.placement, knowledge, begun)
+        planning = planning_moves(
+            view.ledger, view.bookies, self._ports.placement, knowledge, begun, steps_max=execution.STEPS_MAX
+        )
+        plan = await in_turns(planning)
         if plan.steps and not self._log.moved_copies and await self._is_moved_too_often():
             detail = (
                 f"its copies were moved {MOVES_MAX} times in {WINDOW_MS // 86_400_000} days, and it is marked again: "

@@ -22,7 +22,7 @@ from bookie.model.metadata import LedgerMetadata
 from replicator.plan.moves import is_adhering, plan_moves
 from replicator.plan.planner import Knowledge, Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
-from replicator.repair.install import CopiedStep, without_worse_moves
+from replicator.repair.install import CopiedStep, with_steps, without_worse_moves
 from tests.worlds.ledgers import make_metadata, name_set, names
 
 RACKS = {f"{rack}{number}": f"/{rack}" for rack in "abc" for number in range(1, 5)}
@@ -73,6 +73,18 @@ def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installe
     assert without_worse_moves(metadata, [to_b], judge) == [to_b]
     assert without_worse_moves(metadata, [to_a], judge) == []
     assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced wherever it can be"
+
+
+def test_a_plan_with_enough_steps_is_partial_and_the_next_one_continues() -> None:
+    fragments = [(number, "a1 a2") for number in range(4)]
+    ledger = versioned(make_metadata(*fragments, quorum=(2, 2), last=9))
+    bookies = writable("a1 a2 b1")
+    part = plan_moves(ledger, bookies, placement(), steps_max=3)
+    assert (part.is_partial, [step.fragment_index for step in part.steps]) == (True, [0, 1, 2])
+    rest = plan_moves(
+        replace(ledger, metadata=with_steps(ledger.metadata, part.steps)), bookies, placement(), steps_max=3
+    )
+    assert (rest.is_partial, [step.fragment_index for step in rest.steps]) == (False, [3])
 
 
 def test_nothing_is_planned_for_an_ensemble_that_adheres() -> None:

@@ -20,7 +20,7 @@ from replicator.worker import Worker
 from tests.unit.replicator.worker.test_worker_moves import RACKS, heal, write_topology
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until, when
 
 OTHER = LedgerId(8)
 
@@ -168,6 +168,28 @@ async def test_a_running_worker_pays_a_debt_soon_after_a_bookie_registers() -> N
         await cancel(feeding)
         await world.assert_whole(LEDGER, packets, "y")
         assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_repairs_do_not_wait_for_a_look_at_many_debts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_world("a b t") as world:
+        looks = 0
+
+        async def long(repayment: Repayment) -> int:
+            nonlocal looks
+            looks += 1
+            await asyncio.Event().wait()
+            return 0
+
+        monkeypatch.setattr(Repayment, "look", long)
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        running = world.worker(once=False)
+        async with world.running(running):
+            await when(lambda: looks == 1)
+            await world.lose("b")
+            await until(world.is_clean)
+        await world.assert_whole(LEDGER, packets, "t")
+        assert looks == 1
 
 
 @in_virtual_time
