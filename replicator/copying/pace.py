@@ -34,7 +34,10 @@ from replicator.copying.throttle import Throttle, slice_of
 CRITICAL_RANK: Final = 1
 """The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
 SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
-"""Average seconds per copy request above which the rate of its bookie is reduced; 0: never."""
+"""Average seconds per copy request above which the rate of its bookie is reduced, besides the time for its bytes
+(``QUICK_BYTES_PER_SECOND``); 0: never."""
+QUICK_BYTES_PER_SECOND: Final = 32 << 20
+"""A request of several MiB takes tens of milliseconds on the network and the disk of an idle bookie as well."""
 SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
 """Lowest rate between this process and a slow bookie."""
 DECISION_S: Final = 1.0
@@ -56,7 +59,7 @@ class Rates:
     bookie_out_bytes_per_second: int = 0
     critical_bytes_per_second: int = 0
     slow_s: float = 0.0
-    """Average seconds per request above which the rate of its bookie is reduced; 0: never."""
+    """See ``SLOW_S``."""
 
 
 UNLIMITED: Final = Rates()
@@ -113,13 +116,15 @@ class _Direction:
         span_s = now_s - self._since_s
         if span_s < DECISION_S:
             return
-        self._decide(self._bytes / span_s, self._seconds / self._requests, slow_s)
+        bytes_s = self._bytes / self._requests / QUICK_BYTES_PER_SECOND
+        self._decide(self._bytes / span_s, self._seconds / self._requests - bytes_s, slow_s)
         self._restart(now_s)
 
     def _restart(self, now_s: float) -> None:
         self._since_s, self._bytes, self._requests, self._seconds = now_s, 0, 0, 0.0
 
     def _decide(self, bytes_per_second: float, mean_s: float, slow_s: float) -> None:
+        """Adjust the rate by the average seconds per request, without the time for its bytes."""
         if slow_s and mean_s > slow_s:
             reached = min(bytes_per_second, self._slowed or bytes_per_second)
             self._is_quick_above = max(self._is_quick_above, int(2 * reached))

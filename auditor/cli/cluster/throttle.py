@@ -84,8 +84,9 @@ def set_limits(
     profile: Annotated[
         CopyProfile | None,
         typer.Option(
-            help="What to do if a bookie becomes slow: client-first copies less once a request takes 50 ms, balanced "
-            "once it takes 250 ms, recovery-first (the default) copies as fast as bookies accept it.",
+            help="What to do if a bookie becomes slow: client-first copies less once a request takes 50 ms (and "
+            "31 ms for each MiB), balanced once it takes 250 ms, recovery-first (the default) copies as fast as "
+            "bookies accept it.",
             show_default=False,
         ),
     ] = None,

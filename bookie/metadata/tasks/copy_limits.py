@@ -23,9 +23,9 @@ class CopyProfile(enum.Enum):
     """Priority if copying makes a bookie slow."""
 
     CLIENT_FIRST = "client-first"
-    """Copy more slowly if a bookie takes longer than 50 ms for a copy request."""
+    """Copy more slowly if a bookie takes longer than 50 ms for a copy request, besides 31 ms for each MiB."""
     BALANCED = "balanced"
-    """Copy more slowly if it takes longer than 250 ms."""
+    """Copy more slowly if it takes longer than 250 ms, besides the same."""
     RECOVERY_FIRST = "recovery-first"
     """Copy as fast as the bookies accept it. The default."""
 

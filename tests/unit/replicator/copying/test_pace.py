@@ -153,6 +153,22 @@ async def test_nothing_passes_before_the_share_is_known() -> None:
     assert await sent_in(pace, 1, A) > 0
 
 
+@pytest.mark.parametrize("size_bytes", [MIB // 16, 5 * MIB])
+@in_virtual_time
+async def test_the_time_for_the_bytes_of_a_request_makes_no_bookie_slow(size_bytes: int) -> None:
+    clock = VirtualClock()
+    pace = Pace(clock)
+    pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
+    took_s = 0.01 + size_bytes / (100 * MIB)
+    sent, end_s = 0, clock.monotonic_s() + 60
+    while clock.monotonic_s() < end_s:
+        await pace.before_add(A, size_bytes, OTHER_RANK)
+        await clock.sleep(took_s)
+        pace.added(A, size_bytes, took_s)
+        sent += 1
+    assert sent * took_s >= 60
+
+
 @pytest.mark.parametrize("profile", CopyProfile)
 @in_virtual_time
 async def test_a_slow_bookie_gets_less_as_the_profile_demands(profile: CopyProfile) -> None:
