@@ -120,8 +120,6 @@ class Flusher:
                 await self._is_needed.wait()
                 self._is_needed.clear()
                 await self._flush()
-        except DiskError:
-            return  # checkpoint() has stopped the journals
         except Exception as error:  # noqa: BLE001 (task boundary: without flushes the store would silently fill up)
             self._journals.stop(error)
 
@@ -134,7 +132,7 @@ class Flusher:
 
     async def _has_room_for_checkpoint(self) -> bool:
         try:
-            await self._checkpointer.index.reopen()
+            await self.noting_full(self._checkpointer.index.reopen())
             await self.checkpoint()
         except DiskFullError as error:
             _log.error("disk full, only reads are served", extra={"error": str(error)})

@@ -246,7 +246,8 @@ class EntryIndex(Protocol):
         """Let writes succeed again after ``DiskFullError``. Nothing happens if no write failed in this way.
 
         Raises:
-            DiskFullError: there is not enough space yet; written data can still be read.
+            DiskFullError: there is not enough space yet. If the space ended while the index was being opened, every
+                operation fails with this error until a later call succeeds.
             DiskError: the index cannot be opened.
         """
         ...

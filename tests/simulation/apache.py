@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
@@ -20,6 +21,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import NodeExistsError, NoNodeError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
+from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
@@ -77,7 +79,8 @@ class ApacheCollector:
         """Run one pass after the other."""
         while True:
             await asyncio.sleep(interval_s)
-            await self.run_pass()
+            with suppress(DiskFullError):  # the index was full when it was opened again: the next pass reads it
+                await self.run_pass()
 
     async def run_pass(self) -> None:
         """Look at every ledger stored here."""

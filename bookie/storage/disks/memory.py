@@ -337,12 +337,14 @@ class _MemoryFile(DiskFile):
 class MemoryIndex(EntryIndex):
     """The in-memory twin of ``RocksIndex``. A write is durable on return; a crash during it keeps all or nothing.
 
-    After a write for which there was no space, every write fails until ``reopen``, which fails while ``is_full``.
+    After a write for which there was no space, every write fails until ``reopen``, which fails while ``is_full``. If it
+    fails while the index is being opened (``index.full_at_opening``), nothing can be read until it succeeds.
     """
 
     before: Before = give_way
     is_full: Callable[[], bool] = lambda: False
     _needs_reopen: bool = False
+    _is_open: bool = True
     _pairs: dict[bytes, bytes] = field(default_factory=dict)
     _ordered: list[bytes] | None = None
     _under_way: dict[int, tuple[list[tuple[bytes, bytes]], list[bytes]]] = field(default_factory=dict)
@@ -356,7 +358,7 @@ class MemoryIndex(EntryIndex):
 
     @override
     def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
-        if self._is_closed or not fault_point("index.in_memory"):
+        if self._is_closed or not self._is_open or not fault_point("index.in_memory"):
             return None
         found = [value for key in keys if (value := self._pairs.get(key)) is not None]
         return found if len(found) == len(keys) else None
@@ -401,8 +403,9 @@ class MemoryIndex(EntryIndex):
     async def reopen(self) -> None:
         await asyncio.sleep(0)
         if self._needs_reopen and self.is_full():
+            self._is_open = self._is_open and not fault_point("index.full_at_opening")
             raise DiskFullError("no space left to open the index again")
-        self._needs_reopen = False
+        self._needs_reopen, self._is_open = False, True
 
     @override
     async def close(self) -> None:
@@ -434,6 +437,8 @@ class MemoryIndex(EntryIndex):
     async def _begin(self, operation: Operation) -> None:
         if self._is_closed:
             raise DiskError("the index is closed")
+        if not self._is_open:
+            raise DiskFullError("no space left to open the index again")
         await self.before(operation, "index")
 
 

@@ -57,8 +57,10 @@ _LOG_FILES: Final = "*.log"
 _COMPRESSED_LOG: Final = Path(__file__).with_name("compressed_log")
 """Options that the binding can only read from a file, with raw keys and values. The log of a page of entries takes 10
 bytes for each instead of 43. A log written without compression is read as well."""
+_REOPEN_TABLES_FACTOR: Final = 2
+"""An opening writes the log to tables and then removes it. An entry takes 10 bytes of the log, and 15 of the tables."""
 _REOPEN_SPARE_BYTES: Final = 1 << 20
-"""Beyond the size of its log, which is written to tables when the database is opened."""
+"""Beyond these tables."""
 _REOPEN_FILES: Final = 64
 """More than an opening needs: its own files, and the tables that it reads."""
 _DAMAGED: Final = "Corruption"
@@ -84,6 +86,9 @@ class RocksIndex(EntryIndex):
         self._changed = asyncio.Condition()
         """Notified when the last running operation ends, and when the database was opened again."""
         self._is_reopening = False
+        self._not_open: DiskError | None = None
+        """Why the database could not be opened again. Nothing can be read until a later attempt succeeds."""
+        self._is_closed = False
         self._unsynced = WriteOptions()
         self._unsynced.no_slowdown = True
 
@@ -149,31 +154,41 @@ class RocksIndex(EntryIndex):
 
     @override
     async def reopen(self) -> None:
-        if not self._needs_reopen or self._database is None:
+        if not self._is_to_reopen():
             return
         async with self._changed:
             await self._changed.wait_for(lambda: not self._is_reopening)
-            if not self._needs_reopen or self._database is None:
+            if not self._is_to_reopen():
                 return
             self._is_reopening = True
+        error = await asyncio.shield(guarded("reopen index", self._reopen()))
+        if error is not None:
+            raise error
+
+    def _is_to_reopen(self) -> bool:
+        return self._needs_reopen and not self._is_closed
+
+    async def _reopen(self) -> DiskError | None:
+        """Close the database and open it again, while no other operation runs. Return why that failed."""
+        run = asyncio.get_running_loop().run_in_executor
         try:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._running)
-            if not await asyncio.get_running_loop().run_in_executor(self._threads, self._has_room):
+            if not await run(self._threads, self._has_room):
                 raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
-            await asyncio.shield(guarded("reopen index", self._reopen()))
+            database, self._database = self._database, None
+            if database is not None:
+                await run(self._threads, _close, database)
+            self._database = await run(self._threads, _open, self._path, self._cache_bytes)
+            self._needs_reopen, self._not_open = False, None
+            return None
+        except DiskError as error:
+            self._not_open = error
+            return error
         finally:
             async with self._changed:
                 self._is_reopening = False
                 self._changed.notify_all()
-
-    async def _reopen(self) -> None:
-        """Close the database and open it again. The caller has kept every operation away."""
-        run = asyncio.get_running_loop().run_in_executor
-        await run(self._threads, _close, self._database)
-        self._database = None  # if it cannot be opened, every operation fails with this reason
-        self._database = await run(self._threads, _open, self._path, self._cache_bytes)
-        self._needs_reopen = False
 
     def _has_room(self) -> bool:
         if not can_open_files(_REOPEN_FILES):
@@ -182,22 +197,27 @@ class RocksIndex(EntryIndex):
             logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
         except OSError:  # unknown: the database stays as it is
             return False
-        return space_in(self._path)[1] >= logs + _REOPEN_SPARE_BYTES
+        return space_in(self._path)[1] >= _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
 
     @override
     async def close(self) -> None:
-        if self._database is None:
+        if self._is_closed:
             return
+        self._is_closed = True
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_reopening)
         database, self._database = self._database, None
         await asyncio.to_thread(self._threads.shutdown)
-        await asyncio.to_thread(_close, database)
+        if database is not None:
+            await asyncio.to_thread(_close, database)
 
     async def _run(self, verb: str, work: Callable[..., T], *arguments: object) -> T:
         if self._is_reopening:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._is_reopening)
-        if self._database is None:
-            raise DiskError(f"cannot {verb} the index {self._path}: it is closed")
+        if self._is_closed or self._database is None:
+            why = DiskError("it is closed") if self._is_closed or self._not_open is None else self._not_open
+            raise type(why)(f"cannot {verb} the index {self._path}: {why}")
         self._running += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -309,6 +329,8 @@ def _check_logs(path: Path) -> None:
 
 
 def _unusable(path: Path, why: str) -> DiskError:
+    if any(text in why for text in _FULL):
+        return DiskFullError(f"cannot open the index {path}: {why}")
     return DiskError(
         f"cannot open the index {path}: {why}. Make it again with `bkheal bookie rebuild-index`, or replace this "
         "bookie's disks as a new incarnation"

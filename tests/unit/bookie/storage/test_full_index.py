@@ -13,13 +13,14 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
+from bookie.runtime.fault_points import deciding_by
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.disks.rocks import RocksIndex
-from bookie.storage.port import DiskFullError
+from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.deadlines import PROGRAM_S
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.worlds.clocks import ManualClock
 
 LEDGER = LedgerId(1)
@@ -127,3 +128,39 @@ async def test_a_store_whose_index_was_full_accepts_adds_again() -> None:
     assert (await store.add(batch(1))).status is Status.OK
     await store.checkpoint()
     await store.close()
+
+
+async def test_the_twin_cannot_be_read_after_it_could_not_be_opened() -> None:
+    is_full = False
+    index = MemoryIndex(is_full=lambda: is_full)
+    await index.write([(b"a", b"1")])
+    is_full = True
+    with pytest.raises(DiskFullError):
+        await index.write([(b"b", b"2")])
+    with deciding_by(lambda name: name == "index.full_at_opening"), pytest.raises(DiskFullError):
+        await index.reopen()
+    with pytest.raises(DiskFullError):
+        await index.get_many([b"a"])
+    is_full = False
+    await index.reopen()
+    assert await index.get_many([b"a", b"b"]) == [b"1", None]
+
+
+class LostIndex(MemoryIndex):
+    """Cannot be opened again."""
+
+    async def reopen(self) -> None:
+        if self._needs_reopen:
+            raise DiskError("cannot open the index: Corruption")
+
+
+async def test_a_store_whose_index_cannot_be_opened_again_has_failed() -> None:
+    is_full = False
+    index, clock = LostIndex(is_full=lambda: is_full), ManualClock(turns=3)
+    store = await LedgerStorage.open(MemoryDisk(), MemoryDisk(), index, StorageSettings(), clock)
+    assert (await store.add(batch(0))).status is Status.OK
+    is_full = True
+    with pytest.raises(DiskFullError):
+        await store.checkpoint()
+    assert "Corruption" in str(await asyncio.wait_for(store.fatal, STATE_S))
+    await store.abort()

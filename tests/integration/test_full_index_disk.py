@@ -1,0 +1,118 @@
+"""The index of a bookie on a file system that is full while the index is opened again.
+
+The file system is a small tmpfs, which root may mount. The tests are skipped if it cannot be mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bookie.storage.disks.index_format import pack_entry_key, pack_location
+from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.port import DiskFullError
+from tests.deadlines import PROGRAM_S
+
+pytestmark = pytest.mark.integration
+
+DISK_MIB = 24
+PAGE = 4000
+PAGES = 50
+"""Pages of entries whose log takes some 2 MB."""
+SLACK_BYTES = 1 << 16
+
+
+class SmallDisk:
+    """A mounted file system, of which a file takes all space that the index shall not have."""
+
+    def __init__(self, path: Path) -> None:
+        self.index = path / "index"
+        self._ballast = path / "ballast"
+        self._path = path
+
+    def leave(self, size: int) -> None:
+        """Let ``size`` bytes be free."""
+        with self._ballast.open("ab") as file:
+            wanted = file.tell() + self._free() - size
+            if wanted < file.tell():
+                file.truncate(max(wanted, 0))
+            else:
+                file.write(bytes(wanted - file.tell()))
+
+    def log_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.index.glob("*.log"))
+
+    def _free(self) -> int:
+        found = os.statvfs(self._path)
+        return found.f_bavail * found.f_frsize
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(path)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.strip()}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], timeout=PROGRAM_S, check=True)
+
+
+def page(number: int) -> list[tuple[bytes, bytes]]:
+    ids, checksums = range(number * PAGE, (number + 1) * PAGE), random.Random(number)
+    return [(pack_entry_key(7, each), pack_location(1, each * 900, 900, checksums.getrandbits(32))) for each in ids]
+
+
+async def filled(disk: SmallDisk) -> tuple[RocksIndex, list[tuple[bytes, bytes]]]:
+    """Return an index that could not write its last page, and what it wrote before."""
+    index = await RocksIndex.open(disk.index)
+    written: list[tuple[bytes, bytes]] = []
+    for number in range(2 * PAGES):
+        if number == PAGES:
+            disk.leave(SLACK_BYTES)
+        try:
+            await index.write(page(number))
+        except DiskFullError:
+            return index, written
+        written += page(number)
+    pytest.fail("the disk never became full")
+
+
+async def test_an_index_that_finds_no_space_while_it_is_opened_again_is_opened_later(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, written = await filled(disk)
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksIndex, "_has_room", lambda _: True)  # the space ends only after this look
+        with pytest.raises(DiskFullError, match="cannot open the index"):
+            await index.reopen()
+    for attempt in (index.get_many([written[0][0]]), index.write(written[:1])):
+        with pytest.raises(DiskFullError):
+            await attempt
+    with pytest.raises(DiskFullError):
+        await index.reopen()
+    disk.leave(DISK_MIB << 20)
+    await index.reopen()
+    assert (await index.range(b"", b"\xff", 1 << 30))[: len(written)] == written
+    await index.write([(b"\xffagain", b"x")])
+    await index.close()
+
+
+async def test_an_index_is_opened_again_only_with_space_for_its_tables(disk: SmallDisk) -> None:
+    index, written = await filled(disk)
+    disk.leave(disk.log_bytes() + (1 << 20) + SLACK_BYTES)
+    with pytest.raises(DiskFullError, match="no space left"):
+        await index.reopen()
+    assert await index.get_many([written[0][0]]) == [written[0][1]], "the open database can still be read"
+    disk.leave(2 * disk.log_bytes() + (1 << 20) + SLACK_BYTES)
+    await index.reopen()
+    assert (await index.range(b"", b"\xff", 1 << 30))[: len(written)] == written
+    await index.close()
