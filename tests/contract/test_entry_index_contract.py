@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -98,6 +99,19 @@ async def test_last_is_the_greatest_below_the_end(index: EntryIndex) -> None:
     assert await index.last(b"a", b"c") == (b"b", b"value of b")
     assert await index.last(b"a", b"z") == (b"c", b"value of c")
     assert await index.last(b"c", b"cc") == (b"c", b"value of c")
+
+
+async def test_last_of_an_empty_range_does_not_pass_over_deleted_keys_before_it(index: EntryIndex) -> None:
+    keys = [b"%08d" % number for number in range(50_000)]
+    await fill(index, *keys)
+    for start in range(0, len(keys), 5000):
+        await index.write([], keys[start : start + 5000])
+    begun_s = time.process_time()
+    assert await index.keys(b"", b"9", 1) == []
+    passed_s = time.process_time() - begun_s
+    for _ in range(5):
+        assert await index.last(b"9", b"99") is None
+    assert index.__class__ is MemoryIndex or time.process_time() - begun_s < 2 * passed_s, "less than one more pass"
 
 
 async def test_what_was_written_is_there_after_reopening(opened: tuple[EntryIndex, Reopen]) -> None:

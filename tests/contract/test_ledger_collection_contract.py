@@ -14,13 +14,15 @@ import pytest
 from crc32c import crc32c
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.disks.memory import Operation
+from bookie.runtime.clock import SystemClock
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import ends_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
+from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.contract.test_ledger_storage_contract import KEY, LEDGER, RESTARTED, Bookie, batch, entry, ids
 
@@ -150,6 +152,35 @@ async def test_reads_and_other_ledgers_leave_a_mark_alone(bookie: Bookie) -> Non
     await bookie.store.add(batch(1, ledger_id=OTHER))
     await bookie.store.list_entries(OTHER)
     assert await bookie.store.collect(LEDGER, mark)
+
+
+class DeletingIndex(MemoryIndex):
+    """Counts the deleted keys in the ranges that are read. RocksDB passes over each of them."""
+
+    deleted: frozenset[bytes] = frozenset()
+    passed_over = 0
+
+    async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        found = await super().range(first_key, end_key, limit)
+        read_to = found[-1][0] if len(found) == limit else end_key
+        self.passed_over += sum(first_key <= key < read_to for key in self.deleted)
+        return found
+
+    async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
+        await super().write(puts, deletes)
+        self.deleted |= frozenset(deletes)
+
+
+async def test_the_pages_of_a_collection_do_not_pass_over_what_earlier_pages_deleted() -> None:
+    index = DeletingIndex()
+    store = await LedgerStorage.open(MemoryDisk(), MemoryDisk(), index, SETTINGS, SystemClock())
+    await store.add(batch(*range(100)))
+    await store.checkpoint()
+    assert await store.collect(LEDGER, store.mark(LEDGER))
+    assert len(index.deleted) >= 100
+    assert index.passed_over == 0
+    assert not (await store.list_entries(LEDGER)).entries
+    await store.close()
 
 
 @ON_ALL

@@ -261,6 +261,10 @@ class RocksIndex(EntryIndex):
 
     def _last(self, first_key: bytes, end_key: bytes) -> tuple[bytes, bytes] | None:
         cursor = self._database.iter(_below(end_key))
+        cursor.seek(first_key)
+        cursor.status()
+        if not cursor.valid():
+            return None  # backwards, the search would pass over all deleted keys before the range
         cursor.seek_to_last()
         cursor.status()
         if not cursor.valid() or cursor.key() < first_key:

@@ -51,16 +51,23 @@ class Collection:
         Raises:
             DiskError: the index cannot be read or written.
         """
-        is_done: bool | None = None
-        while is_done is None:
+        first, _ = entry_range(ledger_id)
+        page: bool | bytes = first
+        while not isinstance(page, bool):
             # Always finish a started page: a delayed deletion could otherwise remove entries added later.
-            is_done = await asyncio.shield(guarded("collecting a ledger", self._delete_page(ledger_id, mark)))
-        return is_done
+            page = await asyncio.shield(guarded("collecting a ledger", self._delete_page(ledger_id, mark, page)))
+        return page
 
-    async def _delete_page(self, ledger_id: LedgerId, mark: Mark) -> bool | None:
+    async def _delete_page(self, ledger_id: LedgerId, mark: Mark, start: bytes) -> bool | bytes:
+        """Delete the page that begins at the key ``start``, and return the key at which the next one begins.
+
+        RocksDB passes over deleted keys one by one, so a page that began at the first entry would take longer with each
+        page before it. No entry appears before ``start``: the add of one clears the mark.
+        """
         limit = 1 if fault_point("collection.tiny_page") else self.page_keys
         async with self.states.using(ledger_id) as state, self.checkpointer.exclusive():
-            pairs = await self.index.range(*entry_range(ledger_id), limit)
+            _, end = entry_range(ledger_id)
+            pairs = await self.index.range(start, end, limit)
             if self.marks.get(ledger_id) is not mark:
                 return False
             # Point of no return: no yield since the check, and entries added from now on are kept.
@@ -74,7 +81,7 @@ class Collection:
             finally:
                 state.deleting.set()
                 state.deleting = None
-            return None
+            return pairs[-1][0] + b"\0"
 
     def _set_collected(self, state: LedgerState) -> None:
         del self.marks[state.ledger_id]

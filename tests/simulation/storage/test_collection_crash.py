@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bookie.model.ids import EntryId, LedgerId
+from bookie.storage.disks.index_format import entry_range
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.entry_logs.compaction import Compactor
@@ -155,11 +156,11 @@ async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: p
     """Planted fault: what comes between mark and deletion does not count."""
 
     async def always(self: Collection, ledger_id: LedgerId, mark: Any) -> bool:
-        is_done: bool | None = None
-        while is_done is None:
+        page: bool | bytes = entry_range(ledger_id)[0]
+        while not isinstance(page, bool):
             self.marks[ledger_id] = mark
-            is_done = await self._delete_page(ledger_id, mark)
-        return is_done
+            page = await self._delete_page(ledger_id, mark, page)
+        return page
 
     monkeypatch.setattr(Collection, "delete", always)
     assert await planted_fault_is_found()
