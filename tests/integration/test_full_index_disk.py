@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,4 +116,22 @@ async def test_an_index_is_opened_again_only_with_space_for_its_tables(disk: Sma
     disk.leave(2 * disk.log_bytes() + (1 << 20) + SLACK_BYTES)
     await index.reopen()
     assert (await index.range(b"", b"\xff", 1 << 30))[: len(written)] == written
+    await index.close()
+
+
+async def test_a_start_on_a_full_disk_asks_for_space_and_for_no_other_index(disk: SmallDisk) -> None:
+    first = await RocksIndex.open(disk.index)
+    for number in range(PAGES):
+        await first.write(page(number))
+    killed = disk.index.with_name("killed")
+    shutil.copytree(disk.index, killed)  # as after a kill: the entries are in the log alone
+    await first.close()
+    shutil.rmtree(disk.index)
+    disk.leave(SLACK_BYTES)
+    with pytest.raises(DiskFullError, match=r"No space left on device.*Make space") as refused:
+        await RocksIndex.open(killed)
+    assert "rebuild-index" not in str(refused.value)
+    disk.leave(DISK_MIB << 20)
+    index = await RocksIndex.open(killed)
+    assert (await index.range(b"", b"\xff", 1 << 30))[:PAGE] == page(0)
     await index.close()

@@ -65,7 +65,13 @@ _REOPEN_FILES: Final = 64
 """More than an opening needs: its own files, and the tables that it reads."""
 _DAMAGED: Final = "Corruption"
 _REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
+_IO_ERROR: Final = "IO error"
+_MISSING: Final = "No such file or directory"
+_REPLACED: Final = (
+    ". Make it again with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
+)
 _FULL: Final = ("No space left on device", "Too many open files")
+_MAKE_SPACE: Final = "Make space on its disk, or allow more open files, then start again"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 
@@ -98,6 +104,7 @@ class RocksIndex(EntryIndex):
 
         Raises:
             DirectoryInUseError: another process uses the database.
+            DiskFullError: there is no space for the log, which is written to tables when the database is opened.
             DiskError: the database cannot be opened.
         """
         try:
@@ -106,8 +113,10 @@ class RocksIndex(EntryIndex):
             raise DiskError(f"cannot open the index {path}: {error}") from error
         try:
             database = await asyncio.get_running_loop().run_in_executor(threads, _open, path, cache_bytes)
-        except BaseException:
+        except BaseException as error:
             threads.shutdown(wait=False)
+            if isinstance(error, DiskFullError):
+                raise DiskFullError(f"{error}. {_MAKE_SPACE}") from error
             raise
         return cls(path, database, threads, cache_bytes)
 
@@ -329,16 +338,14 @@ def _check_logs(path: Path) -> None:
             if offset is not None:
                 raise _unusable(path, f"Corruption: a record of {log.name} at offset {offset} has an impossible type")
     except OSError as error:
-        raise _unusable(path, str(error)) from error
+        raise _unusable(path, f"{_IO_ERROR}: {error}") from error
 
 
 def _unusable(path: Path, why: str) -> DiskError:
     if any(text in why for text in _FULL):
         return DiskFullError(f"cannot open the index {path}: {why}")
-    return DiskError(
-        f"cannot open the index {path}: {why}. Make it again with `bkheal bookie rebuild-index`, or replace this "
-        "bookie's disks as a new incarnation"
-    )
+    is_damaged = _IO_ERROR not in why or any(text in why for text in (_DAMAGED, _MISSING))
+    return DiskError(f"cannot open the index {path}: {why}{_REPLACED if is_damaged else ''}")
 
 
 def _options(cache_bytes: int) -> Options:
