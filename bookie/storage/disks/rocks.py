@@ -70,7 +70,7 @@ _MISSING: Final = "No such file or directory"
 _REPLACED: Final = (
     ". Make it again with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
 )
-_FULL: Final = ("No space left on device", "Too many open files")
+_FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open files")
 _MAKE_SPACE: Final = "Make space on its disk, or allow more open files, then start again"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +31,11 @@ LEDGER = LedgerId(1)
 class FullDatabase:
     """Stands for a database whose device was full once: it keeps the error, also when it is closed."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
+
     def write(self, batch: object, options: object) -> None:
-        raise Exception("IO error: No space left on device: While appending to file: 000004.log")
+        raise Exception(f"IO error: {self._text}: While appending to file: 000004.log")
 
     def close(self) -> None:
         raise Exception("IO error: Writer has previous error")
@@ -41,13 +46,14 @@ def batch(entry_id: int) -> AddBatch:
     return AddBatch(LEDGER, b"key", [packet])
 
 
-async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path, code: int) -> None:
     index = await RocksIndex.open(tmp_path / "index")
     await index.write([(b"a", b"1")])
     index._database.close()
-    index._database = FullDatabase()
+    index._database = FullDatabase(os.strerror(code))
     for _ in range(2):
-        with pytest.raises(DiskFullError, match="No space left"):
+        with pytest.raises(DiskFullError, match=os.strerror(code)):
             await index.write([(b"b", b"2")])
     await asyncio.gather(index.reopen(), index.reopen())
     await index.write([(b"b", b"2")])
