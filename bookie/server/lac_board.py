@@ -70,6 +70,8 @@ class LacBoard:
         self._waiters: dict[LedgerId, list[Waiter]] = {}
         self._waiter_count = 0
         self._is_closed = False
+        self.refused = 0
+        """Number of long polls that found no place and were answered at once."""
 
     @property
     def waiter_count(self) -> int:
@@ -107,6 +109,7 @@ class LacBoard:
         """
         is_over = self._is_closed or self._waiter_count >= self._waiters_max
         if is_over or fault_point("lac_board.no_place"):
+            self.refused += not self._is_closed
             yield Waiter(beyond, may_wait=False)
             return
         waiter = Waiter(beyond)

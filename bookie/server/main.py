@@ -445,7 +445,7 @@ def _start_upkeep(
 ) -> _Upkeep:
     """Start the background work: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
-    sampler = Sampler(context.metrics, disks, storage, clock)
+    sampler = Sampler(context.metrics, disks, storage, clock, polls_refused=lambda: service.polls_refused)
     context.run_until_the_end("metrics sampler", sampler.run())
     watch = DiskWatch(
         tuple(disks.values()),

@@ -73,6 +73,7 @@ SCRUBBED_BYTES: Final = "bkheal_bookie_scrubbed_bytes_total"
 DAMAGED: Final = "bkheal_bookie_damaged_entries"
 REPLACED: Final = "bkheal_bookie_replaced_entries_total"
 SCRUB_FINISHED: Final = "bkheal_bookie_scrub_finished_timestamp_seconds"
+POLLS_REFUSED: Final = "bkheal_bookie_polls_refused_total"
 CACHE_HITS: Final = "bkheal_bookie_read_cache_hits_total"
 CACHE_MISSES: Final = "bkheal_bookie_read_cache_misses_total"
 READ_AHEAD_BYTES: Final = "bkheal_bookie_read_ahead_bytes_total"
@@ -192,6 +193,12 @@ BOOKIE: Final = (
         watch="it is above 0 for minutes: the ledger disk is slow, or clients read more than it can serve",
     ),
     Definition(
+        POLLS_REFUSED,
+        _COUNTER,
+        "Long polls for the last add confirmed that were answered at once, because 128 of them waited",
+        watch="it grows all the time: more readers follow open ledgers here than can wait, and ask every 0.5 s instead",
+    ),
+    Definition(
         UNSENT,
         _GAUGE,
         "Bytes of answers on the gRPC port that clients did not take yet; at 256 MiB further reads are refused",
@@ -252,7 +259,15 @@ class Counted:
 class Sampler:
     """The periodic query of values not available as attributes."""
 
-    def __init__(self, metrics: MetricSet, disks: Mapping[str, Disk], storage: LedgerStorage, clock: Clock) -> None:
+    def __init__(
+        self,
+        metrics: MetricSet,
+        disks: Mapping[str, Disk],
+        storage: LedgerStorage,
+        clock: Clock,
+        *,
+        polls_refused: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Prepare the gauges; ``disks`` has one of each of ``DISKS``, and ``journal-2`` and so on for more journals.
 
         Of several journals, the one with the least free space is shown.
@@ -267,6 +282,7 @@ class Sampler:
         self._limbo = metrics.gauge(LIMBO)
         cache = storage.read_cache
         self._counted: list[tuple[Callable[[], int], Counted]] = [
+            (polls_refused, Counted(metrics.counter(POLLS_REFUSED).inc)),
             (lambda: cache.hits, Counted(metrics.counter(CACHE_HITS).inc)),
             (lambda: cache.misses, Counted(metrics.counter(CACHE_MISSES).inc)),
             (lambda: cache.read_ahead_bytes, Counted(metrics.counter(READ_AHEAD_BYTES).inc)),

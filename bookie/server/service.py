@@ -319,6 +319,11 @@ class BookieService(BookieHandler):
         """The present requests in the storage."""
         return ServiceLoad(self._add_bytes, self._reads.taken, self._reads.waiting, self._running.count)
 
+    @property
+    def polls_refused(self) -> int:
+        """Number of long polls answered at once since the start, because too many waited."""
+        return self._lacs.refused
+
     def refuse_everything(self) -> None:
         """Answer all new requests and all waiting long polls with SHUTTING_DOWN from now on."""
         self._is_shutting_down = True

@@ -82,7 +82,8 @@ class WaitLac(Request[LacReply]):
     """Long poll: answered as soon as the answer shows a last add confirmed greater than ``beyond``.
 
     ``LacReply.entry`` carries entry ``beyond + 1`` once it is confirmed and stored there. The bookie bounds the number
-    of waiters; beyond the bound the answer comes at once, so a caller must pause before it repeats the request.
+    of waiters; beyond the bound the answer comes at once, so a caller must pause before it repeats the request. Such an
+    answer is not the end of the wait.
     """
 
     ledger_id: LedgerId

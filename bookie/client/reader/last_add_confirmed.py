@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -23,6 +24,11 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import EntryResult, LacReply, Request, Status
 from bookie.wire.requests import ReadLac, WaitLac
+
+_REPEAT_S: Final = 0.5
+"""Pause before a poll that ended early without news is repeated: too many wait at the bookie, or its bound is lower."""
+_MAY_HAVE_MORE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
+"""Statuses of such answers. Other ones are failures, and the bookie is asked again in the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +56,19 @@ class ConfirmedReads:
     async def read(self, ledger: Versioned) -> ConfirmedEnd:
         """Ask every member, until the ensemble is covered or all have answered or timed out."""
         timeout_s = self._ports.settings.read_timeout_s
-        return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered, None)
+        return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered)
 
     async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> ConfirmedEnd:
         """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
 
+        A member that answers earlier without such a value is asked again, because it may not have waited at all.
         Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once.
         """
         clock = self._ports.clock
         until_s = clock.monotonic_s() + wait_s
         timeout_s = wait_s + self._ports.settings.read_timeout_s
         poll = WaitLac(ledger.ledger_id, beyond, 0.0 if fault_point("reader.short_poll") else wait_s)
-        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, beyond, wait_s)
+        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, until_s)
         if confirmed.entry_id <= beyond and (rest_s := until_s - clock.monotonic_s()) > 0:
             await clock.sleep(rest_s)
         return confirmed
@@ -72,29 +79,44 @@ class ConfirmedReads:
         request: Request[LacReply],
         timeout_s: float,
         is_enough: Callable[[_Tally], bool],
-        beyond: EntryId | None,
-        patience_s: float | None = None,
+        until_s: float | None = None,
     ) -> ConfirmedEnd:
-        tally = _Tally(ledger, self._digest, beyond)
+        """Ask every member until ``is_enough``. Polls last until ``until_s``."""
+        tally = _Tally(ledger, self._digest, request.beyond if isinstance(request, WaitLac) else None)
+        members, clock = ledger.metadata.last_fragment.members, self._ports.clock
         asking = {
             guarded("last add confirmed", self._ports.transport.ask(bookie, request, timeout_s)): position
-            for position, bookie in enumerate(ledger.metadata.last_fragment.members)
+            for position, bookie in enumerate(members)
         }
         waiting = list(asking)
         try:
             # A hanging member must not delay the look at the metadata after a poll without a result.
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(None if until_s is None else until_s - clock.monotonic_s()):
                 while waiting and not is_enough(tally):
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for task in [task for task in waiting if task in done]:
                         waiting.remove(task)
-                        tally.count(asking[task], task.result())
+                        position = asking.pop(task)
+                        status = tally.count(position, task.result())
+                        if until_s is None or not isinstance(request, WaitLac) or status not in _MAY_HAVE_MORE:
+                            continue
+                        if until_s - clock.monotonic_s() > _REPEAT_S:
+                            again = self._repeated(members[position], request, until_s)
+                            repeated = guarded("last add confirmed", again)
+                            asking[repeated] = position
+                            waiting.append(repeated)
         except TimeoutError:
             pass
         finally:
             for task in asking:
                 await cancel(task)
         return tally.result()
+
+    async def _repeated(self, bookie: BookieId, poll: WaitLac, until_s: float) -> LacReply:
+        await self._ports.clock.sleep(_REPEAT_S)
+        rest_s = max(until_s - self._ports.clock.monotonic_s(), 0.0)
+        timeout_s = rest_s + self._ports.settings.read_timeout_s
+        return await self._ports.transport.ask(bookie, replace(poll, wait_s=rest_s), timeout_s)
 
 
 class _Tally:
@@ -114,7 +136,8 @@ class _Tally:
         metadata = self._ledger.metadata
         return is_covered(self._known, metadata.stripe, metadata.ack_quorum)
 
-    def count(self, position: int, reply: LacReply) -> None:
+    def count(self, position: int, reply: LacReply) -> Status:
+        """Take an answer into account, and return its status."""
         status, found = confirmed_in(reply, self._digest, self._ledger.ledger_id)
         self._evidence[self._ledger.metadata.last_fragment.members[position]] = status
         if status is Status.OK or status.is_absent:
@@ -122,6 +145,7 @@ class _Tally:
         self.best = max(self.best, found)
         if self._beyond is not None and reply.entry is not None and found > self._beyond:
             self._piggybacked = self._piggybacked or self._entry(EntryId(self._beyond + 1), reply.entry)
+        return status
 
     def result(self) -> ConfirmedEnd:
         is_answered = bool(self._known)

@@ -227,6 +227,7 @@ async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Boo
     await bookie.add(0)
     gone = [await bookie.waiting(n) for n in range(2)]
     assert (await bookie.wait_lac(NO_ENTRY)).last_entry == found(0, NO_ENTRY)  # no place, so no wait
+    assert bookie.service.polls_refused == 1
     for poll in gone:
         poll.cancel()
     await asyncio.wait(gone)

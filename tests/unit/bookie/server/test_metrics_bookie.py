@@ -152,6 +152,15 @@ async def test_disks_and_limbo_are_looked_up(bookie: Bookie) -> None:
     assert bookie.value(names.DISK_FREE, disk="ledgers") == free
 
 
+async def test_refused_polls_are_counted(bookie: Bookie) -> None:
+    refused = 3
+    sampler = Sampler(bookie.metrics, {}, bookie.storage, SystemClock(), polls_refused=lambda: refused)
+    await sampler.look()
+    refused = 5
+    await sampler.look()
+    assert bookie.value(names.POLLS_REFUSED) == 5
+
+
 async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
     entries = [entry(number) for number in range(20)]
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,30 @@ async def test_bookies_that_refuse_to_wait_are_not_asked_in_a_hot_loop() -> None
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
         await world.clock.sleep(10.5)
         assert world.transport.count(WaitLac) <= 36
+        following.cancel()
+
+
+@in_virtual_time
+async def test_bookies_without_a_place_for_a_poll_are_asked_again_during_the_wait() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        for entry_id in range(2):
+            await world.put_through(ledger, entry_id)
+
+        async def at_once(asked: Asked, go_on: GoOn) -> Any:
+            if not isinstance(asked, WaitLac):
+                return await go_on()
+            return await world.services[BookieId("b")].answer("", replace(asked, wait_s=0.0))
+
+        world.transport.every = at_once
+        seen: list[int] = []
+        following = asyncio.create_task(collect(await reader_of(world), 0, seen, poll_s=20.0))
+        await world.clock.sleep(5)
+        assert seen == [0]
+        assert world.transport.count(WaitLac) <= 3 * (2 * 5 + 2)
+        await world.put_through(ledger, 2)
+        await world.clock.sleep(1)
+        assert seen == [0, 1]
         following.cancel()
 
 
