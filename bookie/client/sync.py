@@ -15,7 +15,9 @@ Iterables given to a call are read in the caller's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import collections
+import concurrent.futures
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -36,9 +38,9 @@ from bookie.runtime.loop_thread import LoopThread
 
 _PositionT = TypeVar("_PositionT")
 
-_PART_ENTRIES: Final = 128
-_PART_BYTES: Final = 1 << 20
-"""``append_all`` submits so many entries at a time, or fewer with as many bytes."""
+_WAITING_ENTRIES: Final = 512
+_WAITING_BYTES: Final = 4 << 20
+"""So many entries of ``append_all``, or fewer with as many bytes, wait for room in the pipeline of the writer."""
 
 
 class SyncLogWriter:
@@ -142,32 +144,23 @@ class SyncLog:
 
 
 class _Submits(Protocol[_PositionT]):
-    async def submit(self, payload: bytes) -> asyncio.Future[_PositionT]: ...
+    def submit(self, payload: bytes) -> Coroutine[Any, Any, asyncio.Future[_PositionT]]: ...
 
 
 def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
-    """Append entries as ``payloads`` yields them in this thread. It may wait, also for this client."""
+    """Append each entry as soon as ``payloads`` yields it in this thread. It may wait, also for this client."""
+    admitted: collections.deque[tuple[int, concurrent.futures.Future[asyncio.Future[_PositionT]]]] = collections.deque()
     acknowledgements: list[asyncio.Future[_PositionT]] = []
-    for part in _parts(payloads):
-        acknowledgements += loop.run(_submit(writer, part))
-    return loop.run(_acknowledged(acknowledgements))
-
-
-def _parts(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
-    part: list[bytes] = []
-    size = 0
+    waiting_bytes = 0
     for payload in payloads:
-        part.append(payload)
-        size += len(payload)
-        if len(part) >= _PART_ENTRIES or size >= _PART_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
-
-
-async def _submit(writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[asyncio.Future[_PositionT]]:
-    return [await writer.submit(payload) for payload in payloads]
+        admitted.append((len(payload), loop.start(writer.submit(payload))))
+        waiting_bytes += len(payload)
+        while len(admitted) > _WAITING_ENTRIES or waiting_bytes > _WAITING_BYTES:
+            size, future = admitted.popleft()
+            acknowledgements.append(future.result())
+            waiting_bytes -= size
+    acknowledgements += [future.result() for _, future in admitted]
+    return loop.run(_acknowledged(acknowledgements))
 
 
 async def _acknowledged(acknowledgements: Iterable[asyncio.Future[_PositionT]]) -> list[_PositionT]:

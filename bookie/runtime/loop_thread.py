@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar
@@ -37,16 +38,24 @@ class LoopThread:
         Raises:
             RuntimeError: the client was closed.
         """
-        with self._lock:
-            if self._is_stopping:
-                work.close()
-                raise RuntimeError("the client is closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run ``work`` in the thread, without waiting for it. Works begin in the order of the calls of one thread.
+
+        Raises:
+            RuntimeError: the client was closed.
+        """
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise RuntimeError("the client is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def iterate(self, source: AsyncIterator[T], bytes_of: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
         """Yield the items of ``source``, fetching some ahead. Leaving the iteration early closes the source.

@@ -6,7 +6,7 @@ process has its share, its copies wait (``SharedLimits``).
 
 Copies of ledgers with a single copy left have their own rate, the floor. Each of their requests passes as soon as the
 floor or all other limits allow it, so these copies have at least the floor, also if it is higher than another limit.
-They still count against these limits, so other copies give way to them, for a bounded time after the last one.
+They still count against these limits, so other copies wait longer, for a bounded time after the last one.
 
 A bookie slower than the profile allows gets less. Once a second, its rate falls to 70 % of the last measured rate, but
 never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each second.

@@ -14,7 +14,7 @@ from bookie.runtime.clock import Clock
 BURST_S: Final = 0.25
 """Seconds of unused rate that may accumulate: a short time, so the rate also holds within any single second."""
 DEBT_S_MAX: Final = 10.0
-"""Longest debt, in seconds of the rate, that requests charged without a wait leave to later ones."""
+"""Longest wait, in seconds, that requests without a wait of their own (``charge_ahead``) cause for later ones."""
 _SLICE_S: Final = 0.5
 """Longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001

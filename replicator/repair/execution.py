@@ -40,7 +40,7 @@ from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.queue.ordering import is_large
-from replicator.repair.install import CopiedStep, Installer
+from replicator.repair.install import CopiedStep, Installer, InstallResult
 from replicator.repair.lease import Conditions, Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_log import TurnLog
@@ -125,7 +125,7 @@ class Execution:
         incarnations = await self._prepare(ledger, steps)
         swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self._log.failed_targets]
         ready = [CopiedStep(step) for step in swaps]
-        left = len(plan.steps)
+        left = len(plan.steps)  # not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
         async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
             async for is_whole, copied in fragments:
@@ -137,8 +137,8 @@ class Execution:
                     break  # another look asks the bookies what they have
                 is_early = bool(ready) and fault_point("replicator.install_early")
                 if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
-                    ledger = await self._install(ledger, ready)
-                    left -= len(ready)
+                    installed = await self._install(ledger, ready)
+                    ledger, left = installed.ledger, left - len(installed.done)
                     ready = []
         if ready and not fault_point("replicator.look_again"):
             is_last = len(ready) == left and self._is_without_damage(ledger)
@@ -317,7 +317,7 @@ class Execution:
 
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
-    ) -> Versioned:
+    ) -> InstallResult:
         reserved = self._reserving.current
         installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
         for bookie in installed.again:  # the next round lists the same copies again
@@ -338,7 +338,7 @@ class Execution:
             self._log.bytes += copy.bytes
             self._log.moved_copies += copy.step.cause is Cause.MISPLACED
             self._log.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
-        return installed.ledger
+        return installed
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:

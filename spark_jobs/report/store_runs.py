@@ -207,7 +207,7 @@ def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:
 def _add(report_dir: Path, run_id: str) -> None:
     try:
         add_run(report_dir, find(report_dir, run_id))
-    except (NoSuchReportError, DamagedReportError, pa.ArrowException) as error:
+    except (NoSuchReportError, DamagedReportError, pa.ArrowException, ValueError, ArithmeticError) as error:
         _log.warning("a fetched run is not in the tables", extra={"run_id": run_id, "reason": str(error)})
 
 

@@ -105,7 +105,7 @@ def newest_states(paths: Iterable[Path], now_ms: int | None = None) -> list[Path
     Args:
         paths: of the files.
         now_ms: the present, epoch milliseconds. A run dated a day or more after it had a wrong clock, and counts only
-            if there is no other, so what it knew is not lost. None: every date is right.
+            if there is no other, so its rows are not lost. None: every date is right.
     """
     newest: dict[tuple[str, str], tuple[tuple[bool, str], Path]] = {}
     for path in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import logging
 import os
 import socket
@@ -141,6 +142,23 @@ def test_what_is_fetched_alone_is_in_the_tables_after_the_next_look(
     assert fetch_run(store, tmp_path / "there", RUNS[0])
     assert fetch_missing(store, tmp_path / "there") == []
     assert ask(tmp_path / "there", "SELECT run_id FROM runs", limit=9, timeout_s=30).rows == [(RUNS[0],)]
+
+
+def test_a_run_with_a_number_beyond_any_column_keeps_no_other_from_the_tables(
+    store: ReportStore, written: Path, tmp_path: Path
+) -> None:
+    summary = written / RUNS[0] / SUMMARY
+    document = json.loads(summary.read_text())
+    name = next(name for name, count in document["counts"].items() if isinstance(count, int))
+    document["counts"][name] = 1 << 70
+    summary.write_text(json.dumps(document))
+    for run_id in RUNS[:2]:
+        send_run(store, written, run_id)
+    there = tmp_path / "there"
+    assert sorted(fetch_missing(store, there)) == RUNS[:2]
+    assert fetch_missing(store, there) == []
+    rows = ask(there, "SELECT run_id FROM runs", limit=9, timeout_s=30).rows
+    assert (RUNS[1],) in rows
 
 
 def test_the_folder_of_a_fetch_that_was_killed_is_removed_after_a_day(store: ReportStore, tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def set_limits(
     profile: Annotated[
         CopyProfile | None,
         typer.Option(
-            help="What to do if a bookie becomes slow: client-first copies less once a request takes 50 ms (and "
-            "31 ms for each MiB), balanced once it takes 250 ms, recovery-first (the default) copies as fast as "
-            "bookies accept it.",
+            help="What to do if a bookie becomes slow: client-first copies less if a request takes longer than "
+            "50 ms, balanced if it takes longer than 250 ms, besides 31 ms for each MiB; recovery-first (the default) "
+            "copies as fast as bookies accept it.",
             show_default=False,
         ),
     ] = None,

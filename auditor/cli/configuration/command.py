@@ -54,7 +54,7 @@ def show(
     """Show each option of the long-running commands: its value, and whether environment, file or default gave it.
 
     Also show when a change of the file takes effect: live (in running processes), at a restart, or at the next call.
-    Of a URL with a password, only host and port are shown.
+    Of a URL with a user, a password or a query, only host and port are shown.
     """
     path = config_file(config, os.environ)
     content = read_config(path) if path is not None else {}

@@ -48,7 +48,7 @@ class NameLookup:
         self._failed = failed
         self._now_s = now_s
         self._late: dict[Server, _LookUp] = {}
-        """Without an answer in time; each is in use until a call finds that it has ended."""
+        """Look-ups without an answer in time. A look-up stays here until a call finds that it has ended."""
 
     def find(self, servers: Iterable[Server]) -> list[tuple[str, str, int]]:
         """Return ``(host, address, port)`` for each address of each server whose look-up ends in time."""

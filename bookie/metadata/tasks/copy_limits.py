@@ -25,7 +25,7 @@ class CopyProfile(enum.Enum):
     CLIENT_FIRST = "client-first"
     """Copy more slowly if a bookie takes longer than 50 ms for a copy request, besides 31 ms for each MiB."""
     BALANCED = "balanced"
-    """Copy more slowly if it takes longer than 250 ms, besides the same."""
+    """Copy more slowly if it takes longer than 250 ms, besides 31 ms for each MiB."""
     RECOVERY_FIRST = "recovery-first"
     """Copy as fast as the bookies accept it. The default."""
 

@@ -103,7 +103,7 @@ class HeldLook:
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node as a decision has seen it. A recreated node has the version of the first one, so no ``Check`` finds it."""
+    """A node as read before a decision. A recreated node has the version of the first one, so no ``Check`` finds it."""
 
     path: str
     czxid: int | None

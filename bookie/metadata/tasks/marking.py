@@ -5,9 +5,9 @@ refused ones are then read and merged. Marking never removes anything from a tas
 concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again.
 
 A task that already names all the bookies is not touched, its version included, because a worker may be about to
-complete it. Only if one of the bookies, and not a draining one, has registered since the last change of the task, it
-gets a new time, and so a new version. The bookie may have lost its disks since it answered the worker, and then the
-mark is news (R136).
+complete it. There is one exception: if one of the bookies, and not a draining one, has registered since the last
+change of the task, the task is written again as it is, and gets a new version. The bookie may have lost its disks since
+it answered the worker (R136). The time of the task stays: the ledger has lacked copies since then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -200,8 +200,6 @@ class TaskMarking:
         for path, node, (ledger_id, missing) in zip(paths, nodes, findings.items(), strict=True):
             if node is None:
                 operations.append(Create(path, encode_task(TaskData(missing, now_ms))))
-            elif node.data == sent.get(path):
-                done_count += 1
             else:
                 try:
                     merged = _merged(node, missing, now_ms, registered_at)
@@ -210,6 +208,8 @@ class TaskMarking:
                     continue
                 if merged is not None:
                     operations.append(SetData(path, encode_task(merged), node.stat.version))
+                else:
+                    done_count += node.data == sent.get(path)
         return _MarkDecision(operations, done_count)
 
     async def _registered_at(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
@@ -259,11 +259,11 @@ class TaskMarking:
 def _merged(
     node: Node, missing: Sequence[BookieId], now_ms: int, registered_at: Mapping[BookieId, int]
 ) -> TaskData | None:
-    """Return the task after the mark; None if it stays as it is."""
+    """Return the task after the mark, perhaps only with another version; None if it stays as it is."""
     task = decode_task(node.data)
     merged = task.merged(missing, now_ms)
     if merged is None and any(registered_at.get(bookie, 0) > node.stat.mzxid for bookie in missing):
-        return replace(task, ctime_ms=now_ms)
+        return task
     return merged
 
 

@@ -8,7 +8,7 @@ to the index:
 3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
 
 A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). A log with damaged
-content is not read again until the next run with a threshold of its own, or a restart. After an I/O error, which may be
+content is not read again until the next major collection, or a restart. After an I/O error, which may be
 momentary, the next run reads the log again. Its end is the end of
 its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``).
 Readable entries after a recorded end are looked up in the index like all others.

@@ -18,6 +18,7 @@ from bookie.wire.requests import ListEntries
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import CopyPosition
+from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
@@ -453,6 +454,39 @@ async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_no
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
         assert await world.is_clean()
+
+
+@pytest.mark.parametrize("first_list", ["of another registration", "of other disks", "not whole"])
+@in_virtual_time
+async def test_a_task_stays_if_an_early_installation_left_a_step_out(
+    monkeypatch: pytest.MonkeyPatch, first_list: str
+) -> None:
+    monkeypatch.setattr(execution, "INSTALL_BYTES", 300)  # as if each fragment had 64 MiB
+    monkeypatch.setattr(execution, "FRAGMENTS_AT_ONCE", 1)
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b u"), (10, "a b t"), quorum=(3, 2), last=11), 12)
+        await world.lose("b")
+        listed, lists = Holdings.missing_on_target, []
+
+        async def changed(holdings: Holdings, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger_id, step))
+            if len(lists) > 1:
+                return answer
+            if first_list == "not whole":
+                return Answer(step.target, Status.NO_ENTRY, "it lists too few entries")
+            await world.unregister(step.target)
+            if first_list == "of other disks":
+                await world.add_bookies(step.target)
+            else:
+                await world.register(step.target)
+            return answer
+
+        monkeypatch.setattr(Holdings, "missing_on_target", changed)
+        await world.heal()
+        assert await world.task(LEDGER) is None
+        assert "b" not in (await world.metadata(LEDGER)).members()
+        if first_list != "of other disks":  # these lost also entries that no mark names
+            await world.assert_whole(LEDGER, packets)
 
 
 @in_virtual_time
