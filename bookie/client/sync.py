@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -34,7 +33,7 @@ from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.packet import Entry
-from bookie.runtime.loop_thread import LoopThread
+from bookie.runtime.loop_thread import LoopThread, Started
 
 _PositionT = TypeVar("_PositionT")
 
@@ -149,7 +148,7 @@ class _Submits(Protocol[_PositionT]):
 
 def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
     """Append each entry as soon as ``payloads`` yields it in this thread. It may wait, also for this client."""
-    admitted: collections.deque[tuple[int, concurrent.futures.Future[asyncio.Future[_PositionT]]]] = collections.deque()
+    admitted: collections.deque[tuple[int, Started[asyncio.Future[_PositionT]]]] = collections.deque()
     acknowledgements: list[asyncio.Future[_PositionT]] = []
     waiting_bytes = 0
     for payload in payloads:

@@ -10,6 +10,9 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
+Started = concurrent.futures.Future
+"""Work in the loop's thread; ``result`` waits for it."""
+
 _AHEAD: Final = 512
 """Maximum number of items fetched ahead of the consumer."""
 _AHEAD_BYTES: Final = 8 << 20
@@ -45,7 +48,7 @@ class LoopThread:
             future.cancel()
             raise
 
-    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Started[T]:
         """Run ``work`` in the thread, without waiting for it. Works begin in the order of the calls of one thread.
 
         Raises:
