@@ -71,7 +71,10 @@ class FetchedReports(Listener):
 
     async def _run(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
+                _log.exception("fetching reports failed, and is repeated")
             await self._clock.sleep(LOOK_INTERVAL_S)
 
     def _fetch(self) -> None:

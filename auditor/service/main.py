@@ -169,11 +169,14 @@ class SparkWatch(ServiceEvents):
         self.is_gone = False
 
     async def run(self, clock: Clock) -> None:
-        """Look until cancelled."""
+        """Look until cancelled, also after a failed look."""
         while not self.is_gone:
             await clock.sleep(SPARK_LOOK_INTERVAL_S)
-            await self._holder.start_again()
-            await self._look()
+            try:
+                await self._holder.start_again()
+                await self._look()
+            except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
+                _log.exception("the look at Spark failed, and is repeated")
 
     @override
     def leadership_changed(self, is_leader: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from auditor.service.fetched_reports import FetchedReports
 from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
 from auditor.service.runs import spark_holder
 from auditor.service.runs.manager import RunRequest
@@ -219,6 +220,52 @@ async def test_a_session_that_hangs_ends_the_process_and_what_waits_for_it(monke
     assert watch.is_gone
     assert not await holder.is_alive()
     await cancel(watching)
+
+
+def no_thread_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thread cannot be started."""
+    start, refused = threading.Thread.start, list[threading.Thread]()
+
+    def refuse_the_first(thread: threading.Thread) -> None:
+        if not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_first)
+
+
+class EndedSpark(SparkHolder):
+    """A session whose process has ended."""
+
+    def _start(self) -> Any:
+        return SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl=""))
+
+    def _ask(self, spark: Any) -> bool:
+        return False
+
+
+async def test_the_watch_on_spark_outlasts_a_moment_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, holder = asyncio.Event(), EndedSpark(SessionSettings())
+    await holder.get()
+    no_thread_at_first(monkeypatch)
+    watch = SparkWatch(holder, stop)
+    watching = guarded("watch", watch.run(ManualClock(turns=1)))
+    async with asyncio.timeout(10):
+        await stop.wait()
+    assert watch.is_gone
+    await cancel(watching)
+
+
+async def test_reports_are_fetched_after_a_moment_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = FetchedReports("file:///r", Path("r"), Kept(2, None, None), ManualClock(turns=1))
+    loop, has_fetched = asyncio.get_running_loop(), asyncio.Event()
+    monkeypatch.setattr(fetched, "_fetch", lambda: loop.call_soon_threadsafe(has_fetched.set))
+    no_thread_at_first(monkeypatch)
+    await fetched.start()
+    async with asyncio.timeout(10):
+        await has_fetched.wait()
+    await fetched.stop()
 
 
 @pytest.mark.parametrize("hangs", ["start", "stop"])
