@@ -236,11 +236,6 @@ class AuditSettings:
         """Limits on the reports and tables to keep."""
         return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
-    @property
-    def is_every_ledger(self) -> bool:
-        """Whether a replicas check leaves out no ledger."""
-        return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
-
     def __post_init__(self) -> None:
         if problems := [
             *uri_problems(self.metadata_uri),

@@ -100,8 +100,8 @@ def result_of(record: RunRecord) -> str:
 
 
 def is_complete(record: RunRecord) -> bool:
-    """Whether a run came to a complete end, so that its kind is fresh."""
-    return result_of(record) in ("clean", "findings")
+    """Whether a run of every ledger came to a complete end, so that its kind is fresh."""
+    return record.is_every_ledger and result_of(record) in ("clean", "findings")
 
 
 def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:

@@ -129,6 +129,8 @@ class RunRecord:
     """Path of the report's summary, as seen by its writer."""
     detail: str = ""
     """The reason for which the run failed, was held or was cancelled; the person who cancelled it."""
+    is_every_ledger: bool = True
+    """Whether the run was to check every ledger; a replicas check may be limited to a range or a sample."""
     pause_ends_ms: int = 0
     """Time at which a paused run goes on by itself; 0 if not paused."""
 

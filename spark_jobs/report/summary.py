@@ -10,6 +10,7 @@ from typing import Any, Final
 from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.metadata_faults import MetadataFault, Weight
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
@@ -251,6 +252,11 @@ class ReplicaCounts:
     """Estimated duration of a check of every ledger at this run's pace, seconds."""
     sampled: tuple[SampledBookie, ...] = ()
     """Empty in reports of releases without samples."""
+
+    @property
+    def is_every_ledger(self) -> bool:
+        """Whether the check left out no ledger: it had neither a range nor a sample."""
+        return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +556,11 @@ class RunSummary:
     """The checks of kind ``everything``."""
     lint: LintCounts | None = None
     inventory: InventoryCounts | None = None
+
+    @property
+    def is_every_ledger(self) -> bool:
+        """Whether the run was to check every ledger: only a replicas check can have a range or a sample."""
+        return self.replicas is None or self.replicas.is_every_ledger
 
     @property
     def is_read(self) -> bool:

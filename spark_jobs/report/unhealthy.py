@@ -161,8 +161,8 @@ def state_prefix(kind: RunKind, instance_id: str) -> str:
 def saw_every_ledger(summary: RunSummary) -> bool:
     """Return whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
     asked = summary.replicas
-    is_all = asked is None or (asked.sample >= 1 and not asked.ledger_min and asked.ledger_max >= (1 << 63) - 1)
-    return summary.is_read and summary.held_because is None and is_all and not (asked and asked.unknown)
+    is_known = asked is None or not asked.unknown
+    return summary.is_read and summary.held_because is None and summary.is_every_ledger and is_known
 
 
 def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path], ids: str) -> str:

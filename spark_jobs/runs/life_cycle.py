@@ -57,7 +57,7 @@ class RunOutcome:
     detail: str = ""
     verdict: str = ""
     is_success: bool = False
-    """The run saw everything, was not held and was not a dry run, so it counts for the schedule and lost bookies."""
+    """The run saw every ledger, was not held and was not a dry run, so it counts for the schedule and lost bookies."""
     ledgers: int = 0
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
@@ -69,6 +69,8 @@ class RunOutcome:
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     also_done: tuple[RunKind, ...] = ()
     """Other kinds of checks the run did with success: it counts for their schedules as well."""
+    is_every_ledger: bool = True
+    """As in ``RunRecord``."""
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -85,6 +87,7 @@ class RunOutcome:
             "image": self.image,
             "namespaces": self.namespaces,
             "report": self.report,
+            "is_every_ledger": self.is_every_ledger,
         }
 
 
@@ -108,7 +111,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
         "; ".join(filter(None, (summary.held_because or "; ".join(summary.shortcomings), no_report))),
         summary.verdict.value,
-        is_complete and is_success,
+        is_complete and is_success and summary.is_every_ledger,
         summary.counts.ledgers,
         {count.severity.label: count.ledgers for count in summary.severities if count.ledgers},
         summary.published.tasks_changed,
@@ -118,6 +121,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         _image(summary),
         summary.impact.by_namespace(namespaces_max),
         _also_done(summary, has_report=not why_no_report) if is_success else (),
+        summary.is_every_ledger,
     )
 
 

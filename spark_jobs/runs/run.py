@@ -230,7 +230,7 @@ def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
 
 
 def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
-    if context.settings.is_every_ledger:
+    if summary.is_every_ledger:
         context.cluster.write_check_time(CheckKind.REPLICAS, summary.finished_ms)
 
 

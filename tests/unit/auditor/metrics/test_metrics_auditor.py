@@ -266,12 +266,14 @@ def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     assert values[names.LAST_FINDINGS, "bookies", "critical"] == 2
     assert {key[0] for key in values} == names.LAST_RUN
     assert {key[1] for key in values} == {"bookies"}
-    export_to_file(replace(RECORD, state=RunState.FAILED, finished_ms=NOW_MS, exit_code=70), path)
-    values = {
-        (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
-    }
-    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
-    assert values[names.LAST_COMPLETION, "bookies"] == NOW_MS / 1000
+    failed = replace(RECORD, state=RunState.FAILED, finished_ms=NOW_MS, exit_code=70)
+    for no_success in (failed, replace(RECORD, is_every_ledger=False, finished_ms=NOW_MS)):
+        export_to_file(no_success, path)
+        values = {
+            (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
+        }
+        assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
+        assert values[names.LAST_COMPLETION, "bookies"] == NOW_MS / 1000
     with pytest.raises(MetricsExportError, match="nothing"):
         export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
 

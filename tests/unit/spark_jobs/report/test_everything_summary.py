@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, RunState
 from bookie.model.severity import Severity
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import decode_summary
@@ -84,6 +85,24 @@ def test_a_cookie_counts_as_unused_only_if_every_ledger_was_read_as_it_is() -> N
 )
 def test_what_concerns_all_checks_counts_for_none(run: RunSummary, counts: tuple[RunKind, ...]) -> None:
     assert outcome_of(run, PATH).also_done == counts
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_every_ledger"),
+    [
+        ({}, True),
+        ({"sample": 0.01}, False),
+        ({"ledger_min": 5}, False),
+        ({"ledger_max": 5}, False),
+    ],
+)
+def test_a_replicas_check_of_some_ledgers_does_not_count_for_the_schedule(
+    asked: dict[str, Any], is_every_ledger: bool
+) -> None:
+    run = replace(world.CLEAN, kind=RunKind.REPLICAS, replicas=replace(world.ASKED, absent=0, unknown=(), **asked))
+    outcome = outcome_of(run, PATH)
+    assert (outcome.is_success, outcome.is_every_ledger) == (is_every_ledger, is_every_ledger)
+    assert (outcome.state, outcome.exit_code) == (RunState.DONE, ExitCode.OK)
 
 
 def test_a_placement_check_is_its_report() -> None:
