@@ -129,6 +129,8 @@ class ServiceStatus:
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
+    results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
+    """The runs with the results of each kind: the newest complete one, after a newer one that was not complete."""
     ended: Sequence[RunRecord] = ()
     """The newest completed runs of all kinds, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)

@@ -148,6 +148,7 @@ class Exporter:
             backlog=self._overview.backlog,
             running=history.running,
             last=history.last,
+            results=history.results,
             ended=history.ended,
             last_success_ms=history.last_success_ms,
             paused_kinds=history.paused_kinds,

@@ -93,17 +93,17 @@ def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
             yield metric
     yield _plain(
         "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY",
-        _found(status.last.get(RunKind.PLACEMENT), (Severity.MISPLACED,)),
+        _found(status.results.get(RunKind.PLACEMENT, ()), (Severity.MISPLACED,)),
     )
     for name, severities in _BY_COPIES.items():
-        yield _plain(name, _found(status.last.get(RunKind.REPLICAS), severities))
+        yield _plain(name, _found(status.results.get(RunKind.REPLICAS, ()), severities))
 
 
-def _found(record: RunRecord | None, severities: Iterable[Severity]) -> int:
-    if record is None:
-        return 0
+def _found(records: Iterable[RunRecord], severities: Iterable[Severity]) -> int:
+    """Of the runs with the results of a kind, the highest number."""
     wanted = {severity.label for severity in severities}
-    return sum(count for name, count in record.findings.items() if name.lower() in wanted)
+    found = (sum(count for name, count in record.findings.items() if name.lower() in wanted) for record in records)
+    return max(found, default=0)
 
 
 def _plain(name: str, value: float) -> Metric:

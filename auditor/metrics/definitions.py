@@ -263,13 +263,13 @@ STATE: Final = (
     _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although no client deleted ledgers"),
     _state(
         LAST_FINDINGS,
-        "Ledgers with findings in the last run, by severity",
+        "Ledgers with findings in the last complete run, by severity; or in a newer incomplete one, if it found more",
         {"kind": KINDS, "severity": SEVERITIES},
         "lost or no_live_copy is not 0",
     ),
     _state(
         LAST_HELD_BACK,
-        "Ledgers with findings that the last run did not mark yet, by reason",
+        "As bkheal_audit_last_run_findings, those that the run did not mark yet, by reason",
         {"kind": KINDS, "reason": HOLD_REASONS},
         "it is not 0 for longer than the delay, the window or the rule takes",
     ),
@@ -295,8 +295,8 @@ STATE: Final = (
     Definition(
         LAST_NAMESPACES,
         _GAUGE,
-        "Ledgers with findings in the last run, by severity and namespace of Pulsar; of the worst namespaces, as many "
-        "as namespaces_in_metrics allows, at most 50 for each kind, the others together as other; absent by default",
+        "As bkheal_audit_last_run_findings, by severity and namespace of Pulsar; of the worst namespaces, as many "
+        "as namespaces_in_metrics allows, at most 50 for each run, the others together as other; absent by default",
         {"kind": (), "severity": (), "namespace": ()},
         watch="a namespace has lost or no_live_copy",
         is_leader_only=True,

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from auditor.metrics.definitions import LAST_RUN, LAST_SUCCESS, STATE
-from auditor.metrics.service_metrics import Key, is_complete, last_run_values
+from auditor.metrics.service_metrics import Key, last_run_values, result_values
 from bookie.model.errors import TransientError
 from bookie.model.run import RunRecord
 
@@ -62,7 +62,7 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
     """
     grouping = {"cluster": cluster, "kind": record.kind.value}
     success: dict[Key, float] = (
-        {(LAST_SUCCESS, record.kind.value): record.finished_ms / 1000} if is_complete(record) else {}
+        {(LAST_SUCCESS, record.kind.value): record.finished_ms / 1000} if record.is_complete else {}
     )
     try:
         url, handler = _with_access(gateway)
@@ -80,13 +80,14 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
 
 def _registry(record: RunRecord, success: dict[Key, float]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(_OneRun(record, last_run_values(record) | success))
+    values = last_run_values(record) | result_values(record.kind, [record])
+    registry.register(_OneRun(record, values | success))
     return registry
 
 
 def _last_success(record: RunRecord, path: Path) -> dict[Key, float]:
     key = (LAST_SUCCESS, record.kind.value)
-    if is_complete(record):
+    if record.is_complete:
         return {key: record.finished_ms / 1000}
     try:
         before = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))

@@ -20,7 +20,7 @@ from auditor.metrics import definitions as names
 from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunRecord, RunState
+from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import Definition
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
@@ -99,11 +99,6 @@ def result_of(record: RunRecord) -> str:
     return "findings" if any(record.findings.values()) else "clean"
 
 
-def is_complete(record: RunRecord) -> bool:
-    """Whether a run of every ledger came to a complete end, so that its kind is fresh."""
-    return record.is_every_ledger and result_of(record) in ("clean", "findings")
-
-
 def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
     """How many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
 
@@ -146,6 +141,8 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
         values |= {(names.PAUSED, kind.value): 1, (names.PAUSE_ENDS, kind.value): pause.until_ms / 1000}
     for last in status.last.values():
         values |= last_run_values(last)
+    for kind, records in status.results.items():
+        values |= result_values(kind, records)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
     values |= {(names.FAILED_IN_A_ROW, kind): count for kind, count in failed_in_a_row(status.ended).items()}
     for record in status.running:
@@ -163,7 +160,7 @@ def does_another_lead(status: ServiceStatus) -> bool:
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
-    """The values of one completed run, except the time of the last success."""
+    """The values of one completed run, except its results and the time of the last success."""
     kind = record.kind.value
     return {
         (names.LAST_START, kind): record.started_ms / 1000,
@@ -171,16 +168,26 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
         (names.LAST_DURATION, kind): _duration_s(record),
         (names.LAST_LEDGERS, kind): record.ledgers,
         (names.LAST_HELD, kind): result_of(record) == "held",
-        **{(names.LAST_HELD_BACK, kind, reason): count for reason, count in record.held_back.items()},
         **{(names.LAST_WITHDRAWN, kind, reason): count for reason, count in record.withdrawn.items()},
         **_image_values(record),
-        **{(names.LAST_FINDINGS, kind, _severity(name)): count for name, count in record.findings.items()},
-        **{
-            (names.LAST_NAMESPACES, kind, _severity(name), namespace): count
-            for name, namespaces in record.namespaces.items()
-            for namespace, count in namespaces.items()
-        },
     }
+
+
+def result_values(kind: RunKind, records: Iterable[RunRecord]) -> dict[Key, float]:
+    """What the runs with the results of a kind found; of several values the highest."""
+    values: dict[Key, float] = {}
+    for record in records:
+        found: dict[Key, float] = {
+            **{(names.LAST_HELD_BACK, kind.value, reason): count for reason, count in record.held_back.items()},
+            **{(names.LAST_FINDINGS, kind.value, _severity(name)): count for name, count in record.findings.items()},
+            **{
+                (names.LAST_NAMESPACES, kind.value, _severity(name), namespace): count
+                for name, namespaces in record.namespaces.items()
+                for namespace, count in namespaces.items()
+            },
+        }
+        values |= {key: max(count, values.get(key, 0)) for key, count in found.items()}
+    return values
 
 
 def _image_values(record: RunRecord) -> dict[Key, float]:

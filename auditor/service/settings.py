@@ -226,7 +226,10 @@ class ServiceSettings:
     history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
         HISTORY_MIB
     )
-    runs_kept: Annotated[int, Option("Run records that are kept in ZooKeeper.", minimum=1, maximum=100_000)] = 200
+    runs_kept: Annotated[
+        int,
+        Option("Run records kept in ZooKeeper; the last complete run of each kind stays.", minimum=1, maximum=100_000),
+    ] = 200
     metadata_rate: MetadataRate = 0.0
     metadata_bytes_rate: MetadataBytesRate = 0.0
     metadata_connections: MetadataConnections = 0

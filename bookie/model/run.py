@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bookie.model.exit_codes import ExitCode
 from bookie.model.records import decode_record, encode_record
 from bookie.model.times import rfc3339_if_known
 
@@ -133,6 +134,12 @@ class RunRecord:
     """Whether the run was to check every ledger; a replicas check may be limited to a range or a sample."""
     pause_ends_ms: int = 0
     """Time at which a paused run goes on by itself; 0 if not paused."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run ended and saw every ledger: what it did not find did not exist. The brake did not hold it."""
+        is_whole = self.is_every_ledger and self.exit_code not in (ExitCode.HELD, ExitCode.PARTIAL)
+        return self.state is RunState.DONE and is_whole and self.verdict not in ("held", "incomplete")
 
     @property
     def eta_ms(self) -> int | None:

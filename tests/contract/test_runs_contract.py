@@ -145,6 +145,23 @@ async def test_pruning_keeps_the_newest_and_those_under_way(runs: Runs) -> None:
     assert await runs.prune(2) == 0
 
 
+async def test_pruning_keeps_the_last_complete_run_of_each_kind(runs: Runs) -> None:
+    done = RunState.DONE
+    for run in (
+        record(1, RunKind.REPLICAS, state=done),
+        record(2, RunKind.REPLICAS, state=done),
+        record(3, RunKind.REPLICAS, state=done, is_every_ledger=False),
+        record(4, RunKind.REPLICAS, state=done, is_dry_run=True),
+        record(5, RunKind.REPLICAS, state=RunState.FAILED),
+        record(6, state=done),
+        record(7, state=done, exit_code=5),
+        record(8, state=done),
+    ):
+        await runs.write(run)
+    assert await runs.prune(1) == 6
+    assert [found.run_id[7] for found in await runs.list(10)] == ["8", "2"]
+
+
 async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs) -> None:
     assert await runs.last_success_ms() == {}
     await runs.note_success(RunKind.BOOKIES, 500, 1_000)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Protocol
 
 from auditor.api.control import Backlog
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs, lane_of
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
-from bookie.model.run import RunKind, RunRecord
+from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.signal import Signal, waiting_for
 from bookie.runtime.tasks import cancel, guarded
@@ -24,7 +25,9 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 RUNS_READ: Final = 100
-"""Number of newest runs: enough to contain the last run of each kind, unless another kind runs very often."""
+"""Number of newest runs read at each look."""
+_RUNS_READ_FIRST: Final = 100_100
+"""Number of newest runs read at the first look: more than ``runs_kept`` can be, because a kind may run rarely."""
 _REST_FACTOR: Final = 3.0
 """Share of time spent counting: a million marked ledgers take minutes, and load the store."""
 _REST_S_MAX: Final = 120.0
@@ -39,6 +42,8 @@ class History:
     """Of all processes."""
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
+    results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
+    """As in ``ServiceStatus``."""
     ended: Sequence[RunRecord] = ()
     """The completed ones among the newest, the newest first."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
@@ -85,6 +90,8 @@ class Overview:
         self._are_locks_read = are_locks_read
         self._poked = Signal()
         self._pokes = 0
+        self._newest_id = ""
+        """The newest run at the last look."""
         self.history = History()
         self.read_s: float | None = None
         """When ``history`` was read last, on the monotonic clock; None: not yet."""
@@ -138,18 +145,22 @@ class Overview:
                 await waiter
 
     async def _read(self) -> History:
-        newest = await self._runs.list(RUNS_READ)
+        """The present history. Runs of a rare kind that are not among the newest any more come from earlier looks."""
+        before, newest = self.history, await self._runs.list(RUNS_READ)
+        if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage
+            newest = await self._runs.list(_RUNS_READ_FIRST)
         ended = tuple(record for record in newest if record.state.is_final)
-        last: dict[RunKind, RunRecord] = {}
-        for record in ended:
-            last.setdefault(record.kind, record)
-        return History(
+        earlier = chain.from_iterable(before.results.values())
+        history = History(
             running=await self._running([record for record in newest if not record.state.is_final]),
-            last=last,
-            ended=ended,
+            last=_last((*ended, *before.last.values())),
+            results=_results((*ended, *earlier)),
+            ended=ended[:RUNS_READ],
             last_success_ms=await self._runs.last_success_ms(),
             paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
         )
+        self._newest_id = newest[0].run_id if newest else ""
+        return history
 
     async def _running(self, records: Sequence[RunRecord]) -> Sequence[RunRecord]:
         if not self._are_locks_read:
@@ -160,3 +171,26 @@ class Overview:
             for record in records
             if (holder := holders[lane_of(record)]) is not None and holder.run_id == record.run_id
         )
+
+
+def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:
+    last: dict[RunKind, RunRecord] = {}
+    for record in ended:
+        last.setdefault(record.kind, record)
+    return last
+
+
+def _results(ended: Iterable[RunRecord]) -> Mapping[RunKind, Sequence[RunRecord]]:
+    """The runs with the results of each kind; ``ended`` begins with the newest.
+
+    A run that is not complete may have found more than the last complete one. What it did not find may still exist.
+    Runs that did not reach their end have no results, and neither have dry runs.
+    """
+    results: dict[RunKind, list[RunRecord]] = {}
+    for record in ended:
+        if record.is_dry_run or record.state is not RunState.DONE:
+            continue
+        known = results.setdefault(record.kind, [])
+        if not known or (record.is_complete and not known[-1].is_complete):
+            known.append(record)
+    return results

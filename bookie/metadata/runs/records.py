@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,7 +26,7 @@ from bookie.metadata.runs.locks import Holder, RunLane, RunLease, RunLockedError
 from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
 from bookie.model.records import UnreadableRecordError
-from bookie.model.run import RunRecord, RunState, decode_run, encode_run
+from bookie.model.run import RunKind, RunRecord, RunState, decode_run, encode_run
 
 __all__ = ["Holder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
 
@@ -147,14 +147,21 @@ class Runs(RunLocks, RunNotes):
         return marked
 
     async def prune(self, runs_kept: int) -> int:
-        """Delete all but the newest records, and return the number of deletions. Unfinished runs stay.
+        """Delete all but the newest records, and return the number of deletions.
+
+        Unfinished runs stay, and the newest complete run of each kind that was not a dry run: its findings are the
+        state of the cluster until the next one.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        old = (await self._ids())[runs_kept:]
-        keep = {run_id for run_id, (record, _) in (await self._read(old)).items() if not record.state.is_final}
-        gone = [run_id for run_id in old if run_id not in keep]
+        run_ids = await self._ids()
+        if len(run_ids) <= runs_kept:
+            return 0
+        records = [record for record, _ in (await self._read(run_ids)).values()]
+        keep = {record.run_id for record in records if not record.state.is_final}
+        keep |= {record.run_id for record in _newest_complete(records)}
+        gone = [run_id for run_id in run_ids[runs_kept:] if run_id not in keep]
         for run_id in gone:
             try:
                 await remove(self._store, self._path("records", run_id))
@@ -188,6 +195,15 @@ class Runs(RunLocks, RunNotes):
                 except UnreadableRecordError as error:
                     _log.warning("run record is damaged", extra={"run_id": run_id, "reason": str(error)})
         return found
+
+
+def _newest_complete(records: Iterable[RunRecord]) -> Iterable[RunRecord]:
+    """The newest complete run of each kind that was not a dry run; ``records`` begins with the newest."""
+    newest: dict[RunKind, RunRecord] = {}
+    for record in records:
+        if record.is_complete and not record.is_dry_run:
+            newest.setdefault(record.kind, record)
+    return newest.values()
 
 
 def lane_of(record: RunRecord) -> RunLane:

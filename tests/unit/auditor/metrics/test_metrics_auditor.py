@@ -78,10 +78,10 @@ def test_namespaces_are_shown_if_the_record_names_them() -> None:
     name = "bkheal_audit_last_run_namespace_findings"
     labels = {"kind": "bookies", "severity": "no_live_copy", "namespace": "t/n"}
     last = replace(RECORD, namespaces={"no_live_copy": {"t/n": 3, "other": 4}})
-    shown = Shown(replace(STATUS, last={RunKind.BOOKIES: last}))
+    shown = Shown(replace(STATUS, results={RunKind.BOOKIES: [last]}))
     assert shown.value(name, **labels) == 3
     assert shown.value(name, **labels | {"namespace": "other"}) == 4
-    shown.auditor.show(replace(STATUS, last={RunKind.BOOKIES: RECORD}))
+    shown.auditor.show(replace(STATUS, results={RunKind.BOOKIES: [RECORD]}))
     assert shown.value(name, **labels) is None
 
 
@@ -188,13 +188,17 @@ def test_a_run_under_way_is_shown() -> None:
 def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
     held = replace(RECORD, kind=RunKind.REPLICAS, exit_code=6, verdict="held", findings={"CRITICAL": 7})
     last = {RunKind.BOOKIES: RECORD, RunKind.REPLICAS: held}
-    shown = Shown(replace(STATUS, last=last, last_success_ms={RunKind.REPLICAS: NOW_MS - 10_000_000}))
+    complete = replace(held, exit_code=0, verdict="clean", findings={"CRITICAL": 2, "LOST": 1})
+    results = {RunKind.REPLICAS: [held, complete]}
+    success_ms = {RunKind.REPLICAS: NOW_MS - 10_000_000}
+    shown = Shown(replace(STATUS, last=last, results=results, last_success_ms=success_ms))
     assert shown.value(names.LAST_DURATION, kind="bookies") == 30
     assert shown.value(names.LAST_LEDGERS, kind="bookies") == 1000
     assert shown.value(names.LAST_COMPLETION, kind="bookies") == NOW_MS / 1000 - 30
     assert shown.value(names.LAST_SUCCESS, kind="replicas") == NOW_MS / 1000 - 10_000
     assert shown.value(names.LAST_SUCCESS, kind="placement") == 0
     assert shown.value(names.LAST_FINDINGS, kind="replicas", severity="critical") == 7
+    assert shown.value(names.LAST_FINDINGS, kind="replicas", severity="lost") == 1
     assert [shown.value(names.LAST_HELD, kind=kind) for kind in names.KINDS] == [0, 0, 1, 0, 0]
 
 
@@ -238,8 +242,8 @@ def test_events_of_the_service_are_counted() -> None:
 def test_apaches_names_follow_the_same_figures() -> None:
     name = "auditor_NUM_UNDER_REPLICATED_LEDGERS"
     findings = {"no_live_copy": 1, "critical": 2, "below_ack_quorum": 3, "below_write_quorum": 4}
-    last = {RunKind.REPLICAS: replace(RECORD, kind=RunKind.REPLICAS, findings=findings)}
-    status = replace(STATUS, backlog=BACKLOG, last=last)
+    results = {RunKind.REPLICAS: [replace(RECORD, kind=RunKind.REPLICAS, findings=findings)]}
+    status = replace(STATUS, backlog=BACKLOG, results=results)
     assert Shown(status).value(name, success="true", quantile="0.5") is None
     shown = Shown(status, has_apache_names=True)
     assert shown.value(name, success="true", quantile="0.5") == shown.value(f"{name}_count", success="true") == 11
@@ -331,7 +335,7 @@ def test_what_is_held_back_is_shown_by_reason() -> None:
         LostBookie("d", NOW_MS - 1000, 0),
     )
     record = replace(RECORD, held_back={"delay": 3, "maintenance": 4})
-    status = replace(STATUS, windows=(window,), lost=lost, last={RunKind.BOOKIES: record})
+    status = replace(STATUS, windows=(window,), lost=lost, results={RunKind.BOOKIES: [record]})
     values = state_values(status, NOW_MS)
     assert values[names.WINDOWS,] == 1
     assert values[names.WINDOWS_END,] == (NOW_MS + 60_000) / 1000

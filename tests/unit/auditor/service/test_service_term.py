@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from auditor.api.control import Backlog, NotLeaderError
 from auditor.service.runs.spark_runner import UnknownOptionError
 from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
-from auditor.service.watch.overview import Overview
+from auditor.service.watch.overview import RUNS_READ, History, Overview
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
@@ -113,6 +115,74 @@ async def test_runs_are_shown_in_time_while_a_huge_backlog_is_counted() -> None:
     await runs.write(RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE))
     await when(lambda: bool(overview.history.last), 20)
     await cancel(running)
+
+
+class Records:
+    """Writes runs that began one after the other, one second apart."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._written = 0
+
+    async def write(self, kind: RunKind, state: RunState = RunState.DONE, **fields: Any) -> str:
+        self._written += 1
+        run_id = f"20200101T{self._written // 60:04}{self._written % 60:02}Z-000000"
+        await self._runs.write(RunRecord(run_id, kind, RunCause.SCHEDULE, "me", "x:1", state, **fields))
+        return run_id
+
+
+async def seen_by(overview: Overview, run_id: str) -> History:
+    """What the overview knows after it has seen a run; this one ends here."""
+    running = guarded("overview", overview.run())
+    overview.poke()
+    await when(lambda: run_id in {record.run_id for record in overview.history.ended}, 20)
+    await cancel(running)
+    return overview.history
+
+
+def found(history: History) -> dict[str, list[Mapping[str, int]]]:
+    return {kind.value: [record.findings for record in records] for kind, records in history.results.items()}
+
+
+@in_virtual_time
+async def test_findings_stay_until_another_complete_run() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    overview = Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15)
+
+    await records.write(RunKind.REPLICAS, findings={"lost": 7})
+    for state in (RunState.ABANDONED, RunState.FAILED, RunState.CANCELLED):
+        await records.write(RunKind.REPLICAS, state)
+    newest = await records.write(RunKind.REPLICAS, is_dry_run=True)
+    history = await seen_by(overview, newest)
+    assert found(history) == {"replicas": [{"lost": 7}]}
+    assert history.last[RunKind.REPLICAS].run_id == newest
+
+    for fields in ({"is_every_ledger": False}, {"exit_code": 5, "findings": {"lost": 8}}):
+        newest = await records.write(RunKind.REPLICAS, **fields)
+    assert found(await seen_by(overview, newest)) == {"replicas": [{"lost": 8}, {"lost": 7}]}
+
+    assert found(await seen_by(overview, await records.write(RunKind.REPLICAS))) == {"replicas": [{}]}
+
+
+@in_virtual_time
+async def test_findings_of_a_rare_kind_stay_while_another_kind_runs_often() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    leader, new_leader = (Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15) for _ in range(2))
+    lost = await records.write(RunKind.REPLICAS, findings={"lost": 7})
+    await seen_by(leader, lost)
+    for _ in range(3):
+        for _ in range(RUNS_READ // 2):
+            newest = await records.write(RunKind.BOOKIES)
+        await seen_by(leader, newest)
+    for overview in (leader, new_leader):
+        history = await seen_by(overview, newest)
+        assert found(history) == {"replicas": [{"lost": 7}], "bookies": [{}]}
+        assert history.last[RunKind.REPLICAS].run_id == lost
+        assert len(history.ended) == RUNS_READ
 
 
 @in_service_world
