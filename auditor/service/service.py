@@ -368,7 +368,7 @@ class AuditorService(Control):
                         self._scheduler.start(last_success_ms, self._ports.clock.epoch_ms())
                         is_scheduled = True
                     await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
-                    await parts.runs.prune(self._settings.runs_kept)
+                    await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
                     await self._end_pauses(parts)
                     await parts.windows.remove_ended(self._ports.clock.epoch_ms())
                     await parts.returned.remove_old(self._ports.clock.epoch_ms())

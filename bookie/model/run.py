@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -220,3 +220,13 @@ def is_misdated(run_id: str, now_ms: int) -> bool:
     """Return whether the time in a run id is a day or more in the future: the clock of the run was wrong."""
     started = started_ms(run_id)
     return started is not None and started - now_ms >= _MISDATED_MS
+
+
+def newest_first(run_ids: Iterable[str], now_ms: int) -> list[str]:
+    """Return run ids by their time. Misdated ones come last: they are not newer than the others. Pure."""
+    first_misdated = datetime.fromtimestamp((now_ms + _MISDATED_MS) / 1000, UTC).strftime(_ID_TIME)
+
+    def age(run_id: str) -> tuple[bool, str]:
+        return run_id < first_misdated or not is_misdated(run_id, now_ms), run_id
+
+    return sorted(run_ids, key=age, reverse=True)

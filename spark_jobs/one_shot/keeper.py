@@ -194,7 +194,7 @@ class RunKeeper:
 
     async def _prune(self, runs: Runs) -> None:
         try:
-            await runs.prune(RUNS_KEPT)
+            await runs.prune(RUNS_KEPT, self._clock.epoch_ms())
         except BkhealError as error:
             _log.warning("records of old runs were not removed", extra={"reason": str(error)})
 

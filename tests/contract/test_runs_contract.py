@@ -89,7 +89,7 @@ async def test_whoever_waits_for_a_lock_learns_of_its_end(runs: Runs, backend: B
 async def test_records_are_listed_newest_first(runs: Runs) -> None:
     for number in (2, 1, 3):
         await runs.write(record(number))
-    assert [found.run_id[:8] for found in await runs.list(2)] == ["20261123", "20261122"]
+    assert [found.run_id[:8] for found in await runs.list(2, now_ms=0)] == ["20261123", "20261122"]
     changed = record(2, done=5, total=9, state=RunState.PAUSED)
     await runs.write(changed)
     assert await runs.get(changed.run_id) == changed
@@ -100,7 +100,7 @@ async def test_records_are_listed_newest_first(runs: Runs) -> None:
 async def test_a_damaged_record_is_left_out(runs: Runs, store: MetadataStore, base: str) -> None:
     await runs.write(record(1))
     await store.create(f"{own_path('runs', base)}/records/20261129T000000Z-bad000", b"\xff{")
-    assert [found.run_id for found in await runs.list(10)] == [record(1).run_id]
+    assert [found.run_id for found in await runs.list(10, now_ms=0)] == [record(1).run_id]
     assert await runs.get("20261129T000000Z-bad000") is None
 
 
@@ -140,9 +140,9 @@ async def test_pruning_keeps_the_newest_and_those_under_way(runs: Runs) -> None:
     await runs.write(record(1))
     for number in (2, 3, 4):
         await runs.write(record(number, state=RunState.DONE))
-    assert await runs.prune(2) == 1
-    assert [found.run_id[7] for found in await runs.list(10)] == ["4", "3", "1"]
-    assert await runs.prune(2) == 0
+    assert await runs.prune(2, now_ms=0) == 1
+    assert [found.run_id[7] for found in await runs.list(10, now_ms=0)] == ["4", "3", "1"]
+    assert await runs.prune(2, now_ms=0) == 0
 
 
 async def test_pruning_keeps_the_last_complete_run_of_each_kind(runs: Runs) -> None:
@@ -158,8 +158,8 @@ async def test_pruning_keeps_the_last_complete_run_of_each_kind(runs: Runs) -> N
         record(8, state=done),
     ):
         await runs.write(run)
-    assert await runs.prune(1) == 6
-    assert [found.run_id[7] for found in await runs.list(10)] == ["8", "2"]
+    assert await runs.prune(1, now_ms=0) == 6
+    assert [found.run_id[7] for found in await runs.list(10, now_ms=0)] == ["8", "2"]
 
 
 async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs) -> None:
@@ -167,7 +167,7 @@ async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs)
     await runs.note_success(RunKind.BOOKIES, 500, 1_000)
     await runs.note_success(RunKind.BOOKIES, 400, 1_000)
     await runs.note_success(RunKind.REPLICAS, 700, 1_000)
-    await runs.prune(0)
+    await runs.prune(0, now_ms=0)
     assert await runs.last_success_ms() == {RunKind.BOOKIES: 500, RunKind.REPLICAS: 700}
 
 

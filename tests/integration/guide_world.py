@@ -149,7 +149,7 @@ class Site:
 
     async def runs(self) -> list[RunRecord]:
         """Return the runs, the newest first."""
-        return await Runs(self.client.store, LEDGERS_ROOT).list(RUNS_MAX)
+        return await Runs(self.client.store, LEDGERS_ROOT).list(RUNS_MAX, now_ms=0)
 
     async def run(self, run_id: str) -> RunRecord:
         """Return one run."""

@@ -42,10 +42,10 @@ async def test_a_lost_bookies_ledgers_are_marked_by_the_image_and_then_by_the_fu
 
         async def ended(cause: RunCause) -> RunRecord:
             async def is_over() -> bool:
-                return any(run.cause is cause and run.state.is_final for run in await runs.list(10))
+                return any(run.cause is cause and run.state.is_final for run in await runs.list(10, now_ms=0))
 
             await when(is_over)
-            return next(run for run in await runs.list(10) if run.cause is cause)
+            return next(run for run in await runs.list(10, now_ms=0) if run.cause is cause)
 
         options = ("--no-ui-enabled", "--with-image", "--bookies-schedule", "1d", "--schedule-jitter-s", "0")
         auditor = await AuditorProcess(cluster, tmp_path, "auditor", *options, "--missing-share-max", "0.5").ready()

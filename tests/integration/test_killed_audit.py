@@ -86,7 +86,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     before = tasks(place)
     assert len(before) == LEDGERS // 2
     runs = Runs(place.store, place.cluster.root)
-    assert [record.state for record in place.do(runs.list(9))] == [RunState.RUNNING]
+    assert [record.state for record in place.do(runs.list(9, now_ms=0))] == [RunState.RUNNING]
 
     lend_session(monkeypatch, spark)
     settings = AuditSettings(place.uri, place.report_dir)
@@ -98,7 +98,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     after = tasks(place)
     assert {ledger_id: after[ledger_id] for ledger_id in before} == before, "marks that were there stay as they are"
     assert place.do(place.tasks.locks.locked()) == frozenset()
-    states = {record.run_id: record.state for record in place.do(runs.list(9))}
+    states = {record.run_id: record.state for record in place.do(runs.list(9, now_ms=0))}
     assert states.pop(result.run_id) is RunState.DONE
     assert list(states.values()) == [RunState.ABANDONED]
     assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None

@@ -58,7 +58,7 @@ def runs_of(place: Place) -> Runs:
 def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit_module.main(arguments(place, "--kind", "bookies", "--quiet")) == ExitCode.OK
     runs = runs_of(place)
-    (record,) = place.do(runs.list(10))
+    (record,) = place.do(runs.list(10, now_ms=0))
     assert (record.kind, record.cause, record.state) == (RunKind.BOOKIES, RunCause.COMMAND, RunState.DONE)
     assert (record.verdict, record.findings, record.tasks_changed) == ("under-replicated", {"critical": 1}, 1)
     assert Path(record.report).is_file()
@@ -93,7 +93,7 @@ def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
 
 def test_the_record_of_a_run_that_failed_has_the_exit_code_of_the_process(place: Place, running: None) -> None:
     assert audit_module.main(arguments(place, "--kind", "placement")) == ExitCode.CONFIGURATION
-    (record,) = place.do(runs_of(place).list(9))
+    (record,) = place.do(runs_of(place).list(9, now_ms=0))
     assert (record.state, record.exit_code) == (RunState.FAILED, ExitCode.CONFIGURATION)
     assert "topology" in record.detail
 
@@ -120,7 +120,7 @@ def test_a_signal_ends_the_wait(place: Place) -> None:
         run_one_shot(shot, lambda event: os.kill(os.getpid(), signal.SIGTERM) if event.phase is Phase.WAIT else None)
     assert (stopped.value.exit_code, exit_code_of(stopped.value)) == (143, 143)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert place.do(runs.list(10)) == []
+    assert place.do(runs.list(10, now_ms=0)) == []
 
 
 def a_record(place: Place) -> RunRecord:
@@ -178,7 +178,7 @@ def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> No
     keeper.begin(0)
     keeper.end(RunOutcome(RunState.DONE, 0))
     assert len(place.do(changes.newest(9))) == 1
-    assert {record.cause for record in place.do(runs.list(9))} == {RunCause.COMMAND, RunCause.SCHEDULE}
+    assert {record.cause for record in place.do(runs.list(9, now_ms=0))} == {RunCause.COMMAND, RunCause.SCHEDULE}
 
 
 def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
@@ -205,14 +205,14 @@ def test_a_signal_ends_a_run_cleanly(place: Place, tmp_path: Path) -> None:
         async with process:
 
             async def is_running() -> bool:
-                return bool(await runs.list(1))
+                return bool(await runs.list(1, now_ms=0))
 
             await process.wait_until(is_running, "to record its run", STATE_S)
             os.kill(process.pid, signal.SIGTERM)
             return await process.wait(STATE_S)
 
     exit_code = place.do(ended())
-    (record,) = place.do(runs.list(10))
+    (record,) = place.do(runs.list(10, now_ms=0))
     assert (exit_code, record.state, record.exit_code) == (128 + signal.SIGTERM, RunState.CANCELLED, 143)
     assert "ended by SIGTERM" in record.detail
     assert (place.do(runs.holder(RunLane(RunKind.BOOKIES))), place.marked()) == (None, {})

@@ -109,7 +109,7 @@ def assert_everything_is_marked(place: Place, run: StandingRun, exit_code: int) 
     assert place.marked() == {number * _LEAF // 10: ["x:1"] for number in range(LEDGERS)}
     [summary] = place.report_dir.glob("*/summary.json")
     assert json.loads(summary.read_text())["published"]["ledgers"] == LEDGERS
-    (record,) = place.do(Runs(place.store, place.cluster.root).list(9))
+    (record,) = place.do(Runs(place.store, place.cluster.root).list(9, now_ms=0))
     assert (record.state, record.ledgers) == (RunState.DONE, LEDGERS)
 
 
@@ -152,7 +152,7 @@ def test_an_audit_that_is_cancelled_leaves_its_executors(
     for executor in paused:
         executor.suspend()  # new executors of the run do not end by themselves
     runs = Runs(place.store, place.cluster.root)
-    (record,) = place.do(runs.list(9))
+    (record,) = place.do(runs.list(9, now_ms=0))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])
     assert asked.exit_code == ExitCode.OK, asked.output
     exit_code = run.go_on()
@@ -161,7 +161,7 @@ def test_an_audit_that_is_cancelled_leaves_its_executors(
     assert exit_code == ExitCode.CANCELLED, run.log
     assert place.marked() == {}
     assert place.do(runs.holder(RunLane(RunKind.BOOKIES))) is None
-    (record,) = place.do(runs.list(9))
+    (record,) = place.do(runs.list(9, now_ms=0))
     assert record.state is RunState.CANCELLED
 
     async def are_free() -> bool:

@@ -109,7 +109,7 @@ def assert_marked_and_reported(place: Place, ended: subprocess.CompletedProcess[
 
 def test_an_audit_from_a_wheel_marks_and_reports_on_a_cluster(place: Place, submitting: Submitting) -> None:
     assert_marked_and_reported(place, submitting.audit())
-    (record,) = place.do(Runs(place.store, place.cluster.root).list(9))
+    (record,) = place.do(Runs(place.store, place.cluster.root).list(9, now_ms=0))
     assert (record.state, record.tasks_changed) == (RunState.DONE, LEDGERS)
 
 
@@ -124,7 +124,7 @@ def test_an_executor_without_the_package_ends_the_audit_with_one_sentence(
     # Spark's own log, which spark-submit prints, names the errors of its tasks.
     assert not any(line.startswith("Traceback") for line in ended.stdout.splitlines())
     assert place.marked() == {}
-    (record,) = place.do(Runs(place.store, place.cluster.root).list(9))
+    (record,) = place.do(Runs(place.store, place.cluster.root).list(9, now_ms=0))
     assert (record.state, record.exit_code) == (RunState.FAILED, ExitCode.CONFIGURATION)
 
 

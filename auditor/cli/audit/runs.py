@@ -21,6 +21,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, S
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import printable
 
@@ -295,7 +296,7 @@ async def _list(uri: str, limit: int, kind: RunKind | None) -> Sequence[RunRecor
     from spark_jobs.connect import opened_runs
 
     async with opened_runs(uri) as runs:
-        found = await runs.list(limit if kind is None else _RECORDS_MAX)
+        found = await runs.list(limit if kind is None else _RECORDS_MAX, SystemClock().epoch_ms())
     return [each for each in found if kind in (None, each.kind)][:limit]
 
 

@@ -253,7 +253,7 @@ class RunManager:
 
     async def list(self, limit: int) -> Sequence[RunRecord]:
         """The runs (``Control.runs``)."""
-        stored = await self._runs.list(limit)
+        stored = await self._runs.list(limit, self._clock.epoch_ms())
         return [self._active[record.run_id].record if record.run_id in self._active else record for record in stored]
 
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:

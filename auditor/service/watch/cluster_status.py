@@ -55,7 +55,7 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
     registered, known = await ports.registrations.list(), await ports.registrations.known()
     everyone = known | registered.registered
     runs, now_ms = Runs(client.store, root), ports.clock.epoch_ms()
-    recorded = await runs.list(_RUNS_READ)
+    recorded = await runs.list(_RUNS_READ, now_ms)
     paused, windows = await runs.paused_kinds(now_ms), MaintenanceWindows(client.store, root)
     return {
         "ledgers_root": root,

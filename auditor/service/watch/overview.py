@@ -146,9 +146,10 @@ class Overview:
 
     async def _read(self) -> History:
         """The present history. Runs of a rare kind that are not among the newest any more come from earlier looks."""
-        before, newest = self.history, await self._runs.list(RUNS_READ)
+        before, now_ms = self.history, self._clock.epoch_ms()
+        newest = await self._runs.list(RUNS_READ, now_ms)
         if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage
-            newest = await self._runs.list(_RUNS_READ_FIRST)
+            newest = await self._runs.list(_RUNS_READ_FIRST, now_ms)
         ended = tuple(record for record in newest if record.state.is_final)
         earlier = chain.from_iterable(before.results.values())
         history = History(
@@ -157,7 +158,7 @@ class Overview:
             results=_results((*ended, *earlier)),
             ended=ended[:RUNS_READ],
             last_success_ms=await self._runs.last_success_ms(),
-            paused_kinds=await self._runs.paused_kinds(self._clock.epoch_ms()),
+            paused_kinds=await self._runs.paused_kinds(now_ms),
         )
         self._newest_id = newest[0].run_id if newest else ""
         return history

@@ -26,7 +26,7 @@ from bookie.metadata.runs.locks import Holder, RunLane, RunLease, RunLockedError
 from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
 from bookie.model.records import UnreadableRecordError
-from bookie.model.run import RunKind, RunRecord, RunState, decode_run, encode_run
+from bookie.model.run import RunKind, RunRecord, RunState, decode_run, encode_run, newest_first
 
 __all__ = ["Holder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
 
@@ -94,13 +94,17 @@ class Runs(RunLocks, RunNotes):
         found = await self._read([run_id]) if _is_name(run_id) else {}
         return found[run_id][0] if run_id in found else None
 
-    async def list(self, limit: int) -> builtins.list[RunRecord]:
+    async def list(self, limit: int, now_ms: int) -> builtins.list[RunRecord]:
         """Return the newest runs first. A damaged record is logged and left out.
+
+        Args:
+            limit: the number of records read at most.
+            now_ms: the present time; runs of a clock that was ahead come last.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        found = await self._read((await self._ids())[:limit])
+        found = await self._read((await self._ids(now_ms))[:limit])
         return [record for record, _ in found.values()]
 
     async def wait_changed(self, seen: RunRecord) -> RunRecord | None:
@@ -126,7 +130,7 @@ class Runs(RunLocks, RunNotes):
         Raises:
             StoreUnavailableError: no answer; the next call does the rest.
         """
-        running = [pair for pair in (await self._read(await self._ids())).values() if not pair[0].state.is_final]
+        running = [pair for pair in (await self._read(await self._ids(now_ms))).values() if not pair[0].state.is_final]
         holders = {lane: await self.holder(lane) for lane in {lane_of(record) for record, _ in running}}
         marked = []
         for record, version in running:
@@ -146,8 +150,8 @@ class Runs(RunLocks, RunNotes):
                 continue
         return marked
 
-    async def prune(self, runs_kept: int) -> int:
-        """Delete all but the newest records, and return the number of deletions.
+    async def prune(self, runs_kept: int, now_ms: int) -> int:
+        """Delete all but the newest records, and return the number of deletions. ``now_ms`` is as for ``list``.
 
         Unfinished runs stay, and the newest complete run of each kind that was not a dry run: its findings are the
         state of the cluster until the next one.
@@ -155,7 +159,7 @@ class Runs(RunLocks, RunNotes):
         Raises:
             StoreUnavailableError: no answer.
         """
-        run_ids = await self._ids()
+        run_ids = await self._ids(now_ms)
         if len(run_ids) <= runs_kept:
             return 0
         records = [record for record, _ in (await self._read(run_ids)).values()]
@@ -170,9 +174,8 @@ class Runs(RunLocks, RunNotes):
                 _log.warning("run record is not removed", extra={"run_id": run_id, "reason": str(error)})
         return len(gone)
 
-    async def _ids(self) -> builtins.list[str]:
-        """Newest first: ids begin with their time."""
-        return sorted(await child_names(self._store, f"{self._base}/records"), reverse=True)
+    async def _ids(self, now_ms: int) -> builtins.list[str]:
+        return newest_first(await child_names(self._store, f"{self._base}/records"), now_ms)
 
     async def _put_record(self, path: str, data: bytes, version: int | None) -> int:
         """Write the record, or create it if ``version`` is None; return its new version."""

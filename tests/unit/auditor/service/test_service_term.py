@@ -167,6 +167,23 @@ async def test_findings_stay_until_another_complete_run() -> None:
 
 
 @in_virtual_time
+async def test_a_run_with_a_clock_that_was_ahead_is_not_the_last_of_its_kind() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    overview = Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15)
+    ahead = RunRecord("20990101T000000Z-000000", RunKind.BOOKIES, RunCause.SCHEDULE, "me", "x:1", RunState.DONE)
+    await runs.write(ahead)
+    newest = await records.write(RunKind.BOOKIES, findings={"lost": 7})
+    history = await seen_by(overview, newest)
+    assert history.last[RunKind.BOOKIES].run_id == newest
+    assert found(history) == {"bookies": [{"lost": 7}]}
+    assert await runs.prune(1, world.clock.epoch_ms()) == 1
+    assert await runs.get(ahead.run_id) is None
+    assert await runs.get(newest) is not None
+
+
+@in_virtual_time
 async def test_findings_of_a_rare_kind_stay_while_another_kind_runs_often() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
@@ -196,7 +213,7 @@ async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> Non
     with pytest.raises(NotLeaderError):
         await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me")
     await auditor.stop()
-    records = await Runs(world.session(), ROOT).list(9)
+    records = await Runs(world.session(), ROOT).list(9, now_ms=0)
     assert [(record.kind, record.state) for record in records] == [(RunKind.REPLICAS, RunState.ABANDONED)]
 
 

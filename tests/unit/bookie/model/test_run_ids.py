@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bookie.model.run import is_misdated, new_run_id, started_ms
+from bookie.model.run import is_misdated, new_run_id, newest_first, started_ms
 
 NOW_MS = 1_767_323_045_000
 DAY_MS = 86_400_000
@@ -28,3 +28,12 @@ def test_an_id_from_a_day_in_the_future_is_of_a_wrong_clock() -> None:
     assert is_misdated(f"{run_id}.placement", NOW_MS - DAY_MS)
     assert not is_misdated(run_id, NOW_MS - DAY_MS + 1)
     assert not is_misdated(run_id, NOW_MS + DAY_MS)
+
+
+def test_the_id_of_a_clock_that_was_ahead_is_not_the_newest() -> None:
+    rng = random.Random(1)
+    ahead, older, newer, soon = (
+        new_run_id(NOW_MS + shift_ms, rng) for shift_ms in (365 * DAY_MS, -DAY_MS, -1000, DAY_MS - 1000)
+    )
+    assert newest_first([older, ahead, "run", newer, soon], NOW_MS) == ["run", soon, newer, older, ahead]
+    assert newest_first([older, ahead], NOW_MS + 366 * DAY_MS) == [ahead, older]
