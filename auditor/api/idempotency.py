@@ -33,7 +33,7 @@ class KeyReusedError(ConflictError):
 
 
 class LostFirstError(OutcomeUnknownError):
-    """The first request with this key ended without an answer."""
+    """The work for this key was stopped before its answer."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,13 @@ class Intents:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._intents: OrderedDict[tuple[str, str], _Intent] = OrderedDict()
+        self._beginning: set[asyncio.Task[None]] = set()
+        """The loop itself keeps only weak references."""
 
     async def once(self, client: str, key: str, asked: str, begin: Callable[[], Awaitable[str]]) -> tuple[str, bool]:
         """Begin a run, or find the run begun by the same request.
+
+        A cancelled caller does not stop the beginning of the run: its next request finds this run.
 
         Args:
             client: keys of different clients are independent of each other.
@@ -65,7 +69,7 @@ class Intents:
         Raises:
             InvalidKeyError: the key is empty, too long, or not plain ASCII.
             KeyReusedError: the key stands for something else.
-            LostFirstError: the request that this one waited for ended without an answer.
+            LostFirstError: the beginning of the run was stopped, as at the end of the process.
             Exception: raised by ``begin``.
         """
         if not _KEY.fullmatch(key):
@@ -78,11 +82,14 @@ class Intents:
             return await asyncio.shield(known.run_id), True
         intent = _Intent(asked, self._clock.monotonic_s(), asyncio.get_running_loop().create_future())
         self._intents[client, key] = intent
-        return await self._begin((client, key), intent, begin), False
+        beginning = asyncio.get_running_loop().create_task(self._begin((client, key), intent, begin))
+        self._beginning.add(beginning)
+        beginning.add_done_callback(self._beginning.discard)
+        return await asyncio.shield(intent.run_id), False
 
-    async def _begin(self, name: tuple[str, str], intent: _Intent, begin: Callable[[], Awaitable[str]]) -> str:
+    async def _begin(self, name: tuple[str, str], intent: _Intent, begin: Callable[[], Awaitable[str]]) -> None:
         try:
-            run_id = await begin()
+            intent.run_id.set_result(await begin())
         except BaseException as error:
             if self._intents.get(name) is intent:
                 del self._intents[name]
@@ -91,9 +98,8 @@ class Intents:
             )
             intent.run_id.set_exception(told)
             intent.run_id.exception()  # the caller may be cancelled, which is no reason to warn
-            raise
-        intent.run_id.set_result(run_id)
-        return run_id
+            if told is not error:
+                raise
 
     def _forget_old(self) -> None:
         oldest_s = self._clock.monotonic_s() - KEPT_S

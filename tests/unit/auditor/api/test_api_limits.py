@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auditor.api.control import RunBusyError
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from bookie.model.run import RunKind
 from bookie.runtime.access.rate_limit import RateLimit
 from bookie.runtime.access.tokens import Role
 from tests.deadlines import STATE_S
@@ -224,15 +226,46 @@ async def test_second_of_two_at_once_waits_for_the_first() -> None:
     assert await asyncio.gather(*both) == [("run0", False), ("run0", True)]
 
 
-async def test_who_waits_for_a_request_that_was_given_up_is_told(tmp_path: Path) -> None:
-    intents = Intents(ManualClock())
+async def test_a_request_that_was_given_up_begins_its_run_once() -> None:
+    intents, gate, begun = Intents(ManualClock()), asyncio.Event(), list[str]()
 
     async def begin() -> str:
-        await asyncio.Event().wait()
-        raise AssertionError("never set")
+        await gate.wait()
+        begun.append(f"run{len(begun)}")
+        return begun[-1]
 
     first, second = (asyncio.ensure_future(intents.once("a", "k", "x", begin)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    with pytest.raises(LostFirstError):
-        await second
+    await asyncio.wait([first])
+    assert first.cancelled()
+    gate.set()
+    assert await second == ("run0", True)
+    assert await intents.once("a", "k", "x", begin) == ("run0", True)
+    assert begun == ["run0"]
+
+
+async def test_a_request_that_failed_is_tried_anew() -> None:
+    intents, failures = Intents(ManualClock()), [RunBusyError(RunKind.BOOKIES, "r1", "h:1")]
+
+    async def begin() -> str:
+        if failures:
+            raise failures.pop()
+        return "run0"
+
+    with pytest.raises(RunBusyError):
+        await intents.once("a", "k", "x", begin)
+    assert await intents.once("a", "k", "x", begin) == ("run0", False)
+
+
+async def test_who_waits_for_work_that_was_stopped_is_told() -> None:
+    intents = Intents(ManualClock())
+
+    async def begin() -> str:
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    both = [asyncio.ensure_future(intents.once("a", "k", "x", begin)) for _ in range(2)]
+    for asking in both:
+        with pytest.raises(LostFirstError):
+            await asking
