@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
 """Between two looks for runs of ended processes, and for surplus records."""
+DATE_STEP_S: Final = 60.0
+"""A step of the date by more than this makes a leader schedule again: its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 20.0
 """For runs to end at their gates: within the 30 s of Kubernetes after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
@@ -360,10 +362,15 @@ class AuditorService(Control):
     async def _lead(self, parts: _Parts) -> None:
         preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
         try:
-            is_scheduled = False
+            is_scheduled, offset_s = False, 0.0
             while True:
                 try:
+                    stepped_s = self._date_offset_s() - offset_s
+                    if is_scheduled and abs(stepped_s) > DATE_STEP_S:
+                        _log.warning("the date has changed, runs are scheduled again", extra={"by_s": round(stepped_s)})
+                        is_scheduled = False
                     if not is_scheduled:
+                        offset_s = self._date_offset_s()
                         last_success_ms = await parts.runs.last_success_ms()
                         self._scheduler.start(last_success_ms, self._ports.clock.epoch_ms())
                         is_scheduled = True
@@ -381,6 +388,10 @@ class AuditorService(Control):
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
             await cancel(preparing)
+
+    def _date_offset_s(self) -> float:
+        """The difference between the date and the monotonic time: it changes only if the date is corrected."""
+        return self._ports.clock.epoch_ms() / 1000 - self._ports.clock.monotonic_s()
 
     async def _end_pauses(self, parts: _Parts) -> None:
         for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):

@@ -10,7 +10,7 @@ import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
 from auditor.service.runs.manager import RunManager, RunRequest
-from auditor.service.service import AuditorService
+from auditor.service.service import HOUSEKEEPING_S, AuditorService
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
@@ -270,6 +270,25 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
     third = await world.leader("c", bookies_schedule="1h")
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
+
+
+@in_service_world
+async def test_a_schedule_follows_a_step_of_the_date(world: ServiceWorld, caplog: pytest.LogCaptureFixture) -> None:
+    clock, auditor = world.clock, await world.leader(bookies_schedule="24h")
+    assert isinstance(clock, VirtualClock)
+    ended = auditor.counted.ended
+    await when(lambda: len(ended) == 1, 30)
+    for hours in (25, -30 * 24):
+        await asyncio.sleep(3600)
+        assert len(ended) == 1
+        ended.clear()
+        clock.skew_ms += hours * 3_600_000
+        await when(lambda: len(ended) == 1, 2 * HOUSEKEEPING_S)
+    clock.skew_ms += 30_000
+    await asyncio.sleep(23 * 3600)
+    assert len(ended) == 1
+    await when(lambda: len(ended) == 2, 2 * 3600)
+    assert [record.message for record in caplog.records].count("the date has changed, runs are scheduled again") == 2
 
 
 @in_service_world
