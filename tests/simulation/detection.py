@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.simulation.defects import DEFECTS, SEARCHED_IN
-from tests.simulation.runner import run_one
+from tests.simulation.runner import run_one, worker_processes
 
 FOUND: Final = Path(__file__).with_name("detections.json")
 TABLE: Final = Path(__file__).parents[2] / "docs" / "simulation-defects.md"
@@ -137,6 +136,6 @@ def _in_parallel(works: Sequence[Search], jobs: int) -> Iterator[tuple[str, Foun
     if jobs <= 1:
         yield from ((work[0], look_for(work)) for work in works)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with worker_processes(jobs) as pool:
         running = {pool.submit(look_for, work): work[0] for work in works}
         yield from ((running[done], done.result()) for done in as_completed(running))

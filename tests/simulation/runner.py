@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,8 +68,25 @@ def run_jobs(chunks: Iterable[Job], jobs: int) -> Iterator[list[Outcome]]:
     if jobs <= 1:
         yield from map(run_job, chunks)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with worker_processes(jobs) as pool:
         yield from pool.map(run_job, chunks)
+
+
+def worker_processes(jobs: int) -> ProcessPoolExecutor:
+    """Return a pool of processes that end with this one, also if it is killed."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
 @dataclass(slots=True)
