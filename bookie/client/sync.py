@@ -147,7 +147,7 @@ class _Submits(Protocol[_PositionT]):
 
 
 def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
-    """Append each entry as soon as ``payloads`` yields it in this thread. It may wait, also for this client."""
+    """Append each entry as soon as ``payloads`` yields it in this thread. The iterable may wait and use this client."""
     admitted: collections.deque[tuple[int, Started[asyncio.Future[_PositionT]]]] = collections.deque()
     acknowledgements: list[asyncio.Future[_PositionT]] = []
     waiting_bytes = 0
