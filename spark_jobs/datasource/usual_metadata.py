@@ -27,11 +27,13 @@ _HEAD: Final = re.compile(
     rb"BookieMetadataFormatVersion\t3\n([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
     rb"\x08([\x01-\x7f])\x10([\x01-\x7f])\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32([\x01-\x7f])"
 )
-# No other fragment, but digest type, password, ack quorum; creation time and token, if present.
+# No other fragment, but digest type, password, ack quorum; creation time, if present; then token or custom metadata.
 _TAIL: Final = re.compile(
-    rb"\x38[\x01-\x04]\x42([\x00-\x7f])(.*)\x48([\x00-\x7f])(?:\x50" + _LONG + rb")?(?:\x60" + _LONG + rb")?",
+    rb"\x38[\x01-\x04]\x42([\x00-\x7f])(.*?)\x48([\x00-\x7f])(?:\x50" + _LONG + rb")?(?:\x60" + _LONG + rb"|(\x5a.*))?",
     re.DOTALL,
 )
+_TOKEN: Final = re.compile(rb"\x60" + _LONG)
+_MEMBER, _FIRST_ENTRY_0, _CUSTOM, _KEY, _VALUE = 0x0A, b"\x10\x00", 0x5A, 0x0A, 0x12
 
 
 class HealthyMetadata:
@@ -40,8 +42,12 @@ class HealthyMetadata:
     def __init__(self, live: frozenset[str]) -> None:
         """With ``live``, valid bookie ids."""
         self._live = live
+        self._names = {bytes((_MEMBER, len(name))) + name: text for text in live if len(name := text.encode()) <= 0x7F}
+        """The live bookies by their field in a fragment."""
         self._members: dict[bytes, tuple[str, ...] | None] = {}
         """By the bytes of a fragment; None for a fragment not judged by this class."""
+        self._keys: set[bytes] = set()
+        """Keys of custom metadata that are text."""
 
     def look(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
         """State, write quorum, ack quorum and ensemble of a sound ledger of one fragment, on live bookies alone; None
@@ -60,20 +66,33 @@ class HealthyMetadata:
         if tail is None:
             return None
         size, write_quorum, ensemble_size, state, _ = head.groups()
-        password_size, password, ack_quorum = tail.groups()
+        password_size, password, ack_quorum, custom = tail.groups()
         is_sound = (
             _number(size) == len(data) - _HEADER_BYTES - len(size)
             and ensemble_size[0] == len(members)
             and ensemble_size >= write_quorum >= ack_quorum
             and password_size[0] == len(password)
+            and (custom is None or self._is_sound(custom))
         )
         return (state[0], write_quorum[0], ack_quorum[0], members) if is_sound else None
 
     def _learn(self, fragment: bytes) -> tuple[str, ...] | None:
-        if len(self._members) >= _KNOWN_MAX:
-            self._members.clear()
-        members = self._members[fragment] = self._parsed(fragment)
+        members = self._usual_members(fragment) or self._parsed(fragment)
+        if len(self._members) < _KNOWN_MAX:
+            self._members[fragment] = members
         return members
+
+    def _usual_members(self, fragment: bytes) -> tuple[str, ...] | None:
+        """Return the members of a fragment at entry 0; None: some are not live, or protobuf has to parse it."""
+        members, at, end = [], 0, len(fragment) - len(_FIRST_ENTRY_0)
+        while 0 <= at < end:
+            after = at + 2 + fragment[at + 1]
+            name = self._names.get(fragment[at:after])
+            if name is None:
+                return None
+            members.append(name)
+            at = after
+        return tuple(members) if at == end and fragment.endswith(_FIRST_ENTRY_0) else None
 
     def _parsed(self, fragment: bytes) -> tuple[str, ...] | None:
         try:
@@ -83,6 +102,41 @@ class HealthyMetadata:
         members = tuple(segment.ensembleMember)
         is_sound = segment.IsInitialized() and segment.firstEntryId >= 0 and self._live.issuperset(members)
         return members if is_sound else None
+
+    def _is_sound(self, rest: bytes) -> bool:
+        """Whether the rest of a message is custom metadata, each entry a key that is text and a value, and a token."""
+        at, end = 0, len(rest)
+        try:
+            while at < end:
+                if rest[at] != _CUSTOM:
+                    return _TOKEN.fullmatch(rest, at) is not None
+                size, key_at = _short(rest, at + 1)
+                key_size, key = _short(rest, key_at + 1)
+                value_at = key + key_size
+                value_size, value = _short(rest, value_at + 1)
+                at = value + value_size
+                if rest[key_at] != _KEY or rest[value_at] != _VALUE or at != key_at + size:
+                    return False
+                if rest[key:value_at] not in self._keys and not self._is_text(rest[key:value_at]):
+                    return False
+        except IndexError:  # cut off
+            return False
+        return at == end
+
+    def _is_text(self, key: bytes) -> bool:
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            return False
+        if len(self._keys) < _KNOWN_MAX:
+            self._keys.add(key)
+        return True
+
+
+def _short(data: bytes, at: int) -> tuple[int, int]:
+    """Return the size at ``at``, and where its bytes begin. A size of three bytes never fits its message."""
+    size = data[at]
+    return (size, at + 1) if size <= 0x7F else (size & 0x7F | data[at + 1] << 7, at + 2)
 
 
 def _number(varint: bytes) -> int:

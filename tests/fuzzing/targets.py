@@ -117,8 +117,9 @@ def _usual_metadata(data: bytes) -> object:
 
 
 def _usual() -> bytes:
-    metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), _MEMBERS),), password=b"secret").closed(EntryId(9), 100)
-    return encode(metadata)
+    custom = (("application", b"pulsar"), ("pulsar/managed-ledger", b"t/n/persistent/a"))
+    fragments = (Fragment(EntryId(0), _MEMBERS),)
+    return encode(LedgerMetadata(2, 2, 2, fragments, password=b"secret", custom=custom).closed(EntryId(9), 100))
 
 
 _DIGESTS: Final = tuple(digest_for(kind, b"secret") for kind in DigestType)

@@ -232,11 +232,12 @@ def closed(members: tuple[str, ...], last_entry_id: int = 9) -> bytes:
 @relaxed
 @given(ledger_metadata([3]))
 def test_a_healthy_ledger_of_one_fragment_is_known_by_its_bytes(metadata: LedgerMetadata) -> None:
-    metadata = replace(metadata, fragments=metadata.fragments[:1], custom=())
+    metadata = replace(metadata, fragments=metadata.fragments[:1])
     healthy = HealthyMetadata(frozenset(BOOKIES))
     quorums = metadata.write_quorum, metadata.ack_quorum
     expected = (metadata.state.value, *quorums, metadata.fragments[0].members)
-    fits = len(metadata.password or b"") < 128 and sum(map(len, metadata.fragments[0].members)) < 100
+    password = metadata.password or b""
+    fits = len(password) < 128 and b"H" not in password and sum(map(len, metadata.fragments[0].members)) < 100
     assert not fits or healthy.look(encode(metadata)) == expected
     assert HealthyMetadata(frozenset()).look(encode(metadata)) is None
 
@@ -244,6 +245,7 @@ def test_a_healthy_ledger_of_one_fragment_is_known_by_its_bytes(metadata: Ledger
 HEADER = b"BookieMetadataFormatVersion\t3\n"
 SOUND = b"\x08\x02\x10\x02\x18\x07\x20\x05\x28\x03\x32\x08\x0a\x01a\x0a\x01b\x10\x00\x38\x01\x42\x02pw\x48\x01\x50\x09"
 FRAGMENT = b"\x32\x08\x0a\x01a\x0a\x01b\x10\x00"
+CUSTOM = b"\x5a\x09\x0a\x03key\x12\x02vv" + b"\x5a\x06\x0a\x01k\x12\x01v" + b"\x60\x05"
 
 
 def delimited(body: bytes, more: int = 0) -> bytes:
@@ -283,6 +285,41 @@ def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) 
     assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
     assert healthy.look(other) is None
     assert_like_reference([sound, other])
+
+
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [
+        (b"key", b"k\xffy"),  # no text
+        (b"\x0a\x03key", b""),  # no key
+        (b"\x12\x02vv", b""),  # no value
+        (b"\x12\x02vv", b"\x12\x01vv"),  # sizes that do not fit the following bytes
+        (b"\x12\x02vv", b"\x12\x03vv"),
+        (b"\x0a\x03", b"\x0a\x04"),
+        (b"\x5a\x09", b"\x5a\x0a"),
+        (b"\x5a\x06", b"\x5a\x05"),
+        (b"\x5a\x06", b"\x5a\x86\x80\x00"),  # a size of three bytes
+        (b"\x60\x05", b"\x60"),  # cut off
+        (b"\x60\x05", b"\x5a"),
+        (b"\x60\x05", b"\x60\x05\x7a\x00"),  # an unknown field
+        (b"\x60\x05", b"\x7a\x00"),
+    ],
+)
+def test_another_form_of_custom_metadata_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
+    assert CUSTOM.count(what) == 1
+    sound, other = delimited(SOUND + CUSTOM), delimited(SOUND + CUSTOM.replace(what, by))
+    healthy = HealthyMetadata(frozenset("ab"))
+    for _ in range(2):  # a key is remembered
+        assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
+        assert healthy.look(other) is None
+    assert_like_reference([sound, other])
+
+
+def test_long_custom_metadata_is_known_by_its_bytes() -> None:
+    name = b"public/default/persistent/" + b"t" * 200
+    custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
+    metadata = replace(decode(closed(("a", "b"))), custom=custom, ctoken=5)
+    assert HealthyMetadata(frozenset("ab")).look(encode(metadata)) == (LedgerState.CLOSED.value, 1, 1, ("a", "b"))
 
 
 @pytest.mark.parametrize("more", [-1, 1])
