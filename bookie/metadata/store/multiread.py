@@ -1,9 +1,9 @@
 """Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by earlier replies.
 
 The size of a server's reply has no limit. So the number of paths per request follows the sizes of earlier replies, to
-keep the expected reply small. The first request of each call is small, because its nodes may be much larger than those
-of earlier calls. A request with long paths has fewer of them, as a server ends the connection on a request beyond its
-``jute.maxbuffer``. Results are not one point in time.
+keep the expected reply small. The first request below another node than before is small, because its nodes may be
+much larger than those of earlier calls. A request with long paths has fewer of them, as a server ends the connection
+on a request beyond its ``jute.maxbuffer``. Results are not one point in time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REQUEST_BYTES_MAX: Final = 512 * 1024
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
 """Bytes per path before the first reply."""
 _FIRST_PATHS_MAX: Final = REPLY_BYTES_AIM // _FIRST_ESTIMATE_BYTES
-"""Paths in the first request of a call."""
+"""Paths in the first request of a call, below another node than the call before."""
 _ESTIMATE_WEIGHT: Final = 0.5
 """Weight of a reply below the estimate. A larger reply replaces the estimate: the next nodes may be as large."""
 
@@ -51,6 +51,8 @@ class BulkReader:
         self._send = send
         self._slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
         self._estimates = {OP_GET_DATA: float(_FIRST_ESTIMATE_BYTES), OP_GET_CHILDREN: float(_FIRST_ESTIMATE_BYTES)}
+        self._parents = {OP_GET_DATA: "", OP_GET_CHILDREN: ""}
+        """The node below which the call before has read."""
 
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
         """Read many nodes, in requests of bounded size."""
@@ -78,13 +80,18 @@ class BulkReader:
 
         if paths:
             # The first reply shows the size of these nodes, and whether the server supports the operation.
-            start = _end(paths, 0, min(self._paths_per_request(opcode), _FIRST_PATHS_MAX))
+            start = _end(paths, 0, self._paths_at_first(opcode, paths[0]))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))
         return result
 
     def _paths_per_request(self, opcode: int) -> int:
         return max(1, min(PATHS_PER_REQUEST_MAX, int(REPLY_BYTES_AIM / self._estimates[opcode])))
+
+    def _paths_at_first(self, opcode: int, path: str) -> int:
+        before, self._parents[opcode] = self._parents[opcode], path.rpartition("/")[0]
+        most = self._paths_per_request(opcode)
+        return most if self._parents[opcode] == before else min(most, _FIRST_PATHS_MAX)
 
     async def _request(self, opcode: int, paths: Sequence[str], decode: Decode[T | None]) -> list[T | None]:
         def fail(index: int, code: int) -> None:

@@ -106,8 +106,16 @@ async def test_small_nodes_need_few_requests_in_each_call() -> None:
     reader = BulkReader(server.send)
     await reader.data([f"/{i}" for i in range(4000)])
     server.counts = []
-    await reader.data([f"/{i}" for i in range(4000)])
+    await reader.data([f"/below/{i}" for i in range(4000)])
     assert server.counts == [64, *[PATHS_PER_REQUEST_MAX] * 7, 436]
+
+
+async def test_each_part_of_a_long_list_needs_one_request() -> None:
+    server = Server(b"x" * 170)
+    reader = BulkReader(server.send)
+    for first in range(0, 10_000, 100):
+        await reader.data([f"/00/0000/L{i:04}" for i in range(first, first + 100)])
+    assert server.counts == [64, 36, *[100] * 99]
 
 
 @pytest.mark.parametrize("letter", ["x", "主"])
