@@ -201,7 +201,7 @@ class ReferenceRun:
             budget=budget.share(tasks, slots.most),
         )
         # By topic, because the ledgers of a topic are in one node.
-        again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by.name))"))
+        again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by[0].name))"))
         seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)
         if doubts.has_any:
             seen = spared(seen, found)

@@ -23,6 +23,7 @@ from bookie.embedded.apache import ApacheBookie
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import BookieState, state_of
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.pulsar.decoding import managed_ledger_references
 from bookie.metadata.runs.election import Election, current_auditor
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.model.exit_codes import ExitCode
@@ -205,6 +206,54 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
     assert set(ids) == orphans != set()
     said = after["references"]
     assert (said["lost"], [each["namespace"] for each in said["namespaces"]]) == (0, [NAMESPACE])
+
+
+async def test_trimmed_ledgers_in_the_nodes_of_shadow_topics_are_not_lost(
+    pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
+) -> None:
+    import pulsar
+
+    here, uri, folder = pulsar_world, pulsar_world.cluster.metadata_uri, f"persistent/{NAMESPACE}"
+    form = "application/vnd.partitioned-topic-metadata+json"
+    shadows = {"trimmed": "shadow", "halved-partition-0": "twin-partition-0"}
+
+    async def ledgers_of(topic: str) -> set[int]:
+        node = await client.store.get(f"/managed-ledgers/{NAMESPACE}/persistent/{topic}")
+        return {each.ledger_id for each in managed_ledger_references(node.data)}
+
+    async def outdated() -> list[set[int]]:
+        existing = set(await ids_of(client))
+        return [await ledgers_of(shadow) - existing for shadow in shadows.values()]
+
+    with pulsar_client(here) as messages:
+        await here.admin("PUT", f"{folder}/halved/partitions", 1)
+        for source in shadows:
+            await asyncio.to_thread(Topic.make(messages, source).send, 250)
+        of_plain, of_parts = (
+            {"PULSAR.SHADOW_SOURCE": f"persistent://{NAMESPACE}/{one}"} for one in ("trimmed", "halved")
+        )
+        await here.admin("PUT", f"{folder}/shadow", of_plain)
+        await here.admin("PUT", f"{folder}/twin/partitions", {"partitions": 1, "properties": of_parts}, form)
+        for source, shadow in (("trimmed", "shadow"), ("halved", "twin")):
+            await here.admin("PUT", f"{folder}/{source}/shadowTopics", [f"persistent://{NAMESPACE}/{shadow}"])
+        for source, shadow in shadows.items():
+            reader = messages.create_reader(shadow, pulsar.MessageId.earliest)
+            first = await asyncio.to_thread(reader.read_next, round(1000 * PROGRAM_S))
+            assert first.data() == f"{source}-0".encode()
+            reader.close()
+            await here.admin("DELETE", f"{folder}/{source}/truncate")
+        await until(outdated, all, "the broker has deleted ledgers of the sources", PROGRAM_S)
+        owned = await owners_of(client)
+        file = tmp_path / "ids.txt"
+        report = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0, export=file)
+        assert all(await outdated())
+    said = report["references"]
+    assert (said["lost"], said["undecodable"]) == (0, 0), said
+    judged = said["referenced"] + said["unreferenced"] + sum(said["not_judged"].values())
+    assert judged == report["counts"]["ledgers"], said
+    unreferenced = [owned[LedgerId(int(one))] for one in file.read_text().split()]
+    named = {owner.topic.managed_ledger.rpartition("/")[2] for owner in unreferenced if owner.topic}
+    assert named.isdisjoint({*shadows, *shadows.values()}), unreferenced
 
 
 def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:

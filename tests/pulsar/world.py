@@ -30,9 +30,10 @@ class PulsarWorld:
     http_port: int
     """The port of the first bookie's HTTP API."""
 
-    async def admin(self, method: str, path: str, body: Any = None) -> bytes:
+    async def admin(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> bytes:
         """Send a request to the broker's admin API."""
-        return await asyncio.to_thread(_request, f"{self.broker.admin_url}/admin/v2/{path}", method, body)
+        url = f"{self.broker.admin_url}/admin/v2/{path}"
+        return await asyncio.to_thread(_request, url, method, body, content_type)
 
     async def set_read_only(self, *, is_read_only: bool) -> None:
         """Change the state of the first bookie, as an operator does."""
@@ -46,9 +47,9 @@ class PulsarWorld:
         await self.admin("PUT", f"{'/'.join((domain, *namespace, quote(local, safe='')))}/unload")
 
 
-def _request(url: str, method: str, body: Any) -> bytes:
+def _request(url: str, method: str, body: Any, content_type: str = "application/json") -> bytes:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(url, data, {"Content-Type": content_type}, method=method)
     with urllib.request.urlopen(request, timeout=STATE_S) as answer:
         found: bytes = answer.read()
     return found

@@ -44,6 +44,7 @@ from tests.worlds.pulsar_nodes import (
     ledger,
     managed,
     of_pulsar,
+    partitioned,
     put_node,
     schema,
 )
@@ -219,6 +220,27 @@ def test_what_changes_during_the_run_and_what_another_pulsar_refers_to_is_not_re
     assert counts(result) == (1, 1, 0, 0)
     assert pulsar.found(result) == {"unreferenced_ledger": [5]}
     assert (result.summary.verdict, result.exit_code(FailOn.ANY)) == (Verdict.UNREFERENCED, ExitCode.OK)
+
+
+def test_a_shadow_topic_neither_loses_a_ledger_nor_hides_the_loss_of_its_source(
+    spark: SparkSession, pulsar: Pulsar
+) -> None:
+    source = "persistent://t/n/orders"
+    pulsar.place.create({1: ledger(MESSAGES), 2: ledger(MESSAGES)})
+    pulsar.put(f"managed-ledgers/{ML}", managed(1, 8))
+    pulsar.put("managed-ledgers/t/n/persistent/a", managed(1, 2, 7, 8, shadow_of=source))
+    pulsar.put("managed-ledgers/t/n/persistent/a/s", cursor(9))
+    pulsar.put("managed-ledgers/t/n/persistent/b-partition-0", managed(1, 7, 8))
+    pulsar.put("admin/partitioned-topics/t/n/persistent/b", partitioned(shadow_of=source))
+    pulsar.put("managed-ledgers/t/n/persistent/c-partition-0", managed(6))
+    result = pulsar.check(spark)
+    assert counts(result) == (1, 1, 2, 0)
+    assert pulsar.found(result) == {"dangling_reference": [8, 9], "unreferenced_ledger": [2]}
+    assert {each.topic for each in result.summary.worst_ledgers} == {source, "persistent://t/n/a"}
+    assert result.summary.references is not None
+    assert result.summary.references.not_judged == {
+        "it does not exist, and only topics that may be shadow topics refer to it": 1
+    }
 
 
 def test_a_large_namespace_is_read_in_shares_without_loss(

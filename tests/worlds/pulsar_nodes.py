@@ -37,10 +37,16 @@ def ledger(custom: Custom, *, is_open: bool = False) -> LedgerMetadata:
 
 
 def managed(
-    *ledgers: int, offloaded: Sequence[int] = (), copied: Sequence[int] = (), empty: Sequence[int] = ()
+    *ledgers: int,
+    offloaded: Sequence[int] = (),
+    copied: Sequence[int] = (),
+    empty: Sequence[int] = (),
+    shadow_of: str | None = None,
 ) -> bytes:
     """Return the node of a topic."""
     info = ManagedLedgerInfo()
+    if shadow_of is not None:
+        info.properties.add(key="PULSAR.SHADOW_SOURCE", value=shadow_of)
     for number in ledgers:
         one = info.ledgerInfo.add(ledgerId=number, entries=0 if number in empty else 5, timestamp=1)
         if number in offloaded or number in copied:
@@ -57,6 +63,13 @@ def cursor(ledger_id: int = -1, compacted: int | None = None, bucket: int | None
     if bucket is not None:
         info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_1_2", value=str(bucket))
     return info.SerializeToString()
+
+
+def partitioned(shadow_of: str | None = None) -> bytes:
+    """Return the node of a partitioned topic, as written by Pulsar."""
+    if shadow_of is None:
+        return b'{"partitions":2,"deleted":false}'
+    return b'{"partitions":2,"deleted":false,"properties":{"PULSAR.SHADOW_SOURCE":"%s"}}' % shadow_of.encode()
 
 
 def schema(*ledgers: int) -> bytes:

@@ -9,6 +9,7 @@ Source: docs/formats.md#references-of-pulsar.
 from __future__ import annotations
 
 import enum
+import json
 import zlib
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
@@ -33,6 +34,8 @@ _SIZE_MAX: Final = 64 << 20
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _COMPACTED: Final = "CompactedTopicLedger"
 _BUCKET: Final = "#pulsar.internal.delayed.bucket"
+_SHADOW_SOURCE: Final = "PULSAR.SHADOW_SOURCE"
+"""The property with the name of the source of a shadow topic."""
 
 
 class UndecodableNodeError(PermanentError):
@@ -47,6 +50,8 @@ class Copy(enum.Enum):
     """Also in another storage, and the copy in BookKeeper will be deleted."""
     OFFLOADED = "offloaded"
     """In another storage alone: Pulsar deleted the ledger."""
+    OF_SOURCE = "of-source"
+    """In the ledgers of another topic, the source of this shadow topic. The reference is a copy, possibly outdated."""
 
 
 class LedgerReference(NamedTuple):
@@ -75,7 +80,22 @@ def managed_ledger_references(data: bytes) -> tuple[LedgerReference, ...]:
         UndecodableNodeError: see above.
     """
     info = _parsed(ManagedLedgerInfo, _uncompressed(data))
+    if any(each.key == _SHADOW_SOURCE for each in info.properties):
+        return tuple(_reference(each)._replace(copy=Copy.OF_SOURCE) for each in info.ledgerInfo)
     return tuple(map(_reference, info.ledgerInfo))
+
+
+def is_shadow(data: bytes) -> bool:
+    """Return whether the node of a partitioned topic is that of a shadow topic. Its partitions have no property.
+
+    Raises:
+        UndecodableNodeError: it is not the JSON object written by Pulsar.
+    """
+    try:
+        properties = json.loads(data).get("properties")
+        return properties is not None and properties.get(_SHADOW_SOURCE) is not None
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise UndecodableNodeError("the node of a partitioned topic is not of Pulsar's form") from error
 
 
 def cursor_references(data: bytes) -> CursorReferences:

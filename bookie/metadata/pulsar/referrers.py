@@ -63,11 +63,18 @@ class Referrer:
 
 
 def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
-    """Return the ledgers that a node refers to.
+    """Return the ledgers that must exist because of a node.
+
+    The references of a shadow topic are left out: its source owns the ledgers, and may have deleted them.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
     """
+    found = _named_in(kind, data)
+    return () if found and found[0].copy is Copy.OF_SOURCE else found
+
+
+def _named_in(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
     match kind:
         case NodeKind.MANAGED_LEDGER:
             return managed_ledger_references(data)
@@ -88,10 +95,23 @@ def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
 
 
 def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
-    """Return whether a node with this content (None: no node) refers to the ledger.
+    """Return whether a node with this content (None: no node) names the ledger.
+
+    A shadow topic counts as well: Pulsar accepts the property on a topic with ledgers of its own.
 
     Raises:
         UndecodableNodeError: the node cannot be decoded in full, or may not be read.
+    """
+    if data is DENIED:
+        raise UndecodableNodeError(DENIED.value)
+    return data is not None and any(each.ledger_id == ledger_id for each in _named_in(referrer.kind, data))
+
+
+def requires(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
+    """Return whether the ledger must exist because of a node with this content (None: no node).
+
+    Raises:
+        UndecodableNodeError: as ``refers``.
     """
     if data is DENIED:
         raise UndecodableNodeError(DENIED.value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -27,6 +28,7 @@ _AT_ONCE: Final = 1_000
 _PARTS_AHEAD: Final = 1
 """Parts read ahead during decoding. The nodes of large topics have some hundred kilobytes each."""
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
+_PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+")
 _DEPTH_MAX: Final = 6
 _PARENT_DEPTH_MAX: Final = 4
 """Depth of a domain below ``managed-ledgers``, in a name of version 1."""
@@ -68,6 +70,17 @@ class TopicParent:
 def managed_ledger_path(root: str, name: str) -> str:
     """Path of a managed ledger; ``root`` is the root of the brokers' metadata, without a slash at its end."""
     return f"{root}/managed-ledgers/{name}"
+
+
+def partitioned_topic_path(root: str, name: str) -> str | None:
+    """Path of the partitioned topic of a managed ledger; None if its name is not that of a partition."""
+    partition = _PARTITION.fullmatch(name)
+    return None if partition is None else f"{root}/admin/partitioned-topics/{partition[1]}"
+
+
+def policies_path(root: str, name: str) -> str:
+    """Path of the policies of a managed ledger's namespace: they are in one store with the partitioned topics."""
+    return f"{root}/admin/policies/{name.rsplit('/', 2)[0]}"
 
 
 def schema_path(root: str, schema_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
 from bookie.model.ownership import Component
@@ -32,7 +32,7 @@ class Verdict(enum.StrEnum):
 
 
 class NotJudged(enum.StrEnum):
-    """Why a ledger without a reference has no verdict."""
+    """Why a ledger without a reference, or a reference without a ledger, has no verdict."""
 
     UNREADABLE = "its metadata cannot be read"
     FOREIGN = "not of Pulsar"
@@ -41,6 +41,7 @@ class NotJudged(enum.StrEnum):
     UNDECODABLE = "a node of its topic cannot be decoded"
     IN_LEDGER = "the reference to the compacted ledger is in a ledger"
     YOUNG = "younger than the grace period"
+    MAYBE_SHADOW = "it does not exist, and only topics that may be shadow topics refer to it"
 
 
 _LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
@@ -55,8 +56,10 @@ IS_DOUBT: Final = "error IS NOT NULL OR position_in IS NOT NULL"
 """Rows of ``bk_references`` of nodes with an unknown reference."""
 _BROADCAST_MAX: Final = 100_000
 """Ids sent in full to each executor, about a megabyte."""
+NODES_MAX: Final = 16
+"""Nodes named for a nonexistent ledger. All but one refer to it only if they are those of shadow topics."""
 _BY: Final = ("root", "kind", "name", "cursor")
-_BY_TYPE: Final = "struct<root: string, kind: string, name: string, cursor: string>"
+_BY_TYPE: Final = "array<struct<root: string, kind: string, name: string, cursor: string>>"
 # Standings: 0 is a ledger of Pulsar that needs a reference, the others are these, from 1.
 _SETTLED: Final = {
     "error IS NOT NULL": NotJudged.UNREADABLE,
@@ -101,9 +104,9 @@ def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame:
-    """Return the rows of ``compared`` with a possible finding, and with ``by``, the node of a lost reference.
+    """Return the rows of ``compared`` with a possible finding, and with ``by``, the nodes of a lost reference.
 
-    One of several such nodes is kept. ``lost`` is the number of nonexistent ledgers.
+    ``NODES_MAX`` of them are kept. ``lost`` is the number of nonexistent ledgers.
     """
     some = compared.where(IS_LOOKED_AT)
     if not lost:
@@ -111,8 +114,10 @@ def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame
     missing = some.where(F.col("verdict") == Verdict.LOST.value).select("ledger_id")
     named = references.selectExpr(*_BY, f"inline({LEDGERS})").where(F.col("claim") == Claim.ENTRIES.value)
     missing = F.broadcast(missing) if lost <= _BROADCAST_MAX else missing
-    known = named.join(missing, "ledger_id", "left_semi").groupBy("ledger_id")
-    return some.join(known.agg(F.expr(f"min(struct({', '.join(_BY)})) AS by")), "ledger_id", "left")
+    order = Window.partitionBy("ledger_id").orderBy(*_BY)
+    numbered = named.join(missing, "ledger_id", "left_semi").withColumn("number", F.row_number().over(order))
+    known = numbered.where(F.col("number") <= NODES_MAX).groupBy("ledger_id")
+    return some.join(known.agg(F.expr(f"collect_list(struct({', '.join(_BY)})) AS by")), "ledger_id", "left")
 
 
 def spared(seen: DataFrame, references: DataFrame) -> DataFrame:

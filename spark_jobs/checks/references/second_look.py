@@ -18,13 +18,13 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import ledger_path
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.pulsar.decoding import UndecodableNodeError
-from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, referrers_of, refers
-from bookie.metadata.pulsar.tree import Denied, NodeKind, read_contents
+from bookie.metadata.pulsar.decoding import UndecodableNodeError, is_shadow
+from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, referrers_of, refers, requires
+from bookie.metadata.pulsar.tree import Denied, NodeKind, partitioned_topic_path, policies_path, read_contents
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, decoded, owner_names, owner_of
-from spark_jobs.checks.references.comparison import NotJudged, Verdict
+from spark_jobs.checks.references.comparison import NODES_MAX, NotJudged, Verdict
 from spark_jobs.connect import PacedConnection, connected_at_pace
 from spark_jobs.pacing.budget import FREE, TaskBudget
 
@@ -106,16 +106,15 @@ async def look_again(
     """
     paths = [ledger_path(cluster.kind, cluster.root, LedgerId(row["ledger_id"])) for row in rows]
     subjects = [_subject(settings, row, data) for row, data in zip(rows, await _owned(store, rows, paths), strict=True)]
-    named = list(dict.fromkeys(referrer.path for each in subjects for referrer in each.referrers))
+    named = list(dict.fromkeys(path for each in subjects for path in each.paths))
     contents = dict(zip(named, await read_contents(store, named), strict=True))
     nodes = await store.get_many(paths)
     seen = []
     for each, node in zip(subjects, nodes, strict=True):
         created_ms = None if node is None else node.stat.ctime_ms
         if each.row["verdict"] == Verdict.LOST.value:
-            (referrer,) = each.referrers
-            verdict = _of_reference(referrer, contents[referrer.path], each.row["ledger_id"], is_there=node is not None)
-            seen.append(each.seen(verdict, None) | _names(referrer))
+            verdict, reason, referrer = _of_references(each, contents, is_there=node is not None)
+            seen.append(each.seen(verdict, reason) | _names(referrer))
         else:
             seen.append(each.seen(*_of_ledger(each, contents, created_ms, settings)))
     return seen
@@ -131,6 +130,14 @@ class _Subject:
     stored_bytes: int | None = None
     settled: NotJudged | None = None
     """Why there is no verdict, with or without references to the ledger."""
+
+    @property
+    def paths(self) -> Iterator[str]:
+        """The nodes to read."""
+        for referrer in self.referrers:
+            yield referrer.path
+            if self.row["verdict"] == Verdict.LOST.value:
+                yield from _shadow_paths(referrer)
 
     def seen(self, verdict: Verdict, reason: NotJudged | None) -> Row:
         """Return the row of this verdict."""
@@ -152,8 +159,8 @@ async def _owned(store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]
 
 def _subject(settings: LookSettings, row: Row, data: bytes | None) -> _Subject:
     if row["verdict"] == Verdict.LOST.value:
-        by = row["by"]
-        return _Subject(row, (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]),))
+        named = (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]) for by in row["by"])
+        return _Subject(row, tuple(named))
     if data is None:
         return _Subject(row)
     try:
@@ -174,12 +181,49 @@ def _subject(settings: LookSettings, row: Row, data: bytes | None) -> _Subject:
     return _Subject(row, referrers, owner, size)
 
 
-def _of_reference(referrer: Referrer, data: bytes | Denied | None, ledger_id: int, *, is_there: bool) -> Verdict:
-    """Return whether the reference still names a nonexistent ledger."""
+def _of_references(
+    subject: _Subject, contents: Mapping[str, bytes | Denied | None], *, is_there: bool
+) -> tuple[Verdict, NotJudged | None, Referrer]:
+    """Return whether a node still requires a nonexistent ledger, and the node."""
+    ledger_id, referrers = subject.row["ledger_id"], subject.referrers
+    unsure: Referrer | None = referrers[-1] if len(referrers) >= NODES_MAX else None
+    for referrer in () if is_there else referrers:
+        try:
+            if not requires(referrer, contents[referrer.path], ledger_id):
+                continue
+        except UndecodableNodeError:  # the node was decoded a moment ago: the next run reports it
+            continue
+        is_of_shadow = _is_of_shadow(referrer, contents)
+        if is_of_shadow is False:
+            return Verdict.LOST, None, referrer
+        if is_of_shadow is None:
+            unsure = referrer
+    if unsure is not None and not is_there:
+        return Verdict.NOT_JUDGED, NotJudged.MAYBE_SHADOW, unsure
+    return Verdict.CHANGED, None, referrers[0]
+
+
+def _shadow_paths(referrer: Referrer) -> Sequence[str]:
+    """Return the nodes that show whether the topic is a partition of a shadow topic; empty if it is no partition."""
+    topic = partitioned_topic_path(referrer.root, referrer.name) if referrer.kind is NodeKind.MANAGED_LEDGER else None
+    return () if topic is None else (topic, policies_path(referrer.root, referrer.name))
+
+
+def _is_of_shadow(referrer: Referrer, contents: Mapping[str, bytes | Denied | None]) -> bool | None:
+    """Return whether the node is that of a partition of a shadow topic; None if not known.
+
+    A topic without a node may have one in the configuration store of the brokers, which can be another ZooKeeper.
+    """
+    paths = _shadow_paths(referrer)
+    if not paths:
+        return False
+    topic, policies = (contents[path] for path in paths)
+    if topic is None and isinstance(policies, bytes):
+        return False
     try:
-        return Verdict.LOST if refers(referrer, data, ledger_id) and not is_there else Verdict.CHANGED
-    except UndecodableNodeError:  # the node was decoded a moment ago: the next run reports it
-        return Verdict.CHANGED
+        return is_shadow(topic) if isinstance(topic, bytes) else None
+    except UndecodableNodeError:
+        return None
 
 
 def _of_ledger(

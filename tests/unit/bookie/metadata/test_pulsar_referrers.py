@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bookie.metadata.pulsar.decoding import UndecodableNodeError
-from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, references_of, referrers_of, refers
+from bookie.metadata.pulsar.referrers import (
+    Referrer,
+    ledger_with_reference,
+    references_of,
+    referrers_of,
+    refers,
+    requires,
+)
 from bookie.metadata.pulsar.tree import DENIED, NodeKind
 from bookie.model.ownership import Component, Owner, Topic, owner_of
 from tests.worlds.pulsar_nodes import COMPACTED, CURSOR, DELAYED, MESSAGES, ML, SCHEMA, Custom, cursor, managed, schema
@@ -51,8 +58,18 @@ def test_a_node_refers_to_its_ledgers_or_is_refused() -> None:
     assert [each.ledger_id for each in references_of(NodeKind.CURSOR, cursor(3, compacted=4, bucket=5))] == [3, 4, 5]
     assert [each.ledger_id for each in references_of(NodeKind.SCHEMA, schema(6, 7))] == [7, 6]
     for unknown in (b"\xff", DENIED):
-        with pytest.raises(UndecodableNodeError):
-            refers(topic, unknown, 2)
+        for ask in (refers, requires):
+            with pytest.raises(UndecodableNodeError):
+                ask(topic, unknown, 2)
+
+
+def test_a_shadow_topic_requires_none_of_its_ledgers() -> None:
+    topic, data = (
+        Referrer("", NodeKind.MANAGED_LEDGER, ML),
+        managed(1, 2, offloaded=[2], shadow_of="persistent://t/n/a"),
+    )
+    assert references_of(NodeKind.MANAGED_LEDGER, data) == ()
+    assert (refers(topic, data, 1), requires(topic, data, 1), requires(topic, managed(1), 1)) == (True, False, True)
 
 
 def test_the_compacted_ledger_of_a_cursor_in_a_ledger_is_not_known() -> None:

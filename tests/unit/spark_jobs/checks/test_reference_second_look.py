@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import LedgerId
-from spark_jobs.checks.references.comparison import NotJudged, Verdict
+from spark_jobs.checks.references.comparison import NODES_MAX, NotJudged, Verdict
 from spark_jobs.checks.references.second_look import LookSettings, look_again
 from tests.worlds.cluster import formatted
 from tests.worlds.pulsar_nodes import (
@@ -27,6 +28,7 @@ from tests.worlds.pulsar_nodes import (
     ledger,
     managed,
     of_pulsar,
+    partitioned,
     put_node,
     schema,
 )
@@ -60,8 +62,9 @@ def unreferenced(ledger_id: int) -> dict[str, Any]:
     return {"ledger_id": ledger_id, "verdict": "UNREFERENCED", "by": None}
 
 
-def lost(ledger_id: int, at: str | None = None) -> dict[str, Any]:
-    by = {"root": "/second", "kind": "managed-ledger" if at is None else "cursor", "name": ML, "cursor": at}
+def lost(ledger_id: int, at: str | None = None, names: Sequence[str] = (ML,)) -> dict[str, Any]:
+    kind = "managed-ledger" if at is None else "cursor"
+    by = [{"root": "/second", "kind": kind, "name": name, "cursor": at} for name in names]
     return {"ledger_id": ledger_id, "verdict": "LOST", "by": by}
 
 
@@ -150,3 +153,40 @@ async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_n
     assert await place.look(lost(1)) == (Verdict.CHANGED, None)
     await place.store.set(path, b"\xff", -1)
     assert await place.look(lost(3)) == (Verdict.CHANGED, None)
+
+
+async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(place: Place) -> None:
+    shadow = "t/n/persistent/a-partition-0"
+    node, topic = f"/second/managed-ledgers/{shadow}", "/second/admin/partitioned-topics/t/n/persistent/a"
+    by_shadow, by_both = lost(1, names=[shadow]), lost(1, names=[shadow, ML])
+    unknown = (Verdict.NOT_JUDGED, NotJudged.MAYBE_SHADOW)
+    await put_node(place.store, node, managed(1))
+    assert await place.look(by_shadow) == unknown, "the node may be in another ZooKeeper"
+    await put_node(place.store, "/second/admin/policies/t/n", b"{}")
+    assert await place.look(by_shadow) == (Verdict.LOST, None), "a topic without a partitioned one"
+    for data, verdict in (
+        (partitioned(), (Verdict.LOST, None)),
+        (partitioned(shadow_of="persistent://t/n/orders"), (Verdict.CHANGED, None)),
+        (b'{"properties":5}', unknown),
+        (b"\xff", unknown),
+        (b"[", unknown),
+        (b"[]", unknown),
+    ):
+        await put_node(place.store, topic, data)
+        assert await place.look(by_shadow) == verdict, data
+    assert await place.look(by_both) == unknown, "the source does not refer to it"
+    await put_node(place.store, f"/second/managed-ledgers/{ML}", managed(1))
+    (seen,) = await look_again(place.store, place.cluster, SETTINGS, [by_both])
+    assert (seen["verdict"], seen["topic"]) == (Verdict.LOST, "persistent://t/n/orders")
+    await put_node(place.store, topic, partitioned(shadow_of="persistent://t/n/orders"))
+    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == unknown, "further nodes may refer to it"
+    await put_node(place.store, node, managed(1, shadow_of="persistent://t/n/orders"))
+    assert await place.look(by_shadow) == (Verdict.CHANGED, None)
+    await place.create(1)
+    assert await place.look(by_both) == (Verdict.CHANGED, None)
+
+
+async def test_a_ledger_in_the_node_of_its_own_topic_is_referenced_even_if_that_is_a_shadow_topic(place: Place) -> None:
+    await place.create(1)
+    await put_node(place.store, f"/second/managed-ledgers/{ML}", managed(1, shadow_of="persistent://t/n/other"))
+    assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)
