@@ -34,6 +34,8 @@ _SIZE_MAX: Final = 64 << 20
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _COMPACTED: Final = "CompactedTopicLedger"
 _BUCKET: Final = "#pulsar.internal.delayed.bucket"
+_LONG_MAX: Final = (1 << 63) - 1
+_DIGITS_MAX: Final = len(str(_LONG_MAX))
 _SHADOW_SOURCE: Final = "PULSAR.SHADOW_SOURCE"
 """The property with the name of the source of a shadow topic."""
 
@@ -115,9 +117,10 @@ def cursor_references(data: bytes) -> CursorReferences:
         if not isinstance(name, str):  # protobuf returns bytes for a text with invalid UTF-8
             raise UndecodableNodeError("the name of a property is not UTF-8")
         if name.startswith(_BUCKET):
-            if not each.value.isascii() or not each.value.isdigit():
+            number = each.value
+            if len(number) > _DIGITS_MAX or not number.isascii() or not number.isdigit() or int(number) > _LONG_MAX:
                 raise UndecodableNodeError("a bucket of delayed messages has no ledger id")
-            found.append(int(each.value))
+            found.append(int(number))
     return CursorReferences(tuple(found), position_in)
 
 

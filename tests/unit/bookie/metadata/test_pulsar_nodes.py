@@ -141,6 +141,18 @@ def test_a_subscription_refers_to_its_position_the_compacted_ledger_and_buckets(
         cursor_references(info.SerializeToString())
 
 
+@pytest.mark.parametrize("value", ["", "-1", "+1", "1_0", "\u0661", "9223372036854775808", "9" * 5000])
+def test_a_bucket_without_the_id_of_a_ledger_makes_a_cursor_undecodable(value: str) -> None:
+    def bucket(text: str) -> bytes:
+        info = ManagedCursorInfo(cursorsLedgerId=-1)
+        info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_1_2", value=text)
+        return info.SerializeToString()
+
+    with pytest.raises(UndecodableNodeError, match="no ledger id"):
+        cursor_references(bucket(value))
+    assert cursor_references(bucket("9223372036854775807")).ledgers == ((1 << 63) - 1,)
+
+
 def test_a_compaction_whose_position_is_in_a_ledger_names_that_ledger_and_no_other() -> None:
     in_node = (  # cursorsLedgerId -1, and the property CompactedTopicLedger=9
         b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01" + b"\x2a\x18\x0a\x14CompactedTopicLedger\x10\x09"
