@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, NodeTooLargeError
 from bookie.model.ids import BookieId
-from bookie.model.topology import Topology
+from bookie.model.topology import DEFAULT_REGION_AND_RACK, Topology
 
 Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
 
@@ -64,6 +65,37 @@ async def test_nonsense_is_an_error_at_load(store: MetadataStore, topologies: To
     with pytest.raises(NodeTooLargeError):
         await topologies.write("{" + " " * 1_000_001 + "}")
     assert (await topologies.read()).path is None
+
+
+async def test_a_location_that_only_pulsar_accepts_is_unknown_and_everything_else_counts(
+    store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def node(**racks: str) -> bytes:
+        bookies = {f"{name}:3181": {"rack": rack, "hostname": ""} for name, rack in racks.items()}
+        return json.dumps({"gold": bookies, "default": {"bk 9": {"rack": "/r9", "hostname": ""}}}).encode()
+
+    await store.create(topologies.pulsar_path, node(bk1="/eu/r1", bk2="rack 1", bk3="/r\xe4ck", bk4="/eu/r4"))
+    seen = await topologies.read()
+    assert seen.topology.locations == {BK1: "/eu/r1", "bk4:3181": "/eu/r4"}
+    assert seen.topology.location_of(BK2) == DEFAULT_REGION_AND_RACK
+    assert seen.topology.groups.names == {
+        "gold": {BK1, BK2, "bk3:3181", "bk4:3181"},
+        "default": {"bk 9"},
+    }
+    await topologies.read()
+    (logged,) = caplog.records
+    assert (logged.message, logged.__dict__["entries"]) == ("locations that cannot be used count as unknown", 3)
+    assert "'rack 1'" in logged.__dict__["first"][0]
+    waiting = asyncio.ensure_future(topologies.wait_changed(seen))
+    await store.set(topologies.pulsar_path, node(bk1="/eu/r2", bk2="rack 1"), ANY_VERSION)
+    assert (await soon(waiting)).topology.locations == {BK1: "/eu/r2"}
+    assert [record.__dict__["entries"] for record in caplog.records] == [3, 2]
+    for refused in (node(bk2="rack 1"), b'{"bk 9": "/r9"}'):
+        with pytest.raises(InvalidTopologyError):
+            await topologies.write(refused.decode())
+    await _put(store, topologies.own_path, node(bk2="rack 1"))
+    with pytest.raises(InvalidTopologyError, match="rack 1"):
+        await topologies.read()
 
 
 async def test_each_change_of_either_node_is_seen(

@@ -126,7 +126,7 @@ OTHERS: Final[Sequence[tuple[Decode, bytes]]] = (
     (lambda data: [decode_check_time(kind, data) for kind in CheckKind], b"\x08\x05"),
     (decode_vote, b'bookieId: "bk1:3181"\n'),
     (decode_leader, b'"host:8080"'),
-    (lambda data: topology_nodes._decode("/bookies", data), b'{"bk1:3181": "/r1", "g": {"bk2:3181": {"rack": "/r2"}}}'),
+    (lambda data: topology_nodes._decode("/bookies", data, []), b'{"bk1:1": "/r1", "g": {"bk2:1": {"rack": "/r2"}}}'),
     (isolation._decode, json.dumps({
         "policyClass": "org.apache.pulsar.IsolatedBookieEnsemblePlacementPolicy",
         "properties": {"isolationBookieGroups": "a,b", "secondaryBookieGroups": ["c"]},

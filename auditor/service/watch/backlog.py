@@ -334,9 +334,10 @@ def backlog_counter(
     store: MetadataStore, cluster: Cluster, clock: Clock, topology_file: Path | None = None
 ) -> BacklogCounter:
     """A counter of ``cluster`` on one session; ``topology_file`` replaces the topology in the store."""
+    topologies = TopologyStore(store, cluster)
 
     async def topology() -> Topology:
-        return await read_topology(store, cluster, topology_file)
+        return await read_topology(topologies, topology_file)
 
     return BacklogCounter(
         UnderReplication(store, cluster, clock),
@@ -349,7 +350,7 @@ def backlog_counter(
     )
 
 
-async def read_topology(store: MetadataStore, cluster: Cluster, file: Path | None) -> Topology:
+async def read_topology(topologies: TopologyStore, file: Path | None) -> Topology:
     """The topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
 
     Racks are a detail of the figures: without them everything else is counted.
@@ -360,7 +361,7 @@ async def read_topology(store: MetadataStore, cluster: Cluster, file: Path | Non
     try:
         if (text := topology_text(file)) is not None:
             return parse_topology(text)
-        return (await TopologyStore(store, cluster).read()).topology
+        return (await topologies.read()).topology
     except (InvalidTopologyError, AccessDeniedError) as error:
         _log.warning("racks of bookies are unknown", extra={"reason": str(error)})
         return Topology()

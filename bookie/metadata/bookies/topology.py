@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ _log: Final = logging.getLogger(__name__)
 PULSAR_NODE: Final = "bookies"
 """Beside the ledgers root: Pulsar keeps both at the top of its ZooKeeper path."""
 _SHOWN_MAX: Final = 200
+_LOGGED_MAX: Final = 3
 
 
 class InvalidTopologyError(PermanentError):
@@ -58,9 +60,13 @@ class TopologyStore:
         self._store = store
         self.own_path = own_path("topology", cluster.root)
         self.pulsar_path = f"{parent_of(cluster.root).rstrip('/')}/{PULSAR_NODE}"
+        self._logged: tuple[int, Sequence[str]] = (0, ())
+        """The number of entries of Pulsar's node that were refused at the last read, and the first of them."""
 
     async def read(self) -> StoredTopology:
         """Return the topology, no older than this call.
+
+        A location that only Pulsar accepts counts as unknown, and is logged once.
 
         Raises:
             InvalidTopologyError: the content of the used node is invalid.
@@ -69,7 +75,7 @@ class TopologyStore:
         """
         await self._store.sync(self.own_path)
         stats, path, data = await self._look()
-        return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
+        return StoredTopology(self._decoded(path, data), path, stats)
 
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
         """Wait until a node differs from ``seen``, and return the topology, which may be equal.
@@ -89,7 +95,7 @@ class TopologyStore:
             )
         stats, path, data = await self._look()
         try:
-            return StoredTopology(Topology() if path is None else _decode(path, data), path, stats)
+            return StoredTopology(self._decoded(path, data), path, stats)
         except InvalidTopologyError as error:
             _log.warning("topology cannot be read, the last one stays", extra={"path": path, "error": str(error)})
             return StoredTopology(seen.topology, seen.path, stats)
@@ -114,6 +120,18 @@ class TopologyStore:
                 return stats, path, node.data
         return stats, None, b""
 
+    def _decoded(self, path: str | None, data: bytes) -> Topology:
+        if path is None:
+            return Topology()
+        refused: list[str] = []
+        found = _decode(path, data, refused if path == self.pulsar_path else None)
+        news = len(refused), refused[:_LOGGED_MAX]
+        if refused and news != self._logged:
+            extra = {"path": path, "entries": news[0], "first": news[1]}
+            _log.warning("locations that cannot be used count as unknown", extra=extra)
+        self._logged = news
+        return found
+
 
 def parse_topology(text: str) -> Topology:
     """Read the format of the module docstring. A bookie whose rack is empty or ``/`` counts as unknown, as in Pulsar.
@@ -121,6 +139,11 @@ def parse_topology(text: str) -> Topology:
     Raises:
         InvalidTopologyError: not JSON, or not of this format, or two different locations of one bookie.
     """
+    return _parse(text, None)
+
+
+def _parse(text: str, refused: list[str] | None) -> Topology:
+    """As ``parse_topology``. With ``refused``, locations that are refused are left out, and the reasons added there."""
     try:
         content = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -133,13 +156,13 @@ def parse_topology(text: str) -> Topology:
         if isinstance(value, dict) and not isinstance(value.get("rack"), str):
             groups[name] = frozenset(value)
             for bookie, entry in value.items():
-                _add(locations, bookie, entry, f"group {name!r}, bookie {bookie!r}")
+                _add(locations, bookie, entry, f"group {name!r}, bookie {bookie!r}", refused)
         else:
-            _add(locations, name, value, f"bookie {name!r}")
+            _add(locations, name, value, f"bookie {name!r}", refused)
     return Topology(MappingProxyType(locations), BookieGroups(MappingProxyType(groups)))
 
 
-def _add(locations: dict[str, Location], name: str, entry: Any, where: str) -> None:
+def _add(locations: dict[str, Location], name: str, entry: Any, where: str, refused: list[str] | None) -> None:
     rack = entry.get("rack") if isinstance(entry, dict) else entry
     if rack is None and isinstance(entry, dict):
         return
@@ -149,14 +172,17 @@ def _add(locations: dict[str, Location], name: str, entry: Any, where: str) -> N
         bookie_id(name)
         found = location(rack) if rack.strip().strip("/") else None
     except (InvalidIdError, InvalidLocationError) as error:
-        raise InvalidTopologyError(f"{where}: {error}") from error
+        if refused is None:
+            raise InvalidTopologyError(f"{where}: {error}") from error
+        refused.append(f"{where}: {error}")
+        return
     if found is not None and locations.setdefault(name, found) != found:
         raise InvalidTopologyError(f"{where}: it is at {found} here, and at {locations[name]} elsewhere")
 
 
-def _decode(path: str, data: bytes) -> Topology:
+def _decode(path: str, data: bytes, refused: list[str] | None = None) -> Topology:
     try:
-        return parse_topology(data.decode())
+        return _parse(data.decode(), refused)
     except (UnicodeDecodeError, InvalidTopologyError) as error:
         raise InvalidTopologyError(f"node {path}: {error}") from error
 
