@@ -1,4 +1,4 @@
-"""Expected failures on this cluster, and remedies: permissions (``permissions``), layout, clocks, bookies.
+"""Expected failures on this cluster, and remedies: permissions (``permissions``), layout, old state, clocks, bookies.
 
 The clock is compared by writing one node (``/bkheal/doctor``): ZooKeeper shows its time only in written nodes.
 """
@@ -15,8 +15,9 @@ from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import access_in_use
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import INSTANCE_ID
 from bookie.metadata.nodes import put
-from bookie.metadata.own_state import own_path
+from bookie.metadata.own_state import KINDS, own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId
 from bookie.runtime.human import duration
@@ -30,6 +31,8 @@ CLOCK_FAIL_MS: Final = 60_000
 _INFO_TIMEOUT_S: Final = 5.0
 _INFO_AT_ONCE: Final = 16
 _DISK_FREE_SHARE_MIN: Final = 0.05
+_KEPT_KINDS: Final = frozenset({"copy-limits", "doctor", "topology"})
+"""Kinds of state that contain nothing about ledgers, and nothing that happened to a bookie."""
 
 
 async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
@@ -39,6 +42,8 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
         StoreUnavailableError: the store stopped answering.
     """
     yield layout_check(client.cluster)
+    if (old := await state_check(client)) is not None:
+        yield old
     for check in await permission_checks(client):
         yield check
     yield await clock_check(client)
@@ -51,6 +56,31 @@ def layout_check(cluster: Cluster) -> Checked:
     """Return the layout read at the opening of the cluster; a cluster with an unsupported layout cannot be opened."""
     text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {access_in_use().state_root}"
     return Checked("cluster", cluster.root, State.OK, text)
+
+
+async def state_check(client: ClusterClient) -> Checked | None:
+    """Return a warning if bkheal's state is older than the cluster: it is of a deleted cluster at the same root.
+
+    Transactions are compared, so a copy of the nodes to another ZooKeeper can cause this warning as well.
+    """
+    root = client.cluster.root
+    paths = [own_path(kind, root) for kind in KINDS if kind not in _KEPT_KINDS]
+    try:
+        cluster, *own = await asyncio.gather(*map(client.store.stat, (f"{root}/{INSTANCE_ID}", *paths)))
+    except AccessDeniedError as error:
+        return Checked("state", access_in_use().state_root, State.UNKNOWN, f"its age cannot be read: {error}")
+    if cluster is None:
+        return None
+    old = [path for path, stat in zip(paths, own, strict=True) if stat is not None and stat.czxid < cluster.czxid]
+    if not old:
+        return None
+    text = f"older than the cluster (its INSTANCEID node), so perhaps of a deleted cluster: {', '.join(old)}"
+    advice = (
+        f"if a cluster at {root} was deleted and created again: stop every process of bkheal, delete these nodes with "
+        "all nodes below them, and start the processes (docs/operations.md, A cluster was created again); if the nodes "
+        "were copied from another ZooKeeper, nothing is to be done"
+    )
+    return Checked("state", access_in_use().state_root, State.WARNING, text, advice)
 
 
 async def clock_check(client: ClusterClient) -> Checked:

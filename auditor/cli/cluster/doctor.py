@@ -46,9 +46,9 @@ def doctor(
 ) -> None:
     """Check everything that bkheal needs from this machine, and show what would fail and what to do.
 
-    The configuration file; each ZooKeeper server; the cluster and its layout; the permission to write in each part of
-    the tree written by bkheal; the clock; every registered bookie, with the TLS and login settings of this call; and
-    ports.
+    The configuration file; each ZooKeeper server; the cluster and its layout; whether bkheal's state is of an earlier
+    cluster; the permission to write in each part of the tree written by bkheal; the clock; every registered bookie,
+    with the TLS and login settings of this call; and ports.
 
     Nothing in the cluster is changed: permissions are tested by transactions that always fail. Only `doctor` below the
     state root (`/bkheal`) is written, to compare the clock.

@@ -18,6 +18,7 @@ from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
 from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
@@ -73,6 +74,37 @@ def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster:
     assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available", "/bkheal"} <= permissions.keys()
     assert tree(cluster) == before
     assert rows["cluster", ROOT]["detail"].endswith("own state below /bkheal")
+
+
+def test_state_of_a_deleted_cluster_at_the_same_root_is_a_warning_until_it_is_deleted(cluster: CommandCluster) -> None:
+    drains, topology = own_path("drains", ROOT), own_path("topology", ROOT)
+    elsewhere = own_path("drains", "/elsewhere")
+
+    async def begin() -> None:
+        await Drains(cluster.keeper, ROOT).start(Drain(BookieId("c"), "somebody", 1))
+        await put(cluster.keeper, topology, b"{}")
+        await put(cluster.keeper, elsewhere, b"")
+
+    async def delete(path: str) -> None:
+        for name in (await cluster.keeper.children(path)).names:
+            await delete(f"{path}/{name}")
+        await cluster.keeper.delete(path)
+
+    async def create_again() -> None:
+        await delete(ROOT)
+        await cluster.fill()
+        assert (await Drains(cluster.keeper, ROOT).draining()).bookies == {"c"}
+
+    asyncio.run(begin())
+    assert ("state", "/bkheal") not in diagnosis()[1]
+    asyncio.run(create_again())
+    row = diagnosis()[1]["state", "/bkheal"]
+    named = row["detail"].partition(": ")[2].split(", ")
+    assert (row["state"], drains in named, topology in named, elsewhere in named) == ("warning", True, False, False)
+    assert "stop every process of bkheal, delete these nodes" in row["advice"]
+    for path in named:
+        asyncio.run(delete(path))
+    assert ("state", "/bkheal") not in diagnosis()[1]
 
 
 def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: CommandCluster) -> None:
