@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from auditor.cli.configuration.sources import ENVIRONMENT_PREFIX
 from auditor.cli.running import run
+from bookie.embedded.apache_jars import LIB_VARIABLE
 from bookie.metadata.access import use_plain_access
+from bookie.runtime.configuration.settings import CONFIG_VARIABLE
+from spark_jobs.class_archive import VARIABLE as SPARK_CLASSES_VARIABLE
+
+_TOOLS: Final = frozenset({LIB_VARIABLE, SPARK_CLASSES_VARIABLE})
+"""Variables with places on this machine; the others with the prefix are settings of clusters and services."""
 
 
 def quickstart(
@@ -27,7 +35,7 @@ def quickstart(
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
     settings = QuickstartSettings(keep=keep, is_serving=serve, seed=seed)
-    use_plain_access()
+    _use_defaults()
     run(quickstart(settings, Display(STEPS)))
 
 
@@ -46,5 +54,13 @@ def demo(
 
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
-    use_plain_access()
+    _use_defaults()
     run(demo(DemoSettings(chosen_port(http_port), chosen_port(ui_port), keep), Display(STEPS)))
+
+
+def _use_defaults() -> None:
+    """Ignore the operator's configuration, in this process and its children: it is for other clusters."""
+    use_plain_access()
+    for name in [name for name in os.environ if name.startswith(f"{ENVIRONMENT_PREFIX}_") and name not in _TOOLS]:
+        del os.environ[name]
+    os.environ[CONFIG_VARIABLE] = os.devnull
