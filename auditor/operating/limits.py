@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,7 +21,9 @@ async def read_limits(client: ClusterClient) -> Document:
         StoreUnavailableError: no answer.
     """
     store = CopyLimitsStore(client.store, client.cluster.root)
-    limits, workers = await _read(store), await store.workers()
+    with _refusing_unreadable(store):
+        limits = (await store.read()).limits
+    workers = await store.workers()
     return {**limits_document(limits), "workers": [] if workers is None else sorted(workers.names)}
 
 
@@ -32,16 +34,22 @@ async def set_limits(
 
     Raises:
         RefusedError: the present ones cannot be decoded.
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting them again is safe.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer, or other clients set limits all the time; setting
+            them again is safe.
     """
-    store = CopyLimitsStore(client.store, client.cluster.root)
-    limits = replace(await _read(store) or CopyLimits(), **chosen)
-    limits = replace(limits, by=actor.name, since_ms=client.ports.clock.epoch_ms())
-    if not is_dry_run:
+    store, since_ms = CopyLimitsStore(client.store, client.cluster.root), client.ports.clock.epoch_ms()
+
+    def changed(present: CopyLimits | None) -> CopyLimits:
+        return replace(present or CopyLimits(), **chosen, by=actor.name, since_ms=since_ms)
+
+    with _refusing_unreadable(store):
+        limits = changed((await store.read()).limits)
+        if is_dry_run:
+            return {"dry_run": True, **limits_document(limits)}
         texts = (f"{name}={getattr(value, 'value', value)}" for name, value in sorted(chosen.items()))
         await actor.record(client, "throttle set", " ".join(texts))
-        await store.set(limits)
-    return {"dry_run": is_dry_run, **limits_document(limits)}
+        limits = await store.update(changed)
+    return {"dry_run": False, **limits_document(limits)}
 
 
 async def clear_limits(client: ClusterClient, actor: Actor, *, is_dry_run: bool = False) -> Document:
@@ -72,9 +80,10 @@ def limits_document(limits: CopyLimits | None) -> Document:
     }
 
 
-async def _read(store: CopyLimitsStore) -> CopyLimits | None:
+@contextlib.contextmanager
+def _refusing_unreadable(store: CopyLimitsStore) -> Iterator[None]:
     try:
-        return (await store.read()).limits
+        yield
     except UnreadableRecordError as error:
         raise RefusedError(
             f"the limits in {store.path} cannot be decoded ({error}); `bkheal throttle clear` removes them"

@@ -11,9 +11,10 @@ Source: docs/failure-model.md#state-under-bkheal.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from bookie.metadata.nodes import ensure_path, find, put, remove
+from bookie.metadata.nodes import change, ensure_path, find, put, remove
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Children, MetadataStore, NodeExistsError, NoNodeError, Stat, WriteOutcomeUnknownError
 from bookie.model.records import decode_record, encode_record
@@ -96,6 +97,25 @@ class CopyLimitsStore:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting them again is safe.
         """
         await put(self._store, self.path, encode_record(limits))
+
+    async def update(self, decide: Callable[[CopyLimits | None], CopyLimits]) -> CopyLimits:
+        """Replace the limits by compare-and-set, so no change of another client is lost; return the new ones.
+
+        Args:
+            decide: returns the new limits for the present ones; None: there are none. Called again after a conflict or
+                a lost answer, then perhaps with the limits it returned before.
+
+        Raises:
+            UnreadableRecordError: the present ones are damaged, or set by a newer release.
+            StoreUnavailableError, WriteOutcomeUnknownError: as ``nodes.change``.
+        """
+        data = await change(
+            self._store,
+            self.path,
+            lambda present: encode_record(decide(None if present is None else decode_record(present, CopyLimits))),
+        )
+        assert data is not None
+        return decode_record(data, CopyLimits)
 
     async def clear(self) -> None:
         """Remove every limit. Idempotent.

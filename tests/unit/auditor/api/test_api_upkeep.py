@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from auditor.operating.client import Actor
+from auditor.operating.limits import read_limits, set_limits
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.tasks.boosts import Boosts
-from bookie.metadata.tasks.copy_limits import CopyLimitsStore
+from bookie.metadata.tasks.copy_limits import CopyLimitsStore, CopyProfile
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
@@ -191,6 +193,25 @@ async def test_copy_limits_are_set_in_part_and_removed(world: ApiWorld) -> None:
     store = CopyLimitsStore(world.upkeep.cluster.keeper, ROOT)
     assert (await store.read()).limits is None
     assert [action for action, _ in await changes(world)] == ["throttle clear", "throttle set", "throttle set"]
+
+
+async def test_of_two_limits_that_two_operators_set_at_the_same_time_none_is_lost(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.upkeep.cluster.connected("") as first, world.upkeep.cluster.connected("") as second:
+        await set_limits(first, Actor("a", "command"), {"profile": CopyProfile.BALANCED})
+        write = first.store.set
+
+        async def write_late(*given: Any) -> Any:
+            monkeypatch.undo()
+            await set_limits(second, Actor("b", "command"), {"requests_per_second": 7})
+            return await write(*given)
+
+        monkeypatch.setattr(first.store, "set", write_late)
+        done = await set_limits(first, Actor("a", "command"), {"bytes_per_second": 50})
+        assert (done["bytes_per_second"], done["requests_per_second"], done["profile"]) == (50, 7, "balanced")
+        del done["dry_run"]
+        assert await read_limits(second) == {**done, "workers": []}
 
 
 async def test_a_marked_ledger_is_boosted_for_a_time(world: ApiWorld) -> None:
