@@ -7,8 +7,8 @@ import os
 
 
 def user_name() -> str:
-    """Return the user's name, or ``uid N`` if the user has none, as in many containers."""
+    """Return the user's name as UTF-8, or ``uid N`` if the user has none, as in many containers."""
     try:
-        return getpass.getuser()
+        return getpass.getuser().encode(errors="backslashreplace").decode()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"

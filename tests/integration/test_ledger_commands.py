@@ -107,6 +107,26 @@ def test_a_wrong_password_is_one_sentence(uri: str) -> None:
     assert output(uri, "ledger", "read", ledger, "--password", "right") == "x\n"
 
 
+def test_a_password_has_any_bytes(uri: str) -> None:
+    password = b"\xff\xfe\x80key"
+
+    async def write() -> LedgerId:
+        async with await connect(uri) as client, client.create_ledger(password=password) as ledger:
+            await ledger.append(b"x")
+            return ledger.ledger_id
+
+    typed = ("--password", os.fsdecode(password))
+    ledger = str(asyncio.run(write()))
+    assert output(uri, "ledger", "read", ledger, *typed) == "x\n"
+    assert output(uri, "ledger", "tail", ledger, "--first", "0", *typed) == "x\n"
+    assert document(uri, "ledger", "recover", ledger, *typed)["state"] == "CLOSED"
+    written = str(document(uri, "ledger", "write", *typed, stdin=b"y\n")["ledger_id"])
+    assert process(uri, "ledger", "read", written, *typed) == "y\n"
+    output(uri, "log", "append", "secret", "--create", *typed, stdin=b"z\n")
+    assert output(uri, "log", "read", "secret", *typed) == "z\n"
+    assert output(uri, "log", "tail", "secret", "--from", "start", "--limit", "1", *typed) == "z\n"
+
+
 def test_ledgers_are_filtered(uri: str, cluster: EmbeddedCluster) -> None:
     written = document(uri, "ledger", "write", "--custom", "app=filter", "--custom", "run=1", stdin=b"x\n")
     ledger = written["ledger_id"]

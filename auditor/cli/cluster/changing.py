@@ -53,6 +53,15 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
+def text_only(value: str) -> str:
+    """Callback of an option or argument that is stored as text: stop the command if the value is not UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"{value!r} is not UTF-8") from error
+    return value
+
+
 def whoami() -> str:
     """Return user and host, for the record of a change."""
     return f"{user_name()}@{socket.gethostname()}"

@@ -18,6 +18,7 @@ from auditor.cli.cluster.changing import (
     connected,
     refuse,
     show,
+    text_only,
     whoami,
 )
 from auditor.cli.cluster.paging import (
@@ -183,7 +184,10 @@ def retry(
 @reachable
 def accept_loss(
     ledgers: LedgersArgument,
-    why: Annotated[str, typer.Option("--reason", help="Why the loss is accepted; recorded.", show_default=False)],
+    why: Annotated[
+        str,
+        typer.Option("--reason", callback=text_only, help="Why the loss is accepted; recorded.", show_default=False),
+    ],
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -217,7 +221,7 @@ def accept_loss(
 @reachable
 def drop(
     ledgers: LedgersArgument,
-    why: Annotated[str, typer.Option("--reason", help="Why; recorded.", show_default=False)] = "",
+    why: Annotated[str, typer.Option("--reason", callback=text_only, help="Why; recorded.", show_default=False)] = "",
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,

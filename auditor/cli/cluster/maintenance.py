@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, whoami
+from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, text_only, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, StreamFormat, print_line
@@ -23,7 +23,10 @@ _EXIT_CODES: Final = (
 app = typer.Typer(help="Maintenance windows: bookies that are down on purpose.", no_args_is_help=True)
 
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="BOOKIE|rack:RACK", help="A bookie, or all bookies of a rack such as rack:/r1.")
+    str,
+    typer.Argument(
+        callback=text_only, metavar="BOOKIE|rack:RACK", help="A bookie, or all bookies of a rack such as rack:/r1."
+    ),
 ]
 
 
@@ -38,7 +41,7 @@ def start(
     is_critical_held: Annotated[
         bool, typer.Option("--hold-critical", help="Also hold back ledgers with one copy left.")
     ] = False,
-    note: Annotated[str, typer.Option("--note", help="Why, for other people.")] = "",
+    note: Annotated[str, typer.Option("--note", callback=text_only, help="Why, for other people.")] = "",
     topology_file: Annotated[
         Path | None,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def write(
     """
     shape, kind = check_quorums(ensemble_size, write_quorum, ack_quorum), digest_named(digest)
     payloads, pairs = payloads_from(file, entries, entry_bytes), custom_pairs(custom or [])
-    row = run(_write(metadata_uri(uri, config), shape, kind, password.encode(), pairs, payloads, entries or None))
+    row = run(_write(metadata_uri(uri, config), shape, kind, os.fsencode(password), pairs, payloads, entries or None))
     if output is OutputFormat.JSON:
         print_json("Ledger", **row)
     else:
@@ -95,7 +96,7 @@ def read(
     if last is not None and last < first:
         raise typer.BadParameter(f"--first {first} is after --last {last}")
     chosen = form or (EntryFormat.RAW if to else EntryFormat.TEXT)
-    work = _read(metadata_uri(uri, config), ledger, (first, last), to, chosen, password.encode() or None)
+    work = _read(metadata_uri(uri, config), ledger, (first, last), to, chosen, os.fsencode(password) or None)
     count = run(work)
     if to is not None:
         print_line(f"{count} entries of ledger {ledger} written to {to}")
@@ -115,7 +116,7 @@ def tail(
 
     Example: `bkheal ledger tail 17 --first 0 --format json`.
     """
-    run(_tail(metadata_uri(uri, config), ledger, first, form, password.encode() or None))
+    run(_tail(metadata_uri(uri, config), ledger, first, form, os.fsencode(password) or None))
 
 
 def describe(ledger: int, metadata: LedgerMetadata) -> dict[str, Any]:

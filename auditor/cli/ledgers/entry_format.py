@@ -16,6 +16,7 @@ from typing import Final
 
 import typer
 
+from auditor.cli.cluster.changing import text_only
 from bookie.client.errors import EntryTooLargeError
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
 
@@ -75,12 +76,22 @@ def custom_pairs(pairs: list[str]) -> dict[str, bytes]:
     """Custom metadata from ``key=value`` arguments.
 
     Raises:
-        typer.BadParameter: one has no ``=`` or no key.
+        typer.BadParameter: one has no ``=`` or no key, or its key is not UTF-8.
     """
     for pair in pairs:
         if "=" not in pair[1:]:
             raise typer.BadParameter(f"{pair!r} is not key=value")
-    return {key: value.encode() for key, _, value in (pair.partition("=") for pair in pairs)}
+    return {key: value or b"" for key, value in map(custom_condition, pairs)}
+
+
+def custom_condition(text: str) -> tuple[str, bytes | None]:
+    """Return a key of custom metadata and its value, from ``key=value`` or ``key``; None: any value.
+
+    Raises:
+        typer.BadParameter: the key is not UTF-8.
+    """
+    key, equals, value = text.partition("=")
+    return text_only(key), os.fsencode(value) if equals else None
 
 
 def _payload_fields(payload: bytes) -> dict[str, str]:

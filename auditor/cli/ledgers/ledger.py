@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
+from auditor.cli.ledgers.entry_format import custom_condition
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
@@ -62,11 +64,10 @@ def list_ledgers(
         raise typer.BadParameter(f"{state!r} is not a state; use one of {', '.join(LedgerState.__members__)}")
     if prefix and not (prefix.isascii() and prefix.isdigit()):
         raise typer.BadParameter(f"{prefix!r} begins no id: ids are numbers")
-    pairs = (pair.partition("=") for pair in custom or [])
     where = LedgerFilter(
         states=None if state is None else frozenset({LedgerState[state.upper()]}),
         bookie=None if bookie is None else bookie_id(bookie),
-        custom={key: value.encode() if equals else None for key, equals, value in pairs},
+        custom=dict(map(custom_condition, custom or [])),
         created_after_ms=_time_ms(created_after),
         created_before_ms=_time_ms(created_before),
         id_prefix=prefix,
@@ -138,7 +139,7 @@ def recover(
     If the writer is still alive, it is fenced out: it cannot add anything from then on. All acknowledged entries stay.
     Exits with 69 while too few bookies answer to find the end; run it again after they return.
     """
-    row = run(_recover(metadata_uri(uri, config), ledger, password.encode() or None))
+    row = run(_recover(metadata_uri(uri, config), ledger, os.fsencode(password) or None))
     if output is OutputFormat.JSON:
         print_json("Ledger", **row)
     else:

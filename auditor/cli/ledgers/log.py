@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.changing import whoami
+from auditor.cli.cluster.changing import text_only, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.configuration.settings import check_quorums, digest_named
@@ -42,7 +43,7 @@ app = typer.Typer(
 
 _TELL_S: Final = 0.2
 """After this time the newest entries are announced to readers that follow the log, unless later entries do so."""
-NameArgument = Annotated[str, typer.Argument(help="Name of the log.")]
+NameArgument = Annotated[str, typer.Argument(callback=text_only, help="Name of the log.")]
 
 
 @app.command("create")
@@ -84,7 +85,7 @@ def append(
     This takes over the log: any other writer of it is deposed. Example: `dmesg | bkheal log append kernel --create`.
     """
     payloads = payloads_from(file, entries, entry_bytes)
-    work = _append(metadata_uri(uri, config), name, payloads, entries or None, password.encode(), is_created)
+    work = _append(metadata_uri(uri, config), name, payloads, entries or None, os.fsencode(password), is_created)
     try:
         first, last, count = run(work)
     except NoSuchLogError as error:
@@ -113,7 +114,7 @@ def read(
 
     A position is printed with --format json or hex. Example: `bkheal log read orders --from 17:0 --limit 10`.
     """
-    run(_print(metadata_uri(uri, config), name, first, limit, form, password.encode() or None, is_tailing=False))
+    run(_print(metadata_uri(uri, config), name, first, limit, form, os.fsencode(password) or None, is_tailing=False))
 
 
 @app.command("tail")
@@ -129,7 +130,7 @@ def tail(
     password: PasswordOption = "",
 ) -> None:
     """Print entries as they are appended, over new ledgers and new writers, until Ctrl-C is pressed."""
-    run(_print(metadata_uri(uri, config), name, first, limit, form, password.encode() or None, is_tailing=True))
+    run(_print(metadata_uri(uri, config), name, first, limit, form, os.fsencode(password) or None, is_tailing=True))
 
 
 @app.command("list")
