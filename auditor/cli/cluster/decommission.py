@@ -41,8 +41,9 @@ def decommission(
     """Take bookies out of the cluster permanently: delete their cookies, and end their drains.
 
     Refused while one of them is running, and while any ledger names one, so nothing is lost. Ledgers whose loss there
-    was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed. Repeating it is safe. The
-    history of a bookie's disks is kept, so a later bookie of the same name is recognized as another one.
+    was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed. A damaged cookie is deleted
+    as well. Repeating it is safe. The history of a bookie's disks is kept, so a later bookie of the same name is
+    recognized as another one.
 
     Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, or the cluster has no record of
     such a bookie, 3 the store did not answer, 5 refused because some metadata cannot be read and may name one of them.
@@ -85,18 +86,20 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
         drains, downs = Drains(client.store, client.cluster.root), FirstSeenDown(client.store, client.cluster.root)
         await _refuse_running(client, bookies)
         found = await _refuse_needed(client, bookies)
-        stored = {bookie: await cookies.read(bookie) for bookie in bookies}
+        versions = {bookie: await cookies.version(bookie) for bookie in bookies}
         drained, noted = await drains.read(), await downs.read()
         rows = [
             {
                 "bookie_id": bookie,
-                "cookie": stored[bookie] is not None,
+                "cookie": versions[bookie] is not None,
                 "drain": bookie in drained,
                 "noted_down": bookie in noted,
             }
             for bookie in bookies
         ]
-        recorded = [bookie for bookie in bookies if stored[bookie] is not None or bookie in drained or bookie in noted]
+        recorded = [
+            bookie for bookie in bookies if versions[bookie] is not None or bookie in drained or bookie in noted
+        ]
         if rest := [bookie for bookie in bookies if bookie not in found.named.union(recorded)]:
             unknown_names(rest, await _earlier(client))
         if not is_dry_run and recorded:
@@ -106,8 +109,8 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             await _refuse_running(client, bookies)
             await Actor(whoami(), "command").record(client, _ACTION, ", ".join(recorded))
             for bookie in bookies:
-                if (cookie := stored[bookie]) is not None:
-                    await cookies.delete(bookie, cookie.version)
+                if (version := versions[bookie]) is not None:
+                    await cookies.delete(bookie, version)
             # A bookie that started just now got past its cookie: then the drain stays, and no ledgers are placed on it.
             await _refuse_running(client, bookies)
             for bookie in bookies:

@@ -115,6 +115,15 @@ class CookieStore:
             return None
         return StoredCookie(decode_cookie(node.data), node.stat.version)
 
+    async def version(self, bookie: BookieId) -> int | None:
+        """Return the version of a bookie's cookie, also of a damaged one, or None if it has none.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        stat = await self._store.stat(cookie_path(self._root, bookie))
+        return None if stat is None else stat.version
+
     async def create(self, cookie: Cookie) -> None:
         """Store the cookie of a bookie that has none.
 

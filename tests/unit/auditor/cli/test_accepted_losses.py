@@ -15,6 +15,8 @@ from auditor.cli.main import app
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.port import ANY_VERSION
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from tests.worlds.cluster import ROOT, service_info
@@ -85,6 +87,18 @@ def test_a_bookie_with_accepted_losses_alone_is_decommissioned(cluster: CommandC
     assert "2 ledgers with an accepted loss" in asked.stderr
     done = json.loads(call("decommission", "a", "b", "--yes", "-o", "json").stdout)
     assert (done["accepted_ledgers"], ran(cookies_of(cluster))) == (2, ["c", "d"])
+
+
+def test_a_bookie_with_a_damaged_cookie_is_decommissioned_after_the_same_checks(cluster: CommandCluster) -> None:
+    for name in ("a", "c"):
+        ran(cluster.keeper.set(cookie_path(ROOT, BookieId(name)), b"", ANY_VERSION))
+    assert "1 ledger still names a" in call("decommission", "a", "--yes").stderr
+    assert "c is running" in call("decommission", "c", "--yes").stderr
+    assert ran(cookies_of(cluster)) == ["a", "b", "c", "d"]
+    ran(delete(cluster, 9))
+    done = call("decommission", "a", "--yes")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (ExitCode.OK, "a: its cookie is deleted")
+    assert ran(cookies_of(cluster)) == ["b", "c", "d"]
 
 
 def test_drain_status_of_a_lost_bookie_names_what_helps_and_ends(cluster: CommandCluster) -> None:
