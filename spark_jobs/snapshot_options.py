@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+from bookie.model.hosts import is_host
 from bookie.model.option import Option
 
 AUTHORIZATION_VARIABLE: Final = "BKHEAL_SNAPSHOT_AUTHORIZATION"
@@ -39,7 +40,7 @@ SnapshotCa = Annotated[
 def url_problems(url: str) -> Iterator[str]:
     """Yield the problems of an admin server's URL, one sentence each."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not is_host(parts.hostname or ""):
         yield f"snapshot_url = {url.rpartition('@')[2]!r} is no URL such as http://zk1:8080"
     elif parts.username or parts.password:
         yield "snapshot_url has a password: give it in a file, as snapshot_authorization_file"

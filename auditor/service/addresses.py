@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
+from bookie.model.hosts import is_host
+
 if TYPE_CHECKING:
     from auditor.service.settings import ServiceSettings
 
@@ -53,7 +55,9 @@ def public_url_problems(url: str) -> Iterator[str]:
 
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
     """Why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
-    if settings.advertised_host and not _HOST.fullmatch(settings.advertised_host):
+    if settings.advertised_host and not (
+        _HOST.fullmatch(settings.advertised_host) and is_host(settings.advertised_host)
+    ):
         yield f"advertised_host = {settings.advertised_host!r} is not a host: Apache's auditors could not read the vote"
     own = {name: getattr(settings, f"{name}_port") for name in ("http", "grpc", "ui")}
     own["ui"] = settings.ui_proxy_port or own["ui"]

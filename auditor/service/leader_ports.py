@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from auditor.service.listeners import Listener
 from auditor.service.settings import ServiceSettings
+from bookie.model.hosts import is_host
 from bookie.runtime.clock import Clock
 from bookie.runtime.listening import accept_singly, address_in_use
 from bookie.runtime.tasks import cancel, guarded
@@ -42,14 +43,14 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 def leader_host(leader: str, http_port: int) -> str:
-    """The host of the leader; empty: none leads, or another kind of process does.
+    """The host of the leader; empty: none leads, or another kind of process does, or its name has no usable host.
 
     Args:
         leader: the name in the vote.
         http_port: of the API of every auditor of this service.
     """
     host, _, port = leader.rpartition(":")
-    return host if port == str(http_port) else ""
+    return host if port == str(http_port) and is_host(host) else ""
 
 
 def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Clock) -> Sequence[LeaderPort]:

@@ -16,6 +16,7 @@ from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.bookies.returned import FLAPPING_DELAY_S
 from bookie.metadata.uri import uri_problems
+from bookie.model.hosts import host_problems
 from bookie.model.option import Group, Option
 from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
 from bookie.model.spread import STANDARD, PlacementPolicy
@@ -303,6 +304,8 @@ def _problems(settings: ServiceSettings) -> Iterator[str]:
 def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     if settings.incremental and not settings.with_image:
         yield "incremental needs with_image: what is not read comes from the image"
+    for name in ("http_host", "grpc_host", "ui_host"):
+        yield from host_problems(name, getattr(settings, name))
     yield from public_url_problems(settings.public_url)
     yield from leader_port_problems(settings)
     yield from ui_proxy_problems(settings)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.errors import PermanentError
+from bookie.model.hosts import is_host, is_port
 
 DEFAULT_PORT: Final = 2181
 DEFAULT_ROOT: Final = "/ledgers"
@@ -114,9 +115,9 @@ def _hosts(text: str, authority: str) -> str:
 
 def _host(text: str, host: str) -> str:
     name, port = _split_port(host)
-    if not name or any(character.isspace() or character in "@?#" for character in name):
+    if not is_host(name) or any(character.isspace() or character in "@?#" for character in name):
         raise _refuse(text, f"{host!r} is not a host")
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= 65535):
+    if not is_port(port):
         raise _refuse(text, f"{port!r} is not a port")
     return f"{name}:{int(port)}"
 

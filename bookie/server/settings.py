@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from bookie.metadata.uri import uri_problems
+from bookie.model.hosts import host_problems
 from bookie.model.ids import InvalidIdError, bookie_id
 from bookie.model.option import Group, Option, directories_in
 from bookie.runtime.access.access import anonymous_write_problems
@@ -194,6 +195,8 @@ class BookieSettings:
         """The contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
             yield f"gRPC and Apache's protocol are both to use port {self.port}: give each its own"
+        yield from host_problems("host", self.host)
+        yield from host_problems("advertised_host", self.advertised_host)
         yield from _directory_problems(self.journal_dirs, self.ledger_dirs)
         if self.bookie_id is not None:
             yield from _id_problems(self.bookie_id)

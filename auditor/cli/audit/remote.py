@@ -23,6 +23,7 @@ from auditor.cli.output import API_VERSION, OutputFormat, print_json, print_line
 from auditor.cli.running import OutputOption
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
+from bookie.model.hosts import is_host
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.access.tokens import Role, TokenFileError, is_word, make_token, read_token_file
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -445,7 +446,7 @@ def base_url(settings: RemoteSettings) -> str:
         parts = urlsplit(settings.url)
         base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         url = httpx.URL(base)
-        is_address = url.scheme in ("http", "https") and bool(url.host) and parts.port != 0
+        is_address = url.scheme in ("http", "https") and is_host(url.host) and parts.port != 0
     except (ValueError, httpx.InvalidURL):
         is_address = False
     if not is_address:

@@ -18,6 +18,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from auditor.cli.audit.remote import RemoteSettings, base_url, tls_context
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.hosts import is_host
 from bookie.runtime.human import printable
 from bookie.runtime.listening import is_loopback
 
@@ -194,7 +195,7 @@ def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise ValueError(f"to {shown}, which is not an address") from error
-    if parts.scheme not in ("http", "https") or not host or port == 0 or not location.isascii():
+    if parts.scheme not in ("http", "https") or not is_host(host) or port == 0 or not location.isascii():
         raise ValueError(f"to {shown}, which is not an address")
     if urlsplit(at).scheme == "https" and parts.scheme != "https":
         raise ValueError(f"from https to {shown}")

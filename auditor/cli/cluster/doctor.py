@@ -22,6 +22,7 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.exit_codes import ExitCode
+from bookie.model.hosts import is_host, is_port
 from bookie.runtime.configuration.settings import ConfigurationError, config_file
 from bookie.runtime.human import printable
 
@@ -136,7 +137,7 @@ def _file_checks(context: typer.Context, config: Any) -> list[Checked]:
 
 def _port_check(address: str) -> Checked:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not is_host(host) or not is_port(port):
         raise typer.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
+from bookie.model.hosts import is_host, is_port
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.times import rfc3339_if_known
 
@@ -50,7 +51,7 @@ def address_of(text: str) -> BookieAddress:
 
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535) or "/" in host:
+    if not is_host(host) or not is_port(port) or "/" in host:
         raise typer.BadParameter(f"{text!r} is not an address: write HOST:PORT", param_hint="--at")
     return BookieAddress(host, int(port))
 

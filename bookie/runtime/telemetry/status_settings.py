@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from bookie.model.hosts import host_problems
 from bookie.model.option import Option
 
 
@@ -38,7 +39,7 @@ class StatusServerSettings:
 
     def problems(self) -> list[str]:
         """Return the contradictions between the values; empty if none. The files are not read."""
-        found = []
+        found = list(host_problems("http_host", self.host))
         if (self.cert is None) != (self.key is None):
             found.append("the certificate for HTTP and its key go together: give both, or neither")
         if self.client_ca is not None and self.cert is None:

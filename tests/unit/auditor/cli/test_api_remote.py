@@ -324,6 +324,8 @@ async def test_no_log_has_the_token(world: ApiWorld, caplog: pytest.LogCaptureFi
         "http://a:0",
         "http://[::1",
         "http://999.1.1.1",
+        "http://a..b:80",
+        f"http://{'x' * 64}",
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:

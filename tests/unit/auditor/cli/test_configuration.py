@@ -331,6 +331,9 @@ def test_validate_counts_the_environment_as_the_command_does(tmp_path: Path) -> 
     ("table", "command", "says"),
     [
         ("[bookie]\nhost = '0.0.0.0'\nadvertised_host = 'b1'\n", ("bookie",), "reachable from outside"),
+        ("[bookie]\nhost = 'a..b'\nplaintext = true\n", ("bookie",), "host = 'a..b' is not a host"),
+        ("[bookie]\nadvertised_host = 'a..b'\n", ("bookie",), "advertised_host = 'a..b' is not a host"),
+        ("[replicator]\nhttp_port = 0\nhttp_host = 'a..b'\n", ("replicator",), "http_host = 'a..b' is not a host"),
         ("[bookie]\nledger_dir = 'j'\njournal_dir = 'j'\n", ("bookie",), "two directories"),
         ("[replicator]\ntls_key = '/none'\n", ("replicator",), "need tls_ca"),
         ("[auditor]\nhttp_port = 8081\n", ("auditor",), "both 8081"),

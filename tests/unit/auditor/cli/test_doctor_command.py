@@ -209,7 +209,14 @@ def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandClust
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert diagnosis("--listen", address)[1]["port", address]["state"] == "warning"
     assert diagnosis("--listen", address)[1]["port", address]["state"] == "ok"
-    assert call("--listen", "8080").exit_code == ExitCode.USAGE
+    for wrong in ("8080", "a..b:8080", "127.0.0.1:\u00b2", f"127.0.0.1:{'1' * 5000}"):
+        assert call("--listen", wrong).exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("host", ["zk..example.com", "x" * 64])
+def test_a_server_whose_name_cannot_be_looked_up_is_a_fault_of_the_configuration(host: str) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--metadata-uri", f"zk://{host}:2181/ledgers"])
+    assert (done.exit_code, "is not a host" in done.stdout) == (ExitCode.CONFIGURATION, True)
 
 
 def test_a_wrong_file_and_a_missing_uri_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,6 +305,7 @@ async def test_a_redirect_to_no_address_is_a_failure_that_has_an_end() -> None:
         ("http://a", "http://b/x/unload", False, "http://b/x/unload"),
         ("http://a", "ftp://b/x/unload", False, None),
         ("http://a", "http://:80/x/unload", False, None),
+        ("http://a", "http://b..c/x/unload", False, None),
         ("http://a", "http://[::1/x/unload", False, None),
         ("http://a", "http://b:99999/x/unload", False, None),
         ("http://a", "http://b/y?/x/unload", False, None),

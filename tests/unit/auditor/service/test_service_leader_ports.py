@@ -27,6 +27,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
         ("bookie-1:3181", ""),  # Apache's auditor has its bookie's id
         ("", ""),
         ("8080", ""),
+        ("a..b:8080", ""),  # a damaged vote
     ],
 )
 def test_only_an_auditor_of_this_service_is_connected_to(leader: str, expected: str) -> None:

@@ -54,6 +54,8 @@ def test_accepted(text: str, expected: MetadataUri) -> None:
         ("zk://h:2181/", "no path"),
         ("zk:///ledgers", "not a host"),
         ("zk://h;;g/ledgers", "not a host"),
+        ("zk://zk..example.com:2181/ledgers", "not a host"),
+        (f"zk://h;{'x' * 64}/ledgers", "not a host"),
         ("zk://h;/ledgers", "not a host"),
         ("zk://user@h/ledgers", "not a host"),
         ("zk://[::1/ledgers", "not a host"),

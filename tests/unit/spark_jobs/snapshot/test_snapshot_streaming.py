@@ -126,6 +126,6 @@ def test_urls() -> None:
     assert AdminServer("http://zk1:8080/").request_url == "http://zk1:8080/commands/snapshot?streaming=true"
     assert AdminServer("https://zk1/zk/cmd/").request_url == "https://zk1/zk/cmd/snapshot?streaming=true"
     assert list(url_problems("http://zk1:8080")) == []
-    for url in ("zk1:8080", "ftp://zk1", "http://", "http://a:b@zk1", "http://zk1?x=1"):
+    for url in ("zk1:8080", "ftp://zk1", "http://", "http://a..b", "http://a:b@zk1", "http://zk1?x=1"):
         (problem,) = url_problems(url)
         assert "a:b" not in problem
