@@ -12,7 +12,7 @@ from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.collections import ALLOWED_S_MAX
-from bookie.model.ids import BookieId, bookie_id
+from bookie.model.ids import LEDGER_ID_MAX, BookieId, bookie_id
 
 app = typer.Typer(
     help="Garbage collections that bookies hold back because too much would be deleted.", no_args_is_help=True
@@ -65,6 +65,7 @@ def allow(
         int | None,
         typer.Option(
             min=1,
+            max=LEDGER_ID_MAX,
             help="Most ledgers that may be deleted. Default: those held back and a tenth more.",
             show_default=False,
         ),

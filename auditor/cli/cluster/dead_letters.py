@@ -129,7 +129,8 @@ def show_parked(
 @reachable
 def retry(
     ledgers: Annotated[
-        list[int] | None, typer.Argument(min=0, metavar="LEDGER", help="Which ones.", show_default=False)
+        list[int] | None,
+        typer.Argument(min=0, max=LEDGER_ID_MAX, metavar="LEDGER", help="Which ones.", show_default=False),
     ] = None,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,

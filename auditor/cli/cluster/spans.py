@@ -10,6 +10,7 @@ import typer
 
 _SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
 _AGO: Final = re.compile(r"(\d+)([smhd])")
+_DIGITS_MAX: Final = 20
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -30,8 +31,8 @@ def delay_s(text: str, longest_s: int, option: str) -> int:
     """
     if not text.isdecimal():
         return span_s(text, longest_s, option)
-    if int(text) > longest_s:
-        raise typer.BadParameter(f"{text} s is more than {longest_s}", param_hint=option)
+    if len(text) > _DIGITS_MAX or int(text) > longest_s:
+        raise typer.BadParameter(f"{text[:_DIGITS_MAX]} s is more than {longest_s}", param_hint=option)
     return int(text)
 
 

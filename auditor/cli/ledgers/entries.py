@@ -34,6 +34,8 @@ from bookie.runtime.human import size
 
 _TELL_S: Final = 0.2
 """After this time the newest entries are announced to readers that follow the ledger, unless later entries do so."""
+_ENTRY_ID_MAX: Final = (1 << 63) - 2
+"""The last entry whose successor is a number of 63 bits as well."""
 FormatOption = Annotated[
     EntryFormat,
     typer.Option("--format", "-f", help="text: a line each; hex: a dump; json: an object a line; raw."),
@@ -72,8 +74,10 @@ def read(
     ledger: LedgerArgument,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    first: Annotated[int, typer.Option(min=0, help="First entry.")] = 0,
-    last: Annotated[int | None, typer.Option(min=0, help="Last entry, inclusive; default: the end.")] = None,
+    first: Annotated[int, typer.Option(min=0, max=_ENTRY_ID_MAX, help="First entry.")] = 0,
+    last: Annotated[
+        int | None, typer.Option(min=0, max=_ENTRY_ID_MAX, help="Last entry, inclusive; default: the end.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Write to this file, without separators unless --format is given.")
     ] = None,
@@ -107,7 +111,10 @@ def tail(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     first: Annotated[
-        int | None, typer.Option(min=0, help="First entry; default: what is written from now on.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, max=_ENTRY_ID_MAX, help="First entry; default: what is written from now on.", show_default=False
+        ),
     ] = None,
     form: FormatOption = EntryFormat.TEXT,
     password: PasswordOption = "",

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-LedgerArgument = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
+from bookie.model.ids import LEDGER_ID_MAX
+
+LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, help="Ledger id.")]
 PasswordOption = Annotated[
     str, typer.Option(envvar="BKHEAL_PASSWORD", help="Ledger password; better in the environment.", show_envvar=True)
 ]

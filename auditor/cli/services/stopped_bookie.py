@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bookie_app"]
 
+_ID_DIGITS_MAX: Final = 19
 _DAMAGED_MAX: Final = 1000
 """Largest number of damaged entries in a list; all are counted."""
 _RUNS_MAX: Final = 100
@@ -115,7 +116,7 @@ def ledgers(
     at: AtOption = None,
     token_file: TokenFileOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
-    after: Annotated[int, typer.Option(min=-1, help="Only ledgers with a greater id.")] = -1,
+    after: Annotated[int, typer.Option(min=-1, max=LEDGER_ID_MAX, help="Only ledgers with a greater id.")] = -1,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most ledgers to list.")] = 1000,
     only_limbo: Annotated[bool, typer.Option("--limbo", help="Only ledgers in limbo.")] = False,
 ) -> None:
@@ -160,7 +161,7 @@ def entries(
     at: AtOption = None,
     token_file: TokenFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
-    after: Annotated[int, typer.Option(min=-1, help="Only entries with a greater id.")] = -1,
+    after: Annotated[int, typer.Option(min=-1, max=LEDGER_ID_MAX, help="Only entries with a greater id.")] = -1,
 ) -> None:
     """List the entries of a ledger on a bookie, as ranges: at most 100 in one call."""
     place = place_of(at, token_file, journal_dir, ledger_dir)
@@ -425,7 +426,7 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
     ledger, _, entry = text.partition(":")
     if not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
         raise typer.BadParameter(f"{text!r} is not a position: write LEDGER:ENTRY", param_hint="--after")
-    if max(int(ledger), int(entry)) > LEDGER_ID_MAX:
+    if max(len(ledger), len(entry)) > _ID_DIGITS_MAX or max(int(ledger), int(entry)) > LEDGER_ID_MAX:
         raise typer.BadParameter(f"{text!r} has an id that is too large", param_hint="--after")
     return LedgerId(int(ledger)), EntryId(int(entry))
 

@@ -11,7 +11,7 @@ from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.options import LedgerOptions
 from bookie.metadata.logs.log_list import UnreadableLogError
 from bookie.model.errors import ConflictError, PermanentError
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 
 _POSITION: Final = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
@@ -68,7 +68,7 @@ class LogPosition:
             InvalidPositionError: the text has another form.
         """
         match = _POSITION.fullmatch(text)
-        if match is None:
+        if match is None or max(map(int, match.groups())) > LEDGER_ID_MAX:
             raise InvalidPositionError(
                 f"{text[:60]!r} is not a position in a log: write ledger:entry, for example 17:0"
             )

@@ -234,7 +234,7 @@ def test_positions_print_and_parse(ledger: int, entry: int) -> None:
     assert LogPosition.parse(str(place(ledger, entry))) == place(ledger, entry)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1:", ":1", "a:b", "1:2:3", "-1:0", "1:0 "])
+@pytest.mark.parametrize("text", ["", "1", "1:", ":1", "a:b", "1:2:3", "-1:0", "1:0 ", f"1:{1 << 63}"])
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidPositionError, match="ledger:entry"):
         LogPosition.parse(text)
