@@ -68,7 +68,7 @@ _FRAGMENT: Final = (
     "fragment_index = fragment_count - 1 AS is_last_fragment",
     "fragment_count = 1 AS is_alone",
     """CASE WHEN ledger_last >= 0 THEN length / (CAST(ledger_last AS double) + 1)
-            * (least(fragment.last_entry_id, ledger_last) - fragment.first_entry_id + 1)
+            * (CAST(least(fragment.last_entry_id, ledger_last) AS double) - fragment.first_entry_id + 1)
             ELSE 0D END AS payload_bytes""",
 )
 _JUDGED: Final = ("members", "write_quorum", "groups_text")

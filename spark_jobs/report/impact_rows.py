@@ -51,6 +51,8 @@ _LEFT_OUT: Final = pa.array(
 )
 _NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")
 _COLUMNS: Final = ("kind", "ledger_id", "state", "is_last_fragment", "bytes_estimate", *_NUMBERS, *OWNER_COLUMNS)
+_SIZE: Final = pa.decimal128(38, 0)
+"""For sums of bytes: damaged lengths of ledgers can give more than 64 bits."""
 _KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", *_NUMBERS[1:])
 
 
@@ -156,6 +158,8 @@ class _Groups:
             "is_last_fragment",
             pc.fill_null(found["is_last_fragment"], False),
         )
+        column = found.column_names.index("bytes_estimate")
+        found = found.set_column(column, "bytes_estimate", found["bytes_estimate"].cast(_SIZE))
         counted: set[tuple[Any, ...]] = set()
         last = found["ledger_id"][-1].as_py()
         per_ledger = found.group_by([*_KEY, "ledger_id"], use_threads=False).aggregate([("bytes_estimate", "sum")])
@@ -167,7 +171,7 @@ class _Groups:
             row = _row_key(group)
             ledgers, size = merged.get(row, (set(), 0))
             ledgers.update(group["ledger_id_list"])
-            merged[row] = ledgers, size + (group["bytes_estimate_sum_sum"] or 0)
+            merged[row] = ledgers, size + int(group["bytes_estimate_sum_sum"] or 0)
         for row, (ledgers, size) in merged.items():
             is_known = self._last[0] in ledgers and row in self._last[1]
             if last in ledgers:

@@ -167,6 +167,14 @@ def test_the_matrix_in_spark_is_the_sum_of_the_pure_cells(spark: SparkSession) -
     assert [each.racks for each in found.numbers] == [2, 3]
 
 
+def test_a_damaged_last_entry_does_not_end_the_check(spark: SparkSession) -> None:
+    huge = (1 << 63) - 1
+    found, verdicts = judged(spark, [row(1, [(0, huge, "ab")]), row(2, [(0, 9, "ab")])])
+    assert [(each["ledger_id"], each["entries"]) for each in found] == [(1, None), (2, 10)]
+    (verdict,) = verdicts
+    assert (verdict["fragments"], verdict["payload_bytes"]) == (2, pytest.approx(200))
+
+
 def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:
     rows = table(spark, [row(1, [(0, 9, "ab")])])
     fragments = placed_fragments(rows)

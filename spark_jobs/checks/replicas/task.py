@@ -30,7 +30,7 @@ from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.replicas.asking import Answers, Asker
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
-from spark_jobs.checks.replicas.verdict import FragmentFinding
+from spark_jobs.checks.replicas.verdict import NUMBER_MAX, FragmentFinding
 from spark_jobs.connect import connected_at_pace
 from spark_jobs.pacing.budget import FREE, TaskBudget
 
@@ -112,7 +112,7 @@ def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Itera
                 for batch in batches:
                     ledgers = [settled_row(row) for row in batch.to_pylist()]
                     answers = runner.run(asker.ask_all(ledgers, settings.registered))
-                    yield pa.RecordBatch.from_pylist([*_findings(answers, settings), _counts(answers)], schema=_SCHEMA)
+                    yield answer_rows(answers, settings)
             finally:
                 runner.run(stack.aclose())
 
@@ -134,6 +134,11 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
 
     ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
     return Asker(transport, ledgers, registered, clock)
+
+
+def answer_rows(answers: Answers, settings: TaskSettings) -> pa.RecordBatch:
+    """Return the rows of the findings, and one of the counts."""
+    return pa.RecordBatch.from_pylist([*_findings(answers, settings), _counts(answers)], schema=_SCHEMA)
 
 
 def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, Any]]:
@@ -167,7 +172,7 @@ def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
         "copies_min": finding.copies_min,
         "severity": _LABELS[finding.severity],
         "severity_rank": finding.severity.value,
-        "entries": part.last - part.first + 1,
+        "entries": min(part.last - part.first + 1, NUMBER_MAX),
         "bytes_estimate": finding.bytes_estimate,
         "detail": finding.detail,
         "write_quorum": ledger.write_quorum,
@@ -185,8 +190,8 @@ def _counts(answers: Answers) -> dict[str, Any]:
         "counts": {
             "ledgers": answers.ledgers,
             "requests": answers.requests,
-            "expected": answers.expected,
-            "absent": answers.absent,
+            "expected": min(answers.expected, NUMBER_MAX),
+            "absent": min(answers.absent, NUMBER_MAX),
             "vanished": answers.vanished,
             "unknown": unknown,
             "sampled": [{"bookie_id": bookie, "ledgers": count} for bookie, count in sorted(answers.sampled.items())],

@@ -20,8 +20,9 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
 
 _NAMED_MAX: Final = 10
-_BYTES_MAX: Final = (1 << 63) - 1
-"""The largest number of a table. A damaged length of a ledger can give more bytes, or less than none."""
+NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest number of a table. A damaged length of a ledger can give more bytes, or less than none; a damaged last
+entry gives more entries."""
 _NOTHING: Final = EntryRuns(())
 
 
@@ -96,7 +97,7 @@ class _Fragment:
             copies_min,
             severity,
             absent,
-            None if size is None else max(0, min(round(size * absent), _BYTES_MAX)),
+            None if size is None else max(0, min(round(size * absent), NUMBER_MAX)),
             "; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
             any(self._of(position).is_damaged for position in lacking),
         )

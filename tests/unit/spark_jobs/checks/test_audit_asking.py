@@ -15,8 +15,10 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.wire.port import EntryResult, ListReply, Status
 from bookie.wire.requests import ListEntries
+from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas.task import TaskSettings, answer_rows
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import make_metadata, make_packets, should_hold
 from tests.worlds.repair import RepairWorld, Tamper, a_world
@@ -76,6 +78,20 @@ async def test_entries_that_a_bookie_never_got_are_found() -> None:
         # Entry 3 is on a and b only; entries 1 and 2 of c are elsewhere once.
         assert (found.severity, found.positions, found.absent) == (Severity.CRITICAL, (1, 2), 1 + 6)
         assert answers.absent == 7
+
+
+@in_virtual_time
+async def test_counts_beyond_64_bits_are_the_largest_number_of_a_table() -> None:
+    huge = (1 << 63) - 1
+    metadata = make_metadata((0, "a b"), quorum=(2, 2), last=huge, length=100)
+    async with a_cluster() as world:
+        for number in (1, 2):
+            await store(world, number, metadata, {"b": range(10)})
+        answers = await ask(world, 1, 2)
+    settings = TaskSettings("zk://nowhere/ledgers", 1, frozenset(), SecurityFiles())
+    *found, last = answer_rows(answers, settings).to_pylist()
+    assert [each["entries"] for each in found] == [huge, huge]
+    assert (last["counts"]["ledgers"], last["counts"]["expected"], last["counts"]["absent"]) == (2, huge, huge)
 
 
 @in_virtual_time

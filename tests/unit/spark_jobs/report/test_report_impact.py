@@ -84,6 +84,12 @@ def test_ledgers_count_once_in_a_row_and_bytes_add_up(tmp_path: Path) -> None:
     assert impact.topics[0].first_ledger == 1
 
 
+def test_bytes_of_damaged_lengths_add_up_beyond_64_bits(tmp_path: Path) -> None:
+    huge = (1 << 63) - 1
+    rows = [finding(number, bytes_estimate=huge) for number in (1, 1, 2, 3)] + [finding(4, bytes_estimate=None)]
+    assert shown(read_impact(written(tmp_path, rows), RUN)) == [("critical", "READS_STOP", "orders", 4, 4 * huge)]
+
+
 def test_a_ledger_at_the_border_of_two_batches_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impact_rows, "_BATCH_ROWS", 2)
     rows = [finding(number // 5, fragment_index=number % 5) for number in range(15)]
