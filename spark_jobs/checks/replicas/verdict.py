@@ -8,12 +8,14 @@ its bytes may be read by other means. ``LOST`` needs every single holder to deny
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
@@ -86,7 +88,7 @@ class _Fragment:
         if not lacking:
             return None
         members = self.fragment.members
-        copies_min, severity = min(self._levels(), key=lambda level: (level[1], level[0]))
+        copies_min, severity = min(self._levels(lacking), key=lambda level: (level[1], level[0]))
         missing = tuple(dict.fromkeys(members[position] for position in lacking))
         absent = sum(lacking.values())
         size = self.ledger.entry_bytes
@@ -116,29 +118,36 @@ class _Fragment:
     def _stored(self, position: int, first: int, last: int) -> int:
         return self._stripe.count(position, first, last)
 
-    def _gaps(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield runs of the fragment not listed in a sure answer; the bookie does not have to store all of them."""
-        holdings, next_entry = self._of(position), self.fragment.first
-        if not holdings.is_sure:
-            return
-        for first, last in holdings.entries.runs:
-            if last < next_entry:
-                continue
-            if first > self.fragment.last:
-                break
-            if first > next_entry:
-                yield next_entry, first - 1
-            next_entry = last + 1
-        if next_entry <= self.fragment.last:
-            yield next_entry, self.fragment.last
-
     def _absent(self, position: int) -> int:
-        return sum(self._stored(position, first, last) for first, last in self._gaps(position))
+        """Return the number of entries of the position that its bookie surely lacks."""
+        holdings, where = self._of(position), (self.fragment.first, self.fragment.last)
+        if not holdings.is_sure:
+            return 0
+        return self._stored(position, *where) - self._stripe.held_count(position, holdings.entries, *where)
 
-    def _levels(self) -> Iterator[tuple[int, Severity]]:
+    def _first_absent(self, position: int) -> int:
+        """Return the first entry of the position that its bookie lacks, which must exist."""
+        held, next_entry = self._of(position).entries, self.fragment.first
+        for group in held.groups_within(self.fragment.first, self.fragment.last):
+            where = (group.first, group.last)
+            is_whole = self._stripe.held_count(position, held, *where) == self._stored(position, *where)
+            for first, last in [where] if is_whole else group.runs():
+                absent = self._stripe.first_entry(position, next_entry, first - 1)
+                if absent is not None:
+                    return absent
+                next_entry = last + 1
+        absent = self._stripe.first_entry(position, next_entry, self.fragment.last)
+        assert absent is not None, f"position {position} lacks nothing"
+        return absent
+
+    def _levels(self, lacks: Iterable[int]) -> Iterator[tuple[int, Severity]]:
         """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
-        for first, last in self._stretches():
-            listed = [first in self._of(position).entries for position in range(self._size)]
+        for first, last in self._stretches(lacks):
+            # A sure bookie that lacks nothing has all entries of its position.
+            listed = [
+                first in self._of(position).entries if position in lacks else self._of(position).is_sure
+                for position in range(self._size)
+            ]
             for start in self._stripe.starts(first, last):
                 where = self._stripe.write_set(start)
                 lacking = [self._of(each) for each in where if not listed[each]]
@@ -148,15 +157,22 @@ class _Fragment:
                     away = sum(not each.is_registered for each in lacking)
                     yield self._level(len(sure) - damaged, away + damaged)
 
-    def _stretches(self) -> Iterator[tuple[int, int]]:
-        """Yield the fragment, cut at the start and end of each run in a member's list."""
+    def _stretches(self, lacks: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Yield stretches in which no list of a bookie that lacks entries changes.
+
+        Between the ends of groups, all lists are periodic, so the first period shows each kind of entry. The number of
+        stretches depends on the number of groups, and not on the number of runs.
+        """
         first, last = self.fragment.first, self.fragment.last
-        cuts = {first, last + 1}
-        for bookie in dict.fromkeys(self.fragment.members):
-            for begin, end in self.holdings.get(bookie, NOT_REGISTERED).entries.runs:
-                cuts.update(cut for cut in (begin, end + 1) if first < cut <= last)
-        for begin, following in pairwise(sorted(cuts)):
-            yield begin, following - 1
+        bookies = dict.fromkeys(self.fragment.members[position] for position in lacks)
+        lists = [list(self.holdings[bookie].entries.groups_within(first, last)) for bookie in bookies]
+        ends = ((group.first, group.last) for groups in lists for group in groups)
+        for begin, end in _cut(first, last, ends):
+            groups = [group for groups in lists for group in _at(groups, begin)]
+            period = math.lcm(self._size, *(group.period or 1 for group in groups))
+            end = min(end, begin + period - 1)
+            runs = (run for group in groups for part in group.within(begin, end) for run in part.runs())
+            yield from _cut(begin, end, runs)
 
     def _level(self, absent: int, away: int) -> tuple[int, Severity]:
         quorum, copies = self.ledger.write_quorum, self.ledger.write_quorum - absent - away
@@ -171,7 +187,21 @@ class _Fragment:
 
     def _detail(self, position: int, count: int) -> str:
         expected = self._stored(position, self.fragment.first, self.fragment.last)
-        firsts = (self._stripe.first_entry(position, first, last) for first, last in self._gaps(position))
-        first = next(entry for entry in firsts if entry is not None)
         what = "has damaged copies of" if self._of(position).is_damaged else "lacks"
+        first = self._first_absent(position)
         return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}"
+
+
+def _cut(first: int, last: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ``first..last``, cut at the start and at the end of each run."""
+    cuts = {first, last + 1}
+    for begin, end in runs:
+        cuts.update(cut for cut in (begin, end + 1) if first < cut <= last)
+    for begin, following in pairwise(sorted(cuts)):
+        yield begin, following - 1
+
+
+def _at(groups: Sequence[RunGroup], entry_id: int) -> Sequence[RunGroup]:
+    """Return the group with the entry between its first and its last, if there is one."""
+    index = bisect_right(groups, entry_id, key=lambda group: group.first) - 1
+    return groups[index : index + 1] if index >= 0 and entry_id <= groups[index].last else ()

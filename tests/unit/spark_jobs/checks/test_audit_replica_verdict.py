@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
 from spark_jobs.checks.replicas.expected import settled_metadata
 from spark_jobs.checks.replicas.verdict import NOT_REGISTERED, Holdings, findings
@@ -34,10 +35,18 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 @st.composite
+def periodic(draw: st.DrawFn) -> set[int]:
+    """Entries as a bookie of a striped ledger holds them, with up to two more or fewer."""
+    period, size, shift = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.integers(0, 7))
+    held = {entry for entry in range(draw(st.integers(0, 31))) if (entry + shift) % period < size}
+    return held ^ draw(st.sets(st.integers(0, 31), max_size=2))
+
+
+@st.composite
 def answers(draw: st.DrawFn) -> Holdings:
     if draw(st.integers(0, 4)) == 0:
         return NOT_REGISTERED
-    held = EntryRuns.of(sorted(draw(st.sets(st.integers(0, 31), max_size=32))))
+    held = EntryRuns.of(sorted(draw(st.sets(st.integers(0, 31), max_size=32) | periodic())))
     return Holdings(held, draw(st.integers(0, 3)) > 0)
 
 
@@ -52,6 +61,7 @@ def test_the_verdict_is_that_of_a_walk_over_all_entries(
             finding.copies_min,
             finding.severity,
             finding.absent,
+            [int(text.rpartition(" ")[2]) for text in finding.detail.split("; ")],
         )
         for finding in findings(settled_metadata(LEDGER, metadata), holdings)
     }
@@ -60,7 +70,7 @@ def test_the_verdict_is_that_of_a_walk_over_all_entries(
 
 def expected(
     metadata: LedgerMetadata, holdings: Mapping[BookieId, Holdings]
-) -> dict[int, tuple[tuple[int, ...], tuple[BookieId, ...], int, Severity, int]]:
+) -> dict[int, tuple[tuple[int, ...], tuple[BookieId, ...], int, Severity, int, list[int]]]:
     found = {}
     count = len(metadata.fragments)
     for index in range(count if metadata.is_closed else count - 2):
@@ -69,7 +79,7 @@ def expected(
         assert last is not None
         if metadata.last_entry_id is not None:
             last = min(last, metadata.last_entry_id)
-        positions: set[int] = set()
+        firsts: dict[int, int] = {}
         absent = 0
         worst: list[tuple[Severity, int]] = []
         for entry in range(fragment.first_entry_id, last + 1):
@@ -82,15 +92,15 @@ def expected(
             ]
             away = sum(not each.is_registered for each in said)
             if denied:
-                positions.update(denied)
+                firsts = dict.fromkeys(denied, entry) | firsts
                 absent += len(denied)
                 copies = metadata.write_quorum - len(denied) - away
                 worst.append((level(copies, len(denied), metadata), copies))
         if worst:
             severity, copies = min(worst)
-            ordered = tuple(sorted(positions))
+            ordered = tuple(sorted(firsts))
             missing = tuple(dict.fromkeys(fragment.members[position] for position in ordered))
-            found[index] = (ordered, missing, copies, severity, absent)
+            found[index] = (ordered, missing, copies, severity, absent, [firsts[position] for position in ordered])
     return found
 
 
@@ -115,6 +125,36 @@ def test_a_huge_ledger_is_judged_by_its_runs() -> None:
     (found,) = findings(settled_metadata(LEDGER, closed(a, b, last=last)), held)
     assert (found.missing, found.severity, found.absent) == ((b,), Severity.CRITICAL, last - 9)
     assert found.detail == f"b:1 lacks {last - 9} of {last + 1} entries, the first is 10"
+
+
+@pytest.mark.parametrize(
+    ("lost", "absent"),
+    [
+        (EntryRuns(((0, 29_999),)), 20_000),
+        (EntryRuns.of(entry for entry in range(30_000) if entry % 6 in (0, 5)), 10_000),
+        (EntryRuns.of([15_000]), 1),
+    ],
+    ids=["everything", "every second run", "one entry"],
+)
+def test_the_cost_of_a_striped_ledger_does_not_grow_with_its_entries(
+    monkeypatch: pytest.MonkeyPatch, lost: EntryRuns, absent: int
+) -> None:
+    steps, real = 0, RunGroup.runs
+
+    def counted(group: RunGroup) -> Iterator[tuple[int, int]]:
+        nonlocal steps
+        for run in real(group):
+            steps += 1
+            yield run
+
+    a, b, c, *_ = BOOKIES
+    held = {each: Stripe(3, 2).runs(position, 0, 29_999) for position, each in enumerate((a, b, c))}
+    held[a] = EntryRuns.of(entry for first, last in held[a].without(lost).runs for entry in range(first, last + 1))
+    ledger = settled_metadata(LEDGER, closed(a, b, c, last=29_999))
+    monkeypatch.setattr(RunGroup, "runs", counted)
+    (found,) = findings(ledger, {bookie: Holdings(entries, is_sure=True) for bookie, entries in held.items()})
+    assert (found.missing, found.severity, found.absent) == ((a,), Severity.CRITICAL, absent)
+    assert steps < 50
 
 
 @pytest.mark.parametrize(("length", "size"), [(8 * 10**18, (1 << 63) - 1), (-8 * 10**18, 0)])
