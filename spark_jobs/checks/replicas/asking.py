@@ -168,7 +168,8 @@ class Asker:
             return None
         newest = settled_metadata(ledger.ledger_id, current.metadata)
         now_registered = await self._list_registered()
-        again = [bookie for bookie in newest.holders() if bookie not in replies or bookie in _deniers(newest, replies)]
+        deniers = _deniers(newest, replies)
+        again = [bookie for bookie in newest.holders() if bookie not in replies or bookie in deniers]
         kept = {bookie: reply for bookie, reply in replies.items() if bookie in now_registered}
         replies = kept | await self._list_all(newest, now_registered, again, answers)
         self._count(newest, replies, answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 
@@ -16,8 +16,16 @@ from bookie.model.severity import Severity
 from bookie.wire.port import EntryResult, ListReply, Status
 from bookie.wire.requests import ListEntries
 from bookie.wire.security import SecurityFiles
-from spark_jobs.checks.replicas.asking import LEDGERS_IN_FLIGHT, PER_BOOKIE_IN_FLIGHT, SILENT_AFTER, Answers, Asker
-from spark_jobs.checks.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas import asking
+from spark_jobs.checks.replicas.asking import (
+    LEDGERS_IN_FLIGHT,
+    PER_BOOKIE_IN_FLIGHT,
+    SILENT_AFTER,
+    Answers,
+    Asker,
+    CopyReply,
+)
+from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
 from spark_jobs.checks.replicas.task import TaskSettings, answer_rows
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import make_metadata, make_packets, should_hold
@@ -78,6 +86,23 @@ async def test_entries_that_a_bookie_never_got_are_found() -> None:
         # Entry 3 is on a and b only; entries 1 and 2 of c are elsewhere once.
         assert (found.severity, found.positions, found.absent) == (Severity.CRITICAL, (1, 2), 1 + 6)
         assert answers.absent == 7
+
+
+@in_virtual_time
+async def test_the_denying_bookies_are_computed_once_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computation walks all fragments for each bookie."""
+    looks: list[set[BookieId]] = []
+    real = asking._deniers
+
+    def counted(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:
+        looks.append(real(ledger, replies))
+        return looks[-1]
+
+    monkeypatch.setattr(asking, "_deniers", counted)
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"b": [3]})
+        assert missing(await ask(world, 1)) == {1: {BookieId("b")}}
+    assert looks == [{BookieId("b")}] * 2
 
 
 @in_virtual_time
