@@ -226,18 +226,19 @@ class ClusterView:
         return who_left(then, await parents_now(self._connection.store, self.cluster), draining)
 
     async def _changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
-        times: dict[LedgerId, int] = {}
-        for start in range(0, len(ids), _STATS_AT_ONCE):
-            some = ids[start : start + _STATS_AT_ONCE]
-            stats = await asyncio.gather(*map(self._stat, some))
-            times.update((each, stat.mtime_ms) for each, stat in zip(some, stats, strict=True) if stat is not None)
-        return times
+        return {each: stat.mtime_ms for each, stat in zip(ids, await self._stats(ids), strict=True) if stat is not None}
 
     async def _zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
-        stats = [stat for stat in await asyncio.gather(*map(self._stat, ids)) if stat is not None]
+        stats = [stat for stat in await self._stats(ids) if stat is not None]
         made = [stat.czxid for stat in stats if stat.ctime_ms <= before_ms]
         changed = [stat.mzxid for stat in stats if stat.mtime_ms <= before_ms]
         return max((*made, *changed), default=0)
+
+    async def _stats(self, ids: Sequence[LedgerId]) -> list[Stat | None]:
+        stats: list[Stat | None] = []
+        for start in range(0, len(ids), _STATS_AT_ONCE):
+            stats += await asyncio.gather(*map(self._stat, ids[start : start + _STATS_AT_ONCE]))
+        return stats
 
     async def _stat(self, ledger_id: LedgerId) -> Stat | None:
         cluster = self.cluster

@@ -31,7 +31,8 @@ from spark_jobs.runs.slots import session_slots
 INVENTORY: Final = "inventory"
 """Name of this check among those of a run."""
 _OLD_LEDGERS: Final = 20
-"""Ledgers whose nodes are read for a transaction before the grace time."""
+_SAMPLED: Final = 1000
+"""Ledgers whose nodes are read for a transaction before the grace time: the newest old ones, and a sample of all."""
 _NAMED_MAX: Final = 5
 _NOT_JUDGED: Final = Verdict.NOT_JUDGED.value
 _FACTS: Final = """
@@ -116,14 +117,18 @@ def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
     """The limits of age for a verdict.
 
     ZooKeeper does not record when a node was deleted, but which transaction last changed the children of a node. The
-    deletion is old if this transaction is not after another one with a known time.
+    deletion is old if this transaction is not after another one with a known time. ZooKeeper's own times of a node
+    are the proof; the time of creation in the metadata only selects nodes. Most clients do not write it, so a sample of
+    all ledgers is also read.
     """
     grace_ms = round(context.settings.inventory_grace_s * 1000)
     before_ms = context.clock.epoch_ms() - grace_ms
     if not grace_ms:
         return Grace(before_ms, None)
     old = ledgers.where(F.col("ctime_ms") <= before_ms).orderBy(F.desc("ctime_ms")).limit(_OLD_LEDGERS)
-    ids = [LedgerId(row["ledger_id"]) for row in old.select("ledger_id").collect()]
+    sampled = ledgers.orderBy(F.xxhash64("ledger_id")).limit(_SAMPLED)
+    rows = old.select("ledger_id").collect() + sampled.select("ledger_id").collect()
+    ids = [LedgerId(ledger_id) for ledger_id in sorted({row["ledger_id"] for row in rows})]
     return Grace(before_ms, context.cluster.zxid_before(ids, before_ms))
 
 

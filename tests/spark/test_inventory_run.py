@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from typing_extensions import override
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo, encode_service_info
@@ -21,12 +22,15 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from bookie.runtime.access.tokens import Role, make_token
+from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from spark_jobs.checks.inventory.verdict import NotJudged
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.summary import InventoryCounts, RunSummary, Verdict
+from spark_jobs.runs.run import run_check
+from spark_jobs.settings import AuditSettings
 from tests.contract.test_administration import add, damage
 from tests.spark.audit_world import Place, closed, opened
 from tests.unit.bookie.storage.test_rebuilding import KEY
@@ -139,6 +143,27 @@ def test_what_is_recent_has_no_verdict_and_a_silent_bookie_is_named(
     assert {part.check for part in without.parts} == {"bookies", "metadata", "placement"}
     for text in (US, "silent:3181", NotJudged.CHANGED.value):
         assert text in table(summary)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("later_s", [0, 3600])
+def test_a_deletion_is_judged_after_the_grace_time_without_times_in_the_metadata(
+    spark: SparkSession, place: Place, tmp_path: Path, later_s: int
+) -> None:
+    """Apache's client writes no time of creation by default."""
+
+    class Later(SystemClock):
+        @override
+        def epoch_ms(self) -> int:
+            return super().epoch_ms() + 1000 * later_s
+
+    with administered(tmp_path) as bookie:
+        fill(place, bookie)
+        place.create({50_000: closed("a:1", "c:1")})
+        settings = AuditSettings(place.uri, place.report_dir, is_dry_run=True, inventory_grace_s=1800)
+        summary = run_check(spark, RunKind.EVERYTHING, settings, clock=Later()).summary
+    counts = inventory_of(summary)
+    assert (counts.unowned, counts.not_judged.get(NotJudged.DELETED.value, 0)) == ((2, 0) if later_s else (0, 2))
 
 
 @pytest.mark.long
