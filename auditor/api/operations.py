@@ -199,6 +199,7 @@ def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth
             fragment.first_entry_id,
             metadata.fragment_last_entry_id(index),
             [member in bookies.draining for member in fragment.members],
+            members=fragment.members,
         )
         if health.severity is None:
             continue

@@ -256,7 +256,14 @@ async def _copies_left(client: ConnectedBookKeeper, ids: Sequence[LedgerId]) -> 
         for index, fragment in enumerate(metadata.fragments):
             is_live = [member in registered for member in fragment.members]
             last = metadata.fragment_last_entry_id(index)
-            found = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+            found = fragment_health(
+                is_live,
+                metadata.write_quorum,
+                metadata.ack_quorum,
+                fragment.first_entry_id,
+                last,
+                members=fragment.members,
+            )
             if found.missing_positions:
                 fewest[ledger.ledger_id] = min(found.copies_min, fewest.get(ledger.ledger_id, found.copies_min))
     return fewest

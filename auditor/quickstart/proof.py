@@ -57,7 +57,14 @@ async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> 
         for index, fragment in enumerate(metadata.fragments):
             is_live = [member in registered for member in fragment.members]
             last = metadata.fragment_last_entry_id(index)
-            health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+            health = fragment_health(
+                is_live,
+                metadata.write_quorum,
+                metadata.ack_quorum,
+                fragment.first_entry_id,
+                last,
+                members=fragment.members,
+            )
             if health.severity is not None:
                 findings.add(Expected(ledger.ledger_id, fragment.first_entry_id, health.severity))
         payload_bytes[ledger.ledger_id] = _lost_payload(ledger, known, registered)

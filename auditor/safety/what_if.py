@@ -81,6 +81,7 @@ def _health(metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId]) -
         metadata.ack_quorum,
         fragment.first_entry_id,
         metadata.fragment_last_entry_id(index),
+        members=fragment.members,
     )
 
 

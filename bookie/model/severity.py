@@ -7,7 +7,7 @@ bookie itself. The Spark pipeline computes the same in SQL; a property test keep
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from bookie.model.schedule import Stripe
@@ -52,7 +52,8 @@ class FragmentHealth:
     missing_positions: tuple[int, ...]
     """Ensemble positions with an unregistered or draining bookie, ascending."""
     copies_min: int
-    """Number of copies of the entry with the fewest copies; the write quorum for a fragment without entries."""
+    """Number of copies of the entry with the fewest copies; the write quorum for a fragment without entries. A bookie
+    that is named twice has one copy."""
     severity: Severity | None
     """None for a healthy fragment."""
 
@@ -64,6 +65,8 @@ def fragment_health(
     first_entry_id: int,
     last_entry_id: int | None,
     is_draining: Sequence[bool] = (),
+    *,
+    members: Sequence[Hashable] = (),
 ) -> FragmentHealth:
     """Judge a fragment by the registrations of its members.
 
@@ -75,13 +78,17 @@ def fragment_health(
         last_entry_id: last entry, inclusive; below the first for an empty fragment; None if unknown.
         is_draining: per ensemble position, whether its bookie is draining; empty if none is. Copies on a draining
             bookie count while it is registered.
+        members: per ensemble position, its bookie; empty if all are different.
     """
     stripe = Stripe(len(is_live), write_quorum)
+    has_duplicates = len(set(members)) < len(members)
     leaving = is_draining or (False,) * len(is_live)
     missing = tuple(position for position, live in enumerate(is_live) if not live or leaving[position])
     copies_min = min(
         (
-            sum(is_live[position] for position in stripe.write_set(start))
+            len({members[position] for position in stripe.write_set(start) if is_live[position]})
+            if has_duplicates
+            else sum(is_live[position] for position in stripe.write_set(start))
             for start in stripe.starts(first_entry_id, last_entry_id)
         ),
         default=write_quorum,
@@ -96,8 +103,10 @@ def _level(
 ) -> Severity | None:
     if not is_missing_any:
         return None
+    if are_all_live:
+        return Severity.DRAIN
     if copies_min >= write_quorum:
-        return Severity.DRAIN if are_all_live else Severity.METADATA_ONLY
+        return Severity.METADATA_ONLY
     if copies_min == 0:
         return Severity.NO_LIVE_COPY
     if copies_min == 1:

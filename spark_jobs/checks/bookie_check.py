@@ -43,8 +43,8 @@ _VALUES: Final = {
     "detail": "CAST(NULL AS string)",
 }
 _RANK: Final = f"""
-    CASE WHEN judged.copies_min >= write_quorum
-             THEN IF({_IS_DRAINED_ONLY}, {Severity.DRAIN.value}, {Severity.METADATA_ONLY.value})
+    CASE WHEN {_IS_DRAINED_ONLY} THEN {Severity.DRAIN.value}
+         WHEN judged.copies_min >= write_quorum THEN {Severity.METADATA_ONLY.value}
          WHEN judged.copies_min = 0 THEN {Severity.NO_LIVE_COPY.value}
          WHEN judged.copies_min = 1 THEN {Severity.CRITICAL.value}
          WHEN judged.copies_min < ack_quorum THEN {Severity.BELOW_ACK_QUORUM.value}
@@ -100,8 +100,9 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
 
     Entry n is on the Qw positions from n mod E on, so the first position identifies a write set. The fragment has every
     write set if its end is unknown or it has at least E entries, and none if it is empty. The smallest count of copies
-    over the write sets is the result, or Qw without a write set. If Qw equals E, there is only one write set. The last
-    entry is compared before any subtraction, so no difference overflows.
+    over the write sets is the result, or Qw without a write set. If Qw equals E, there is only one write set. A bookie
+    that the fragment names twice has one copy. The last entry is compared before any subtraction, so no difference
+    overflows.
     """
     dead = "size(fragment.missing_positions)"
     if draining:
@@ -111,6 +112,12 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
     missing = "transform(fragment.missing_positions, position -> fragment.members[position])"
     missing = f"IF(size(fragment.missing_positions) > 1, array_distinct({missing}), {missing})"
     is_copy = in_list("fragment.members[(start + offset) % ensemble_size]", live)
+    copies = f"""aggregate(sequence(0, write_quorum - 1), 0,
+                           (copies, offset) -> copies + CAST({is_copy} AS int))"""
+    holders = f"""size(array_distinct(transform(
+                      filter(sequence(0, write_quorum - 1), offset -> {is_copy}),
+                      offset -> fragment.members[(start + offset) % ensemble_size])))"""
+    has_duplicates = "size(array_distinct(fragment.members)) < ensemble_size"
     return f"""
         transform(lacking, fragment -> named_struct(
             'number', fragment.number, 'first', fragment.first, 'last', fragment.last,
@@ -121,15 +128,21 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
                             ELSE try_add(fragment.last - fragment.first, 1L) END,
             'copies_min',
                 CASE WHEN fragment.last < fragment.first THEN write_quorum
+                     WHEN {has_duplicates} THEN {_fewest(holders)}
                      WHEN write_quorum = ensemble_size THEN ensemble_size - {dead}
-                     ELSE array_min(transform(
-                         CASE WHEN fragment.last IS NULL THEN {_POSITIONS}
-                              ELSE transform(
-                                  sequence(0, CAST(least(fragment.last - fragment.first, ensemble_size - 1) AS int)),
-                                  offset -> CAST((fragment.first % ensemble_size + offset) % ensemble_size AS int)) END,
-                         start -> aggregate(
-                             sequence(0, write_quorum - 1), 0,
-                             (copies, offset) -> copies + CAST({is_copy} AS int)))) END))
+                     ELSE {_fewest(copies)} END))
+    """
+
+
+def _fewest(copies: str) -> str:
+    """Return the SQL for the smallest count over the write sets of a fragment, from that for a first position."""
+    return f"""
+        array_min(transform(
+            CASE WHEN fragment.last IS NULL THEN {_POSITIONS}
+                 ELSE transform(
+                     sequence(0, CAST(least(fragment.last - fragment.first, ensemble_size - 1) AS int)),
+                     offset -> CAST((fragment.first % ensemble_size + offset) % ensemble_size AS int)) END,
+            start -> {copies}))
     """
 
 

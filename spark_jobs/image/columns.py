@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bookie.model.metadata import LedgerState
+from bookie.model.schedule import Stripe
 
 LEDGERS_SCHEMA: Final = pa.schema(
     [
@@ -28,6 +29,9 @@ LEDGERS_SCHEMA: Final = pa.schema(
 ``settled``: the ledger was closed, on live bookies alone, and no fragment named one twice.
 """
 INDEX_SCHEMA: Final = pa.schema([("bookie_id", pa.string()), ("ledger_id", pa.int64()), ("write_quorum", pa.int32())])
+"""``write_quorum``: the fewest different bookies with an entry. It is lower than the write quorum only if
+a fragment names a bookie twice.
+"""
 _STATES: Final = {state.value: state.name for state in LedgerState}
 
 _CLOSED: Final = LedgerState.CLOSED.value
@@ -91,10 +95,9 @@ class ImageColumns:
         ]
         distinct = pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string()))
         of_ledgers = [column.take(codes) for column in of_shapes]
+        holders = pa.array(map(_holders_min, shapes, of_shapes[-1].to_pylist()), pa.int32()).take(codes)
         self._clear()
-        return ImageTables(
-            pa.table([ids, *of_ledgers], schema=LEDGERS_SCHEMA), _index(ids, of_ledgers[2], distinct, codes)
-        )
+        return ImageTables(pa.table([ids, *of_ledgers], schema=LEDGERS_SCHEMA), _index(ids, holders, distinct, codes))
 
     def _clear(self) -> None:
         self._ids: list[int] = []
@@ -103,7 +106,7 @@ class ImageColumns:
 
 
 def tables_of(ledgers: pa.Table) -> ImageTables:
-    """Return the tables of rows from another image."""
+    """Return the tables of settled rows from another image."""
     ledgers = ledgers.combine_chunks()
     lists = pc.list_flatten(ledgers["bookies"]).combine_chunks()
     names = lists.unique().sort()
@@ -123,6 +126,17 @@ def _is_settled(shape: _Shape) -> bool:
         return False
     fragments = (members[start : start + size] for start in range(0, len(members), size))
     return all(len(set(fragment)) == size for fragment in fragments)
+
+
+def _holders_min(shape: _Shape, is_settled: bool) -> int:
+    """Return the number of different bookies in the write set with the fewest."""
+    _, size, quorum, _, members, _ = shape
+    if is_settled or size <= 0:  # a settled ledger names no bookie twice
+        return quorum
+    fragments = {members[start : start + size] for start in range(0, len(members), size)}
+    twice = [fragment for fragment in fragments if len(set(fragment)) < len(fragment)]
+    write_sets = ((each, where) for each in twice for where in Stripe(len(each), quorum).write_sets())
+    return min((len({each[position] for position in where}) for each, where in write_sets), default=quorum)
 
 
 def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:

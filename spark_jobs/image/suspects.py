@@ -49,8 +49,9 @@ def suspects(
 ) -> Suspects:
     """Read the ledgers on a bookie of ``due``, and those on a bookie of ``critical`` with one copy left.
 
-    The number of a ledger's remaining copies is at least its write quorum minus its lost bookies. So the ledgers with
-    one copy left are among those in which this difference is 1 or 0.
+    The number of a ledger's remaining copies is at least its write quorum minus its lost bookies: the index counts a
+    bookie that a fragment names twice once. So the ledgers with one copy left are among those in which this difference
+    is 1 or 0.
 
     Args:
         place: of the image.

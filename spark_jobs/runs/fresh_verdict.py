@@ -42,7 +42,9 @@ def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractS
         if all(is_live):
             continue
         last = metadata.fragment_last_entry_id(number)
-        health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+        health = fragment_health(
+            is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last, members=fragment.members
+        )
         assert health.severity is not None  # a position is missing
         lost = {fragment.members[position] for position in health.missing_positions}
         missing |= lost

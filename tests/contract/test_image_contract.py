@@ -155,6 +155,14 @@ def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image
     assert found.ids.to_pylist() == [4, 5, 6, 1 << 62]
 
 
+def test_a_ledger_whose_last_copies_are_on_one_bookie_is_critical(image: Place) -> None:
+    """The number of copies counts a bookie that an ensemble names twice once."""
+    twice: Ledger = (8, 3, ("a:1", "a:1", "x:1"))
+    current = written(image, [*LEDGERS, twice])
+    found = suspects(*current, frozenset({"x:1"}), NONE, frozenset({"x:1"}))
+    assert 8 in found.ids.to_pylist()
+
+
 def test_both_tables_have_every_ledger(image: Place) -> None:
     directory, manifest = written(image)
     (ledgers,) = (

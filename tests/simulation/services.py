@@ -105,7 +105,9 @@ def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, 
     for index, fragment in enumerate(metadata.fragments):
         is_live = [member in registered for member in fragment.members]
         last = metadata.fragment_last_entry_id(index)
-        health = fragment_health(is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last)
+        health = fragment_health(
+            is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last, members=fragment.members
+        )
         missing.update(fragment.members[position] for position in health.missing_positions)
     return tuple(sorted(missing))
 

@@ -86,7 +86,8 @@ def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> 
         ("abx", (2, 2), 1, "critical"),
         ("abcxd", (1, 1), 0, "no_live_copy"),
         ("xx", (2, 2), 0, "no_live_copy"),
-        ("aax", (3, 2), 2, "below_write_quorum"),
+        ("aax", (3, 2), 1, "critical"),
+        ("aabx", (3, 2), 1, "critical"),
     ],
 )
 def test_severity_follows_the_entry_with_the_fewest_copies(

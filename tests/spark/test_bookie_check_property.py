@@ -62,7 +62,7 @@ def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
     for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:
         ((first, last, members),) = fragments
         is_live, leaving = [member in LIVE for member in members], [member in DRAINING for member in members]
-        health = fragment_health(is_live, write_quorum, ack_quorum, first, last, leaving)
+        health = fragment_health(is_live, write_quorum, ack_quorum, first, last, leaving, members=members)
         if health.severity is not None:
             expected[ledger_id] = (
                 list(health.missing_positions),

@@ -248,7 +248,9 @@ def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable
             continue
         last = ledger.fragment_last_entry_id(index)
         write, ack = ledger.write_quorum, ledger.ack_quorum
-        health = fragment_health(is_live, write, ack, fragment.first_entry_id, last, is_draining)
+        health = fragment_health(
+            is_live, write, ack, fragment.first_entry_id, last, is_draining, members=fragment.members
+        )
         lacking = 0.0
         if ledger.length and ledger.last_entry_id is not None and ledger.last_entry_id >= 0 and last is not None:
             entries = max(0, last - fragment.first_entry_id + 1)

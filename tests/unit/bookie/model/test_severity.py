@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -13,11 +13,16 @@ from bookie.model.severity import Severity, fragment_health
 
 @dataclass(frozen=True)
 class Case:
-    is_live: tuple[bool, ...]
+    members: tuple[int, ...]
+    lost: frozenset[int]
     write_quorum: int
     ack_quorum: int
     first: int
     last: int | None
+
+    @property
+    def is_live(self) -> tuple[bool, ...]:
+        return tuple(member not in self.lost for member in self.members)
 
     @property
     def arguments(self) -> tuple[tuple[bool, ...], int, int, int, int | None]:
@@ -29,8 +34,15 @@ def cases(draw: st.DrawFn) -> Case:
     ensemble_size = draw(st.integers(1, 7))
     write_quorum = draw(st.integers(1, ensemble_size))
     first = draw(st.integers(0, 20))
+    members = st.integers(0, 6)
     return Case(
-        is_live=tuple(draw(st.lists(st.booleans(), min_size=ensemble_size, max_size=ensemble_size))),
+        members=tuple(
+            draw(
+                st.lists(members, min_size=ensemble_size, max_size=ensemble_size, unique=True)
+                | st.lists(members, min_size=ensemble_size, max_size=ensemble_size)
+            )
+        ),
+        lost=draw(st.frozensets(members)),
         write_quorum=write_quorum,
         ack_quorum=draw(st.integers(0, write_quorum)),
         first=first,
@@ -39,11 +51,11 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def copies_per_entry(case: Case) -> list[int]:
-    """Live copies of each entry; of a whole round of entries if the end is unknown."""
-    size = len(case.is_live)
+    """Live bookies with each entry; those of a whole round of entries if the end is unknown."""
+    size = len(case.members)
     last = case.first + size - 1 if case.last is None else case.last
     return [
-        sum(case.is_live[(entry_id + i) % size] for i in range(case.write_quorum))
+        len({case.members[(entry_id + i) % size] for i in range(case.write_quorum)} - case.lost)
         for entry_id in range(case.first, last + 1)
     ]
 
@@ -61,7 +73,7 @@ def slow_severity(case: Case) -> Severity | None:
 
 @given(cases())
 def test_the_verdict_equals_looking_at_every_entry(case: Case) -> None:
-    health = fragment_health(*case.arguments)
+    health = fragment_health(*case.arguments, members=case.members)
     assert health.copies_min == min(copies_per_entry(case), default=case.write_quorum)
     assert health.severity is slow_severity(case)
     assert health.missing_positions == tuple(p for p in range(len(case.is_live)) if not case.is_live[p])
@@ -69,10 +81,9 @@ def test_the_verdict_equals_looking_at_every_entry(case: Case) -> None:
 
 @given(cases(), st.data())
 def test_losing_one_more_bookie_never_makes_it_better(case: Case, data: st.DataObject) -> None:
-    position = data.draw(st.integers(0, len(case.is_live) - 1))
-    worse = tuple(live and index != position for index, live in enumerate(case.is_live))
-    before = fragment_health(*case.arguments)
-    after = fragment_health(worse, *case.arguments[1:])
+    worse = replace(case, lost=case.lost | {data.draw(st.sampled_from(case.members))})
+    before = fragment_health(*case.arguments, members=case.members)
+    after = fragment_health(*worse.arguments, members=case.members)
     assert after.copies_min <= before.copies_min
     assert _rank(after.severity) <= _rank(before.severity)
 
@@ -108,6 +119,22 @@ def test_levels(
     copies_min: int,
 ) -> None:
     health = fragment_health(is_live, write_quorum, ack_quorum, first, last)
+    assert (health.severity, health.copies_min) == (severity, copies_min)
+
+
+@pytest.mark.parametrize(
+    ("members", "draining", "severity", "copies_min"),
+    [
+        pytest.param("aax", "", Severity.CRITICAL, 1, id="two copies on one bookie are one"),
+        pytest.param("aab", "b", Severity.DRAIN, 2, id="a drain loses nothing"),
+        pytest.param("aab", "", None, 2, id="a fault of the metadata, not of the bookies"),
+    ],
+)
+def test_a_bookie_named_twice_has_one_copy(
+    members: str, draining: str, severity: Severity | None, copies_min: int
+) -> None:
+    is_live, leaving = [member != "x" for member in members], [member in draining for member in members]
+    health = fragment_health(is_live, 3, 2, 0, 9, leaving, members=members)
     assert (health.severity, health.copies_min) == (severity, copies_min)
 
 
