@@ -5,20 +5,30 @@ Not here: the data left on a bookie (``auditor.operating.drain_status``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
 from auditor.safety.draining import holdings_of, mark
 from auditor.safety.scan import Advance, Shape, count, scan
 from auditor.safety.stopping import room_problems
-from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.drains import (
+    STARTED_AT_ONCE_MAX,
+    Drain,
+    DrainListing,
+    Drains,
+    DrainsChangedError,
+)
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.times import rfc3339_if_known
 
+CHECKS_MAX: Final = 5
+"""Checks before a drain is refused because others begin or end during each of them."""
 Counting = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows progress of a step with a number of items."""
 
@@ -79,8 +89,10 @@ async def check_startable(
     is_dry_run: bool = False,
     is_forced: bool = False,
     counting: Counting = silent,
-) -> None:
+) -> DrainListing | None:
     """Refuse drains that would not finish, or would leave writers without bookies.
+
+    Bookies of other drains count as leaving. Returns the drains on which this is based; None if it is forced.
 
     Raises:
         NotThereError: a name is not a bookie.
@@ -88,13 +100,16 @@ async def check_startable(
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports = client.ports
+    if len(bookies) > STARTED_AT_ONCE_MAX:
+        raise RefusedError(f"name at most {STARTED_AT_ONCE_MAX} bookies at once")
     await check_names(client, bookies)
+    seen = await Drains(client.store, client.cluster.root).current()
     registered = await ports.registrations.list()
     away = sorted(set(bookies) - registered.registered)
     if away:
         raise RefusedError(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
     if is_forced:
-        return
+        return None
     if not is_dry_run and await ports.tasks.switches.is_disabled():
         raise RefusedError(
             "recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force"
@@ -108,31 +123,94 @@ async def check_startable(
         scanned = await scan(ports.ledgers, bookies, visit, advance)
     if registered.writable & set(bookies):
         shapes |= set(scanned.unclosed)  # writers will find fewer bookies
-    problems = room_problems(shapes, registered, bookies, ports.placement, are_copies_moved=True)
+    others = replace(registered, writable=registered.writable - seen.bookies)
+    problems = room_problems(shapes, others, bookies, ports.placement, are_copies_moved=True)
     if problems:
         raise RefusedError(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
+    return seen
 
 
-async def start_drains(
+async def check_and_record(
     client: ClusterClient,
-    actor: Actor,
     bookies: Sequence[BookieId],
+    record: Callable[[DrainListing | None], Awaitable[None]],
     *,
-    is_dry_run: bool = False,
+    is_forced: bool = False,
     counting: Counting = silent,
+) -> None:
+    """Call ``record`` with the result of ``check_startable``, and check again if another drain began or ended.
+
+    Two drains that leave enough bookies only one at a time are so never recorded both.
+
+    Raises:
+        RefusedError: see ``check_startable``, or other drains began or ended during every check.
+        Exception: see ``check_startable`` and ``record``.
+    """
+    for _ in range(CHECKS_MAX):
+        seen = await check_startable(client, bookies, is_forced=is_forced, counting=counting)
+        try:
+            await record(seen)
+        except DrainsChangedError:
+            continue
+        return
+    raise RefusedError("other drains began or ended during every check of these: start again")
+
+
+async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> None:
+    """Check before a first change that the drains are still those seen; nothing is checked for None.
+
+    Raises:
+        DrainsChangedError: one began or ended.
+        StoreUnavailableError: no answer.
+    """
+    if seen is not None and await Drains(client.store, client.cluster.root).current() != seen:
+        raise DrainsChangedError("another drain began or ended in the meantime")
+
+
+async def record_change(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> None:
+    """Record the change, before anything of it is made. Raises as ``Actor.record``."""
+    await actor.record(client, "drain start", ", ".join(bookies))
+
+
+async def record_drains(
+    client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], seen: DrainListing | None
+) -> None:
+    """Record drains, all or none. For ``seen`` and errors see ``Drains.start``. Idempotent."""
+    now_ms = client.ports.clock.epoch_ms()
+    drains = [Drain(bookie, actor.name, now_ms) for bookie in bookies]
+    await Drains(client.store, client.cluster.root).start(*drains, seen=seen)
+
+
+async def start_drains(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> Document:
+    """Check drains, record them, and mark the ledgers on the bookies. Idempotent.
+
+    Raises:
+        NotThereError, RefusedError: see ``check_and_record``; no drain was begun.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
+    """
+    is_noted = False
+
+    async def record(seen: DrainListing | None) -> None:
+        nonlocal is_noted
+        if not is_noted:
+            await record_change(client, actor, bookies)
+            is_noted = True
+        await record_drains(client, actor, bookies, seen)
+
+    await check_and_record(client, bookies, record)
+    return await mark_drained(client, bookies)
+
+
+async def mark_drained(
+    client: ClusterClient, bookies: Sequence[BookieId], *, is_dry_run: bool = False, counting: Counting = silent
 ) -> Document:
-    """Record drains allowed by ``check_startable``, then mark the ledgers on the bookies. Idempotent.
+    """Mark the ledgers on bookies whose drains are recorded; return the document ``DrainStart``. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
     """
     ports = client.ports
     stay_writable, stay_read_only = await stay_as_they_are(ports.registrations, bookies)
-    if not is_dry_run:
-        await actor.record(client, "drain start", ", ".join(bookies))
-        drains, now_ms = Drains(client.store, client.cluster.root), ports.clock.epoch_ms()
-        for bookie in bookies:
-            await drains.start(Drain(bookie, actor.name, now_ms))
     # After the drains are recorded: a client that chose one of the bookies before is seen here, or finds it read-only.
     with counting("ledgers", await count(ports.ledgers)) as advance:
         found, scanned = await holdings_of(ports.ledgers, bookies, advance)

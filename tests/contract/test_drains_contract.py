@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.drains import STARTED_AT_ONCE_MAX, Drain, DrainListing, Drains, DrainsChangedError
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.model.ids import BookieId
@@ -59,6 +59,35 @@ async def test_a_verdict_fails_once_a_drain_has_begun_or_ended(drains: Drains, s
     assert between.check is not None
     with pytest.raises(MultiFailedError):
         await store.multi([between.check])
+
+
+async def test_drains_begin_together_and_only_if_no_other_began_or_ended_since_a_listing(
+    drains: Drains, backend: Backend, base: str
+) -> None:
+    other = Drains(await backend.open(), base)
+    second, never = Drain(B, "you@host", 2000), await drains.current()
+    assert never == DrainListing()
+    assert await other.start(FIRST, seen=never)
+    with pytest.raises(DrainsChangedError):
+        await drains.start(second, seen=never)
+    seen = await drains.current()
+    assert seen.bookies == {A}
+    assert not await drains.start(Drain(A, "you@host", 2000), seen=seen)
+    assert await drains.start(FIRST, second, seen=seen)
+    assert await other.read() == {A: FIRST, B: second}
+    both = await drains.current()
+    await other.stop(A)
+    for asked in ([FIRST], [second], [FIRST, second]):
+        with pytest.raises(DrainsChangedError):
+            await drains.start(*asked, seen=both)
+    assert await drains.read() == {B: second}
+
+
+async def test_as_many_drains_as_allowed_begin_in_one_step(drains: Drains) -> None:
+    many = [Drain(BookieId(f"bookie-{number}.{'n' * 200}:3181"), "me@host", 1) for number in range(STARTED_AT_ONCE_MAX)]
+    assert await drains.start(*many[:1])
+    assert await drains.start(*many, seen=await drains.current())
+    assert len(await drains.read()) == STARTED_AT_ONCE_MAX
 
 
 async def test_whoever_waits_learns_of_the_first_drain_and_of_every_change(

@@ -178,7 +178,6 @@ class UpkeepRoutes:
         bookie, actor = _bookie(call), _actor(call)
 
         async def work(client: ClusterClient) -> Document:
-            await drains.check_startable(client, (bookie,))
             return await drains.start_drains(client, actor, (bookie,))
 
         async def drained(client: ClusterClient) -> Hashable:

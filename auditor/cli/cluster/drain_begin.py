@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from auditor.cli.audit.remote import RemoteSettings
@@ -18,6 +18,7 @@ from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
+    from bookie.metadata.bookies.drains import DrainListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +48,57 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
     Raises:
         AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError: see ``check_answers`` and
             ``make_all_read_only``; no drain was begun.
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: see ``start_drains``.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: see ``mark_drained``.
     """
-    from auditor.operating.client import Actor, NotThereError, RefusedError
-    from auditor.operating.drains import check_startable, start_drains, stay_as_they_are
+    from auditor.operating.client import NotThereError, RefusedError
+    from auditor.operating.drains import check_and_record, check_startable, mark_drained
 
-    bookies, is_dry_run, registrations = asked.bookies, asked.is_dry_run, client.ports.registrations
+    bookies, is_forced = asked.bookies, asked.is_forced
     try:
-        await check_startable(client, bookies, is_dry_run=is_dry_run, is_forced=asked.is_forced, counting=counting)
+        if asked.is_dry_run:
+            await check_startable(client, bookies, is_dry_run=True, is_forced=is_forced, counting=counting)
+            if pulsar is not None:
+                await check_answers(pulsar)
+        else:
+            recording = _Recording(client, asked, pulsar)
+            await check_and_record(client, bookies, recording.record, is_forced=is_forced, counting=counting)
     except (NotThereError, RefusedError) as error:
         refuse(str(error))
-    if pulsar is not None:
-        await check_answers(pulsar)
-    if not is_dry_run:
+    return await mark_drained(client, bookies, is_dry_run=asked.is_dry_run, counting=counting)
+
+
+@dataclass(slots=True)
+class _Recording:
+    """All steps between the check and the recorded drains. The question is asked once, and the change recorded once."""
+
+    client: ConnectedBookKeeper
+    asked: Beginning
+    pulsar: AdminClient | None
+    _is_confirmed: bool = field(default=False, init=False)
+    _is_noted: bool = field(default=False, init=False)
+
+    async def record(self, seen: DrainListing | None) -> None:
+        """Ask, make Apache bookies read-only, and record the drains, unless others began or ended since ``seen``."""
+        from auditor.operating.client import Actor
+        from auditor.operating.drains import check_unchanged, record_change, record_drains, stay_as_they_are
+
+        client, asked, bookies = self.client, self.asked, self.asked.bookies
+        registrations, actor = client.ports.registrations, Actor(asked.by, "command")
+        if self.pulsar is not None and not self._is_confirmed:
+            await check_answers(self.pulsar)
         stay_writable, stay_read_only = await stay_as_they_are(registrations, bookies)
         async with AsyncExitStack() as stack:
             servers = await _servers(client, asked, stay_writable, stack)
-            through = {bookie: admin.base for bookie, admin in servers.items()}
-            confirm(question(bookies, stay_writable, stay_read_only, through), is_sure=asked.is_sure)
+            if not self._is_confirmed:
+                through = {bookie: admin.base for bookie, admin in servers.items()}
+                confirm(question(bookies, stay_writable, stay_read_only, through), is_sure=asked.is_sure)
+                self._is_confirmed = True
+            await check_unchanged(client, seen)  # during the question; before any bookie is changed
             await make_all_read_only(servers, registrations, client.ports.clock, print_note)
-    actor = Actor(asked.by, "command")
-    return await start_drains(client, actor, bookies, is_dry_run=is_dry_run, counting=counting)
+        if not self._is_noted:
+            await record_change(client, actor, bookies)
+            self._is_noted = True
+        await record_drains(client, actor, bookies, seen)
 
 
 async def _servers(

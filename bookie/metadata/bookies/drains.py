@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, reread
 from bookie.metadata.own_state import own_path
@@ -23,15 +24,22 @@ from bookie.metadata.port import (
     Delete,
     MetadataStore,
     MultiFailedError,
-    NodeExistsError,
     NoNodeError,
     SetData,
     WriteOutcomeUnknownError,
 )
+from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _log = logging.getLogger(__name__)
+
+STARTED_AT_ONCE_MAX: Final = 400
+"""Drains recorded together: they fit in one ``multi``, with its check and the version of the parent."""
+
+
+class DrainsChangedError(ConflictError):
+    """Another drain began or ended after the listing on which a decision is based; nothing was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +78,43 @@ class Drains:
         self._store = store
         self._parent = own_path("drains", ledgers_root)
 
-    async def start(self, drain: Drain) -> bool:
-        """Record a drain; False if the bookie has one already, and the first record stays. Durable on return.
+    async def start(self, *drains: Drain, seen: DrainListing | None = None) -> bool:
+        """Record drains, all or none; False if each bookie has one already. The first record stays. Durable on return.
+
+        Args:
+            drains: ``STARTED_AT_ONCE_MAX`` at most.
+            seen: if given, the drains are recorded only if no other one has begun or ended since this listing.
 
         Raises:
+            DrainsChangedError: another one has begun or ended since ``seen``; nothing was changed.
             StoreUnavailableError: no answer; nothing was changed.
             WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
         """
-        path, data = self._path(drain.bookie), encode_record(drain, without=["bookie"])
+        creates = {drain.bookie: self._create(drain) for drain in drains}
+        known: frozenset[BookieId] = frozenset()
+        guards: list[Check] = []
+        if seen is not None:
+            known = seen.bookies
+            guards.append(seen.check or Check(self._parent, 0))  # 0: no drain has begun since the parent was created
         for _ in range(WRITE_ATTEMPTS_MAX):
+            missing = [create for bookie, create in creates.items() if bookie not in known]
+            if not missing and not guards:
+                return False
             await ensure_path(self._store, self._parent)
             try:
-                await self._store.multi([Create(path, data), SetData(self._parent, b"")])
-                return True
+                await self._store.multi([*guards, *missing, *([SetData(self._parent, b"")] if missing else ())])
+                return bool(missing)
             except MultiFailedError as error:
-                if isinstance(error.cause, NodeExistsError):
-                    node = await reread(self._store, path)
-                    if node is not None:
-                        return node.data == data
+                if error.index < len(guards):
+                    raise DrainsChangedError("another drain began or ended in the meantime") from error
+                known = (await self.current()).bookies
             except WriteOutcomeUnknownError:
-                if await reread(self._store, path) is not None:
-                    return True
-        raise WriteOutcomeUnknownError(f"noting the drain of {drain.bookie}: no attempt could be settled; try again")
+                for create in missing:
+                    node = await reread(self._store, create.path)
+                    if node is not None and node.data == create.data:
+                        return True
+        names = ", ".join(creates)
+        raise WriteOutcomeUnknownError(f"noting the drain of {names}: no attempt could be settled; try again")
 
     async def stop(self, bookie: BookieId) -> bool:
         """Withdraw a drain; False if there is none. Idempotent.
@@ -134,6 +157,15 @@ class Drains:
             return DrainListing()
         return DrainListing((await self.see()).bookies, Check(self._parent, stat.version))
 
+    async def current(self) -> DrainListing:
+        """As ``draining``, with each drain that began or ended before this call.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(self._parent)
+        return await self.draining()
+
     async def see(self) -> SeenDrains:
         """Return the bookies being drained, as this session's server sees them, to wait for a change.
 
@@ -157,6 +189,9 @@ class Drains:
         else:
             await self._store.wait_children_changed(self._parent, seen.listing)
         return await self.see()
+
+    def _create(self, drain: Drain) -> Create:
+        return Create(self._path(drain.bookie), encode_record(drain, without=["bookie"]))
 
     def _path(self, bookie: BookieId) -> str:
         return f"{self._parent}/{bookie}"

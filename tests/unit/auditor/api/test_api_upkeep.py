@@ -5,15 +5,17 @@ Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from auditor.operating.client import Actor
+from auditor.operating.client import Actor, RefusedError
+from auditor.operating.drains import check_and_record, record_drains, start_drains
 from auditor.operating.limits import read_limits, set_limits
-from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.drains import Drain, DrainListing, Drains
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore, CopyProfile
@@ -168,6 +170,33 @@ async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWor
     assert (refused.status, refused.problem) == (409, "refused")
     assert not await Drains(world.upkeep.cluster.keeper, ROOT).read()
     assert await changes(world) == []
+
+
+async def test_of_two_drains_at_the_same_time_the_one_too_many_is_refused(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as first, world.upkeep.cluster.connected("") as second:
+        for ledger_id, bookie in ((10, "c"), (11, "d")):
+            await first.ports.ledgers.create(ledger_id, make_metadata((0, bookie), quorum=(1, 1), last=9))
+        asked = [(first, BookieId("c")), (second, BookieId("d"))]
+        actor = Actor("me", "http")
+        found = await asyncio.gather(
+            *(start_drains(client, actor, (bookie,)) for client, bookie in asked), return_exceptions=True
+        )
+        assert [type(result) for result in found].count(RefusedError) == 1
+        assert len(await Drains(first.store, ROOT).read()) == 1
+
+
+async def test_drains_that_change_during_every_check_are_refused(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        drains = Drains(client.store, ROOT)
+
+        async def record(seen: DrainListing | None) -> None:
+            await drains.start(Drain(BookieId("gone"), "other", 1))
+            await drains.stop(BookieId("gone"))
+            await record_drains(client, Actor("me", "http"), [BookieId("c")], seen)
+
+        with pytest.raises(RefusedError, match="during every check"):
+            await check_and_record(client, [BookieId("c")], record)
+        assert not await drains.read()
 
 
 async def test_recovery_and_the_delay_are_read_and_set(world: ApiWorld) -> None:

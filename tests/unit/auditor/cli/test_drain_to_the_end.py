@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,14 +17,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster import drain
+from auditor.cli.cluster import drain, drain_begin
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.bookie_state import http_address
 from auditor.cli.cluster.drain_begin import question
 from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
-from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP, Endpoint, ServiceInfo
 from bookie.metadata.cluster import open_cluster
@@ -215,6 +216,46 @@ def test_without_a_wait_no_server_of_a_bookie_is_asked(monkeypatch: pytest.Monke
         assert done.exit_code == 0
         assert "apache: an Apache bookie" in done.stderr
         assert (world.drains(), http.asked) == (["apache"], [])
+
+
+def answer_after(monkeypatch: pytest.MonkeyPatch, world: Drained, change: Callable[[Drains], Any]) -> list[str]:
+    """Let drains change while the operator is asked; return the list that gets the questions."""
+    asked: list[str] = []
+
+    async def change_them() -> None:
+        async with world.cluster.connected("") as client:
+            await change(Drains(client.store, client.cluster.root))
+
+    def confirm(question: str, *, is_sure: bool) -> None:
+        asked.append(question)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, change_them()).result()
+
+    monkeypatch.setattr(drain_begin, "confirm", confirm)
+    return asked
+
+
+def test_a_drain_that_begins_during_the_question_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with drained(monkeypatch, is_open=True) as (world, http):
+        answer_after(monkeypatch, world, lambda drains: drains.start(Drain(BookieId("d"), "other", 1)))
+        done = call("--wait", "--timeout", "0")
+        assert done.exit_code == 1
+        assert "ensembles of 2 bookies (write quorum 2) are in use and 1 writable bookie would be left" in done.stderr
+        assert (world.drains(), http.asked) == (["d"], [])
+
+
+def test_a_drain_that_ends_during_the_question_means_another_check_and_no_other_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with drained(monkeypatch) as (world, http):
+        asyncio.run(Drains(world.cluster.keeper, ROOT).start(Drain(BookieId("gone"), "other", 1)))
+        asked = answer_after(monkeypatch, world, lambda drains: drains.stop(BookieId("gone")))
+        assert call("--wait").exit_code == 0
+        assert (world.drains(), len(asked), [request.method for request in http.asked]) == (
+            ["apache"],
+            1,
+            ["GET", "PUT"],
+        )
 
 
 async def test_an_admin_api_that_does_not_answer_is_waited_for_in_bounds() -> None:
