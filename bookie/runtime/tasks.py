@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _running: set[asyncio.Task[Any]] = set()
 
@@ -26,6 +27,25 @@ async def cancel(task: asyncio.Task[Any] | None) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, which has bounds of its own, even if the caller is cancelled meanwhile.
+
+    The cancellation is then delivered at the caller's next wait.
+    """
+    caller, task = asyncio.current_task(), asyncio.ensure_future(work)
+    assert caller is not None
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            caller.uncancel()
+            is_cancelled = True
+    if is_cancelled:
+        caller.cancel()
+    return task.result()
 
 
 def _finished(task: asyncio.Task[Any]) -> None:

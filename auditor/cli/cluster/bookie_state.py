@@ -1,18 +1,22 @@
-"""Making an Apache bookie read-only through its HTTP server, before it is drained.
+"""Making Apache bookies read-only through their HTTP servers, before they are drained.
 
 The server does not report which bookie it belongs to. So the change counts only after the bookie itself is registered
 as read-only. If it is not, the address is another bookie's, which is made writable again: a wrong address takes no
-bookie out of service.
+bookie out of service. So is every other one if the beginning fails or is interrupted before the drains are recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from auditor.cli.cluster.admin_requests import AdminClient, AdminRefusedError
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP
+from bookie.metadata.port import WriteOutcomeUnknownError
 from bookie.model.errors import BkhealError
+from bookie.runtime.tasks import to_its_end
 
 if TYPE_CHECKING:
     from bookie.metadata.bookies.registration import Registrations
@@ -28,8 +32,55 @@ _LOOK_S: Final = 0.25
 _PATH: Final = "/api/v1/bookie/state/readonly"
 
 
-async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock) -> bool:
-    """Return after ``bookie`` is registered as read-only; False at once if it is not registered as writable.
+async def with_read_only(
+    servers: Mapping[BookieId, AdminClient],
+    registrations: Registrations,
+    clock: Clock,
+    note: Callable[[str], None],
+    begin: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """Make these bookies read-only and then ``begin`` the drains; if not, each bookie is writable again (R75).
+
+    An error and a cancellation count alike. A request under way and ``begin`` are waited for: both have a deadline, and
+    the state after a cancelled one is not known. If the outcome of ``begin`` is not known, the bookies stay read-only.
+
+    Args:
+        servers: the HTTP server of each bookie.
+        registrations: of the cluster.
+        clock: for the time until a registration appears.
+        note: receives sentences about bookies made writable again, or staying read-only.
+        begin: records the drains.
+
+    Raises:
+        AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError, StoreUnavailableError: see
+            ``_make_read_only``; no drain was begun.
+        Exception: raised by ``begin``.
+    """
+    asked: dict[str, AdminClient] = {}
+    is_kept = False
+    try:
+        for bookie, admin in servers.items():
+            await _make_read_only(admin, bookie, registrations, clock, asked)
+        await to_its_end(begin())
+        is_kept = True
+    except WriteOutcomeUnknownError:
+        is_kept = True
+        if asked:
+            note(f"it is not known whether the drain began, so {', '.join(servers)} may stay read-only: start again")
+        raise
+    finally:
+        if asked and not is_kept:
+            _try_to_note(note, f"no drain was begun; the bookies at {', '.join(asked)} are made writable again")
+            for sentence in await to_its_end(_all_writable(asked.values())):
+                _try_to_note(note, sentence)
+
+
+async def _make_read_only(
+    admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock, asked: dict[str, AdminClient]
+) -> None:
+    """Return after ``bookie`` is registered as read-only; at once if it is not registered as writable.
+
+    The server is added to ``asked`` before the bookie there may change.
 
     Raises:
         AdminRefusedError: refused, or the server is not this bookie's; the drain has not begun.
@@ -37,39 +88,17 @@ async def make_read_only(admin: AdminClient, bookie: BookieId, registrations: Re
         StoreUnavailableError: no answer.
     """
     if bookie not in (await registrations.list()).writable:
-        return False
+        return
     what = f"{bookie} is not made read-only, and no drain was begun"
     if await _state(admin, "GET", what):
         raise AdminRefusedError(f"{what}: the bookie at {admin.base} is read-only already, so it is another one")
-    await _state(admin, "PUT", what, is_read_only=True)
+    asked[admin.base] = admin
+    await to_its_end(_state(admin, "PUT", what, is_read_only=True))
     end_s = clock.monotonic_s() + _REGISTERED_S
     while bookie not in (await registrations.list()).read_only:
         if clock.monotonic_s() >= end_s:
-            raise AdminRefusedError(f"{what}: {admin.base} is the address of another bookie{await _undone(admin)}")
+            raise AdminRefusedError(f"{what}: {admin.base} is the address of another bookie")
         await clock.sleep(_LOOK_S)
-    return True
-
-
-async def make_all_read_only(
-    servers: Mapping[BookieId, AdminClient], registrations: Registrations, clock: Clock, note: Callable[[str], None]
-) -> None:
-    """Make all of these bookies read-only, or none: if one fails, the others are made writable again (R75).
-
-    For each bookie see ``make_read_only``. ``note`` receives a sentence about each one made writable again.
-
-    Raises:
-        AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError, StoreUnavailableError: see
-            ``make_read_only``.
-    """
-    done: dict[BookieId, AdminClient] = {}
-    for bookie, admin in servers.items():
-        try:
-            if await make_read_only(admin, bookie, registrations, clock):
-                done[bookie] = admin
-        except BkhealError:
-            for before, server in done.items():
-                note(f"{before} was made read-only{await _undone(server)}")
-            raise
 
 
 def http_address(info: ServiceInfo | None) -> str:
@@ -89,12 +118,22 @@ def http_address(info: ServiceInfo | None) -> str:
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
-async def _undone(admin: AdminClient) -> str:
+async def _all_writable(servers: Iterable[AdminClient]) -> list[str]:
+    """Make the bookies at these servers writable, at the same time; return a sentence about each."""
+    return await asyncio.gather(*map(_writable, servers))
+
+
+async def _writable(admin: AdminClient) -> str:
     try:
-        await _state(admin, "PUT", "it may be read-only now", is_read_only=False)
+        await _state(admin, "PUT", f"the bookie at {admin.base} may still be read-only", is_read_only=False)
     except BkhealError as error:
-        return f", and {error}"
-    return ", which is writable again"
+        return str(error)
+    return f"the bookie at {admin.base} is writable again"
+
+
+def _try_to_note(note: Callable[[str], None], text: str) -> None:
+    with suppress(OSError):  # the terminal may have been closed, which must not prevent the rest
+        note(text)
 
 
 async def _state(admin: AdminClient, method: str, what: str, *, is_read_only: bool | None = None) -> bool:

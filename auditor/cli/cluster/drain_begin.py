@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
-from auditor.cli.cluster.bookie_state import REQUEST_S, http_address, make_all_read_only
+from auditor.cli.cluster.bookie_state import REQUEST_S, http_address, with_read_only
 from auditor.cli.cluster.changing import confirm, refuse
 from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
@@ -47,7 +48,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
 
     Raises:
         AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError: see ``check_answers`` and
-            ``make_all_read_only``; no drain was begun.
+            ``with_read_only``; no drain was begun.
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: see ``mark_drained``.
     """
     from auditor.operating.client import NotThereError, RefusedError
@@ -94,11 +95,11 @@ class _Recording:
                 confirm(question(bookies, stay_writable, stay_read_only, through), is_sure=asked.is_sure)
                 self._is_confirmed = True
             await check_unchanged(client, seen)  # during the question; before any bookie is changed
-            await make_all_read_only(servers, registrations, client.ports.clock, print_note)
-        if not self._is_noted:
-            await record_change(client, actor, bookies)
-            self._is_noted = True
-        await record_drains(client, actor, bookies, seen)
+            if not self._is_noted:
+                await record_change(client, actor, bookies)
+                self._is_noted = True
+            begin = partial(record_drains, client, actor, bookies, seen)
+            await with_read_only(servers, registrations, client.ports.clock, print_note, begin)
 
 
 async def _servers(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
-from auditor.cli.cluster.bookie_state import make_read_only
+from auditor.cli.cluster.bookie_state import with_read_only
 from auditor.cli.exit_codes import exit_code_of
 from bookie.metadata.bookies.registration import BookieState, Registrations, state_of
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from tests.worlds.admin_api import Asked, Reply, serving
@@ -48,9 +51,26 @@ class Bookies:
         await self.registrations.register(self.bookie, INFO, is_read_only=self.is_read_only, takeover_deadline_s=1)
 
 
-async def asked_for(url: str, registrations: Registrations) -> None:
+async def nothing() -> None:
+    """Begin no drain."""
+
+
+async def asked_for(
+    url: str,
+    registrations: Registrations,
+    begin: Callable[[], Awaitable[None]] = nothing,
+    notes: list[str] | None = None,
+) -> None:
+    async def begun() -> None:
+        await begin()
+
     async with AdminClient(RemoteSettings(url, timeout_s=20)) as admin:
-        await make_read_only(admin, APACHE, registrations, ManualClock(turns=2))
+        note = ([] if notes is None else notes).append
+        await with_read_only({APACHE: admin}, registrations, ManualClock(turns=2), note, begun)
+
+
+def changes_of(asked: list[Asked]) -> list[bool]:
+    return [json.loads(request.body)["readOnly"] for request in asked if request.method == "PUT"]
 
 
 async def test_the_bookie_becomes_read_only_once() -> None:
@@ -106,3 +126,84 @@ async def test_a_bad_answer_names_the_bookie_and_the_address(reply: Reply, exit_
         assert api.url in str(refused.value)
     assert exit_code_of(refused.value) == exit_code
     assert [asked.method for asked in api.asked] == ["GET"]
+
+
+async def test_an_interruption_during_the_request_makes_the_bookie_writable_again() -> None:
+    registrations = await registrations_of()
+    bookies, is_asked, may_go_on = Bookies(registrations, APACHE), asyncio.Event(), threading.Event()
+
+    def reply(asked: Asked) -> Reply:
+        if changes_of([asked]) == [True]:
+            bookies.loop.call_soon_threadsafe(is_asked.set)
+            assert may_go_on.wait(20)
+        return bookies.reply(asked)
+
+    notes: list[str] = []
+    with serving(reply) as api:
+        starting = asyncio.ensure_future(asked_for(api.url, registrations, notes=notes))
+        await is_asked.wait()
+        for _ in range(2):
+            starting.cancel()
+            await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert changes_of(api.asked) == [True, False]
+    assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE
+    assert notes[-1] == f"the bookie at {api.url} is writable again"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (StoreUnavailableError("no answer"), BookieState.WRITABLE),
+        (RuntimeError("a defect"), BookieState.WRITABLE),
+        (WriteOutcomeUnknownError("no answer"), BookieState.READ_ONLY),
+    ],
+)
+async def test_a_bookie_stays_read_only_only_if_its_drain_may_have_begun(error: Exception, state: BookieState) -> None:
+    registrations = await registrations_of()
+
+    async def begin() -> None:
+        raise error
+
+    notes: list[str] = []
+    with serving(Bookies(registrations, APACHE).reply) as api, pytest.raises(type(error)):
+        await asked_for(api.url, registrations, begin, notes)
+    assert state_of(APACHE, await registrations.list()) is state
+    assert any("start again" in note for note in notes) is (state is BookieState.READ_ONLY)
+
+
+async def test_an_interruption_while_the_drain_is_recorded_does_not_make_its_bookie_writable() -> None:
+    registrations = await registrations_of()
+    is_recording, is_recorded = asyncio.Event(), asyncio.Event()
+
+    async def begin() -> None:
+        is_recording.set()
+        await is_recorded.wait()
+
+    with serving(Bookies(registrations, APACHE).reply) as api:
+        starting = asyncio.ensure_future(asked_for(api.url, registrations, begin))
+        await is_recording.wait()
+        starting.cancel()
+        await asyncio.sleep(0)
+        is_recorded.set()
+        await asyncio.wait([starting])
+    assert changes_of(api.asked) == [True]
+    assert state_of(APACHE, await registrations.list()) is BookieState.READ_ONLY
+
+
+async def test_a_closed_terminal_does_not_prevent_the_way_back() -> None:
+    registrations = await registrations_of()
+
+    def note(text: str) -> None:
+        raise OSError(5, "the terminal is closed")
+
+    async def begin() -> None:
+        raise StoreUnavailableError("no answer")
+
+    with serving(Bookies(registrations, APACHE).reply) as api:
+        async with AdminClient(RemoteSettings(api.url, timeout_s=20)) as admin:
+            with pytest.raises(StoreUnavailableError):
+                await with_read_only({APACHE: admin}, registrations, ManualClock(turns=2), note, begin)
+    assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE

@@ -29,6 +29,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP, Endpoint, ServiceInfo
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.tasks.changes import Changes
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from tests.worlds.admin_api import AdminApi, Asked, Reply, serving
@@ -206,8 +207,23 @@ def test_if_one_of_two_bookies_cannot_be_made_read_only_the_other_is_made_writab
         done = call("second", "--wait", "--force")
         assert isinstance(done.exception, BkhealError)
         assert [json.loads(asked.body)["readOnly"] for asked in http.asked if asked.method == "PUT"] == [True, False]
-        assert "apache was made read-only, which is writable again" in done.stderr
+        assert f"note: the bookie at {http.url} is writable again" in done.stderr
         assert (world.drains(), world.is_read_only) == ([], False)
+
+
+def test_the_change_is_recorded_before_a_bookie_is_made_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+    with drained(monkeypatch) as (world, _):
+        register = world._register
+
+        async def look() -> None:
+            changes = await Changes(world.cluster.keeper, ROOT, world.cluster.clock).newest(9)
+            recorded.extend(change.action for change in changes)
+            await register()
+
+        monkeypatch.setattr(world, "_register", look)
+        assert call("--wait").exit_code == 0
+    assert recorded == ["drain start"]
 
 
 def test_without_a_wait_no_server_of_a_bookie_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
