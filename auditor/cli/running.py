@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -16,6 +20,8 @@ from auditor.cli.output import OutputFormat, StreamFormat
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import resolve_metadata_uri
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 T = TypeVar("T")
 
@@ -66,6 +72,39 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         if ours is None:
             raise
         raise _first(ours) from group
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and a closed terminal end the command while the body waits for a person.
+
+    The exit code is 128 + signal. A question inside ``run`` blocks the event loop, which handles signals otherwise. An
+    ignored signal stays ignored. Signals reach the main thread alone, so another thread changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    caught: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        caught.append(number)
+        raise typer.Exit(128 + number)
+
+    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    changed = {number: old for number, old in previous.items() if old not in (signal.SIG_IGN, None)}
+    wakeup = signal.set_wakeup_fd(-1)  # the loop would handle them once more, during the end of the command
+    try:
+        for number in changed:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, old in changed.items():
+            signal.signal(number, old)
+        signal.set_wakeup_fd(wakeup)
+        if caught:
+            with suppress(OSError):  # a closed terminal
+                sys.stderr.write("\n")  # after the question
 
 
 async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:

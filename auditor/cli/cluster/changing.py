@@ -13,6 +13,7 @@ import typer
 
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line
+from auditor.cli.running import ended_by_signals
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.user import user_name
@@ -31,9 +32,10 @@ def bookie_ids(names: Sequence[str]) -> tuple[BookieId, ...]:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask on standard error, and end the command on anything but yes."""
+    """Ask on standard error, and end the command on anything but yes, or a signal."""
     if not is_sure:
-        typer.confirm(question, abort=True, err=True)
+        with ended_by_signals():
+            typer.confirm(question, abort=True, err=True)
 
 
 def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> None:
@@ -44,7 +46,8 @@ def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> 
         refuse(f"there is no terminal to confirm this: {question} Use --yes; nothing was changed", ExitCode.USAGE)
     sys.stderr.write(f"{question}\n")
     for ledger_id in ledgers:
-        typed = typer.prompt(f"Type {ledger_id} to confirm", default="", show_default=False, err=True)
+        with ended_by_signals():
+            typed = typer.prompt(f"Type {ledger_id} to confirm", default="", show_default=False, err=True)
         if typed.strip() != str(ledger_id):
             refuse(f"ledger {ledger_id} was not confirmed; nothing was changed")
 

@@ -17,7 +17,15 @@ from auditor.cli.ledgers.entries import describe
 from auditor.cli.ledgers.entry_format import custom_condition
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.running import (
+    ConfigOption,
+    MetadataUriOption,
+    OutputOption,
+    StreamOutputOption,
+    ended_by_signals,
+    metadata_uri,
+    run,
+)
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
 from bookie.model.times import utc_text
@@ -172,9 +180,10 @@ def delete(
     target = metadata_uri(uri, config)
     row = run(_show(target, ledger))
     if not yes:
-        typer.confirm(
-            f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) permanently?", abort=True
-        )
+        with ended_by_signals():
+            typer.confirm(
+                f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) permanently?", abort=True
+            )
     run(_delete(target, ledger))
     print_line(f"ledger {ledger} deleted")
 

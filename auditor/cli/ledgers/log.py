@@ -28,7 +28,15 @@ from auditor.cli.ledgers.options import (
     YesOption,
 )
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_json, print_line, print_table
-from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.running import (
+    ConfigOption,
+    MetadataUriOption,
+    OutputOption,
+    StreamOutputOption,
+    ended_by_signals,
+    metadata_uri,
+    run,
+)
 from bookie.metadata.logs.log_store import NoSuchLogError
 from bookie.runtime.human import printable, size
 
@@ -202,7 +210,8 @@ def truncate(
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
     if not yes:
-        typer.confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", abort=True)
+        with ended_by_signals():
+            typer.confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", abort=True)
     dropped = run(_truncate(target, name, position))
     print_line(f"log {name}: {len(dropped)} ledgers dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}")
 
@@ -215,7 +224,8 @@ def delete(
     target = metadata_uri(uri, config)
     if not yes:
         row = run(_show(target, name))
-        typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers permanently?", abort=True)
+        with ended_by_signals():
+            typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers permanently?", abort=True)
     run(_delete(target, name))
     print_line(f"log {name} deleted")
 

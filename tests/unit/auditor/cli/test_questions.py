@@ -1,0 +1,100 @@
+"""A question of a command ends at once by a signal, with 128 + signal, and the command cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from auditor.cli.cluster.changing import confirm, confirm_ledgers
+from auditor.cli.ledgers import ledger, log
+from auditor.cli.main import app
+from auditor.cli.running import run
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def signalled(number: int) -> Callable[..., Any]:
+    """A question during which a signal comes; a yes if the signal has no effect."""
+
+    def ask(*_: Any, **__: Any) -> str:
+        os.kill(os.getpid(), number)
+        return "7"
+
+    return ask
+
+
+@asynccontextmanager
+async def cleaning(done: list[str]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await asyncio.sleep(0.01)  # a turn in which the loop reads its signals
+        done.append("cleaned up")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("kind", ["confirm", "prompt"])
+def test_a_signal_ends_a_question_inside_the_loop(monkeypatch: pytest.MonkeyPatch, number: int, kind: str) -> None:
+    monkeypatch.setattr(typer, kind, signalled(number))
+    monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
+    done: list[str] = []
+
+    async def work() -> None:
+        async with cleaning(done):
+            if kind == "confirm":
+                confirm("Sure?", is_sure=False)
+            else:
+                confirm_ledgers("Sure?", [7], is_sure=False)
+            done.append("changed")
+
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(typer.Exit) as ended:
+        run(work())
+    assert (ended.value.exit_code, done) == (128 + number, ["cleaned up"])
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_after_the_answer_a_signal_cancels_the_work_again(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: True)
+    done: list[str] = []
+
+    async def work() -> None:
+        async with cleaning(done):
+            confirm("Sure?", is_sure=False)
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+
+    with pytest.raises(typer.Exit) as ended:
+        run(work())
+    assert (ended.value.exit_code, done) == (128 + number, ["cleaned up"])
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (ledger, ["ledger", "delete", "7"]),
+        (log, ["log", "delete", "orders"]),
+        (log, ["log", "truncate", "orders", "--before", "7:0"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_ctrl_c_at_a_question_outside_the_loop_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, words: list[str]
+) -> None:
+    async def show(*_: Any) -> dict[str, Any]:
+        return {"state": "closed", "length": 1, "ledgers": []}
+
+    monkeypatch.setattr(module, "_show", show)
+    monkeypatch.setattr(f"{typer.confirm.__module__}.visible_prompt_func", signalled(signal.SIGINT))
+    with pytest.raises(SystemExit) as ended:
+        app([*words, "--metadata-uri", "zk://h:1/ledgers"])
+    assert ended.value.code == 130
