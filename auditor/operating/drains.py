@@ -140,7 +140,7 @@ async def check_and_record(
 ) -> None:
     """Call ``record`` with the result of ``check_startable``, and check again if another drain began or ended.
 
-    Two drains that leave enough bookies only one at a time are so never recorded both.
+    So two drains are not both recorded if the bookies that are left are enough for only one of them.
 
     Raises:
         RefusedError: see ``check_startable``, or other drains began or ended during every check.

@@ -66,7 +66,10 @@ async def with_read_only(
     except WriteOutcomeUnknownError:
         is_kept = True
         if asked:
-            note(f"it is not known whether the drain began, so {', '.join(servers)} may stay read-only: start again")
+            unknown = (
+                f"it is not known whether the drain began, so {', '.join(servers)} may stay read-only: start again"
+            )
+            _try_to_note(note, unknown)
         raise
     finally:
         if asked and not is_kept:
