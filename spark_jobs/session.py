@@ -119,7 +119,7 @@ def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> 
 
     def run() -> None:
         try:
-            if sys.platform == "linux" and not _is_submitted() and _is_local(settings.master or "local"):
+            if sys.platform == "linux" and not _is_submitted() and is_local(settings.master or "local"):
                 os.setpriority(os.PRIO_PROCESS, 0, max(settings.nice, os.getpriority(os.PRIO_PROCESS, 0)))
             future.set_result(start())
         except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to the waiting caller
@@ -163,7 +163,7 @@ def spark_conf(
         conf["spark.driver.extraJavaOptions"] = " ".join(
             ("-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile=file:{log_settings_path}", *class_options)
         )
-    if _is_local(conf.get("spark.master", "")):
+    if is_local(conf.get("spark.master", "")):
         conf["spark.driver.bindAddress"] = LOOPBACK
         conf["spark.driver.host"] = LOOPBACK
         conf["spark.sql.shuffle.partitions"] = "4"
@@ -185,7 +185,7 @@ def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
         os.environ.update(java_environment(java))
         os.environ.setdefault(LAUNCHER_OPTIONS, LAUNCHER_DEFAULT)
         os.environ["PYSPARK_PIN_THREAD"] = "true"  # runs in threads side by side keep their job groups apart
-    if not _is_submitted() and _is_local(settings.master or "local"):
+    if not _is_submitted() and is_local(settings.master or "local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
         # The UI binds to it; without it Spark looks up the host's name, and warns about the result.
         os.environ["SPARK_LOCAL_IP"] = settings.ui_host
@@ -198,7 +198,8 @@ def _is_submitted() -> bool:
     return _GATEWAY in os.environ
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
+    """Return whether all tasks run in the driver's own JVM."""
     return master == "local" or master.startswith("local[")
 
 
@@ -206,6 +207,6 @@ def _with_retries(master: str) -> str:
     """Let a local master repeat a failed task, as every other master does."""
     if master == "local":
         return f"local[1,{TASK_ATTEMPTS}]"
-    if _is_local(master) and "," not in master:
+    if is_local(master) and "," not in master:
         return f"{master[:-1]},{TASK_ATTEMPTS}]"
     return master

@@ -140,7 +140,7 @@ class ReferenceReader(DataSourceReader):
         count = partition_count(parents, os.cpu_count() or 1)
         count = min(count, self._options.partitions_max or count)
         groups = balance(parents, count) if parents else []
-        budget = self._options.budget.divided(self._options.slots_max or len(groups))
+        budget = self._options.budget.divided(min(len(groups), self._options.slots_max or len(groups)))
         return [ReferencePartition(tuple(planned[int(each.path)][0] for each in group), budget) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
 
-A run divides its limits by the largest number of concurrent tasks, and by the number of runs now reading from the same
+A run divides its limits by the largest number of concurrent tasks of a job, and by the number of runs now reading from the same
 ZooKeeper (``sharing``). So the sum of all tasks of all runs stays below the limits.
 """
 
@@ -127,4 +127,4 @@ class Budget:
             tasks: of the job.
             slots_max: largest number of concurrent tasks; None: unknown, so possibly all tasks of the job.
         """
-        return self.whole.divided(tasks if slots_max is None else slots_max)
+        return self.whole.divided(tasks if slots_max is None else min(tasks, slots_max))

@@ -1,9 +1,9 @@
 """The number of tasks the executors of a run can work on at the same time, now and later in the run.
 
-Spark's ``defaultParallelism`` counts the executors registered by now. The number is too small at the start of an
-application, before all executors have registered. It is also too small with dynamic allocation, which starts executors
-only for waiting tasks: a job with one task per slot would never get more slots. So jobs are cut for the largest
-possible cluster, and executors take tasks as soon as they register.
+The executors registered by now are too few at the start of an application, before all executors have registered. They
+are also too few with dynamic allocation, which starts executors only for waiting tasks: a job with one task per slot
+would never get more slots. So jobs are cut for the largest possible cluster, and executors take tasks as soon as they
+register. The registered executors are never a maximum: on a cluster without a maximum, more may register at any time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import SparkSession
+
+from spark_jobs.session import is_local
 
 Setting = Callable[[str], str | None]
 """A setting of Spark by name; None: it is not set."""
@@ -46,34 +48,49 @@ class Slots:
         return max(1, wanted - spare)
 
 
-def slots_of(setting: Setting, registered: int) -> Slots:
+def slots_of(setting: Setting, registered: int, master: str) -> Slots:
     """Return the slots of a cluster.
 
     Args:
         setting: Spark's settings.
-        registered: cores of the registered executors (``defaultParallelism``).
+        registered: tasks that the registered executors can work on at the same time.
+        master: Spark's master.
     """
+    now = max(1, registered)
+    if is_local(master):
+        return Slots(now, now)
     task_cores = _number(setting, "spark.task.cpus") or 1
-    now = max(1, registered // task_cores)
     cores = _number(setting, "spark.executor.cores")
     cores_max = _number(setting, "spark.cores.max")
+    executors_max = _executors_max(setting, master)
     limits = [] if cores_max is None else [cores_max // task_cores]
+    if executors_max is not None and (cores is not None or not _is_standalone(master)):
+        limits.append(executors_max * ((cores or 1) // task_cores))
+    return Slots(now, max(now, min(limits)) if limits else None)
+
+
+def _executors_max(setting: Setting, master: str) -> int | None:
+    """Return the largest number of executors; None: no limit."""
     if (setting("spark.dynamicAllocation.enabled") or "").lower() == "true":
         executors_max = _number(setting, "spark.dynamicAllocation.maxExecutors")
-        if executors_max is not None and executors_max < _UNLIMITED:
-            limits.append(executors_max * (cores or 1) // task_cores)
-        return Slots(now, max(now, min(limits)) if limits else None)
-    executors = _number(setting, "spark.executor.instances")
-    if executors is not None:
-        limits.append(executors * (cores or 1) // task_cores)
-    return Slots(now, max(now, min(limits, default=now)))
+        return None if executors_max is None or executors_max >= _UNLIMITED else executors_max
+    # A standalone cluster does not use this setting.
+    return None if _is_standalone(master) else _number(setting, "spark.executor.instances")
+
+
+def _is_standalone(master: str) -> bool:
+    """An executor of such a cluster has all cores of its worker, if ``spark.executor.cores`` is not set."""
+    return master.startswith("spark://")
 
 
 def session_slots(spark: SparkSession) -> Slots:
     """The slots of a session's cluster."""
     context = spark.sparkContext
     conf = context.getConf()
-    return slots_of(lambda name: conf.get(name), context.defaultParallelism)
+    # Not ``defaultParallelism``: this is a setting of users, and at least 2 without executors.
+    java = context._jsc.sc()
+    registered = java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile())
+    return slots_of(lambda name: conf.get(name), registered, context.master)
 
 
 def _number(setting: Setting, name: str) -> int | None:

@@ -33,7 +33,9 @@ CONF: Final = {
     "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Every run begins with all executors, so the effect of losing one does not depend on its start time.
+    # Every run begins with all executors, so the effect of losing one does not depend on its start time. Without a
+    # maximum of cores, Spark would not wait for any.
+    "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{STATE_S:g}s",
 }

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
 from spark_jobs.pacing.budget import NICE
+from spark_jobs.runs.slots import Slots, session_slots
 from spark_jobs.session import SessionSettings, spark_conf
 
 
@@ -25,6 +26,15 @@ def test_workers_run_this_python_in_utc_and_try_again(spark: SparkSession) -> No
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.master == "local[2,4]"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
+
+
+@pytest.mark.spark
+def test_the_slots_of_a_session_are_the_cores_of_its_master(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users set the default parallelism (``spark.default.parallelism``)."""
+    monkeypatch.setattr(SparkContext, "defaultParallelism", 64)
+    assert session_slots(spark) == Slots(2, 2)
 
 
 @pytest.mark.spark

@@ -189,6 +189,7 @@ def test_all_tasks_together_stay_below_the_limits_of_the_run() -> None:
     assert Budget().share(8, 2).nodes_per_s == 0
     assert Budget(9_000).share(30, 3).nodes_per_s == 3_000  # three run at a time, of this run or of another one
     assert Budget(9_000, 6e6).share(30, None) == TaskBudget(300, 2e5, 2.0, 40_000 / 30)
+    assert Budget(9_000).share(2, 16) == Budget(9_000).share(2, 2)  # the other slots have nothing to read
     assert Budget(9_000).share(0, None).nodes_per_s == 9_000
 
 
