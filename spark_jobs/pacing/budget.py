@@ -1,7 +1,7 @@
 """Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
 
-A run divides its limits by the largest number of concurrent tasks of a job, and by the number of runs now reading from the same
-ZooKeeper (``sharing``). So the sum of all tasks of all runs stays below the limits.
+A run divides its limits by the largest number of concurrent tasks of a job, and by the number of runs now reading from
+the same ZooKeeper (``sharing``). So the sum of all tasks of all runs stays below the limits.
 """
 
 from __future__ import annotations

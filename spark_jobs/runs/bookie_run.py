@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -55,6 +56,7 @@ from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
 from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.snapshot_reading import SnapshotReading
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.withdrawal import withdraw_ended
@@ -78,9 +80,7 @@ class _JudgedLedgers:
     counts: AcceptedCounts = field(default_factory=AcceptedCounts)
 
     def release(self) -> None:
-        self.ledgers.unpersist()
-        if self.accepted is not None:
-            self.accepted.unpersist()
+        unpersist(*filter(None, (self.ledgers, self.accepted)))
 
 
 class BookieRun:
@@ -190,15 +190,18 @@ class BookieRun:
             if self._context.is_incremental:
                 reading = self._incremental = self._incrementally(cookies, before.registered)
             scan = reading.scan(before.staying)
-            after = self._cluster.bookies()
-            gone = before.registered - after.registered
-            if not scan.totals.carried:  # carried-over ledgers may name it by now
-                gone &= scan.totals.ledgers_by_bookie.keys()
-            if not gone or attempt == SCANS_MAX:
-                break
-            scan.release()
+            with ExitStack() as unused:
+                unused.callback(scan.release)
+                after = self._cluster.bookies()
+                gone = before.registered - after.registered
+                if not scan.totals.carried:  # carried-over ledgers may name it by now
+                    gone &= scan.totals.ledgers_by_bookie.keys()
+                if not gone or attempt == SCANS_MAX:
+                    found = reading.problems()
+                    unused.pop_all()
+                    break
             before = after
-        found, self._carried = reading.problems(), scan.totals.carried
+        self._carried = scan.totals.carried
         if gone:
             found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
         return scan, ScanResult(scan.totals, after, found, reading.counts)
@@ -218,13 +221,15 @@ class BookieRun:
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
         judged = self._judge(scan.suspects, bookies.registered, bookies.draining, decisions)
-        latest = self._cluster.bookies()
-        if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
-            judged.release()
-            draining = bookies.draining & latest.draining
-            judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
-        self._live = bookies.registered | latest.registered
-        try:
+        with ExitStack() as kept:
+            kept.callback(judged.release)
+            latest = self._cluster.bookies()
+            if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
+                kept.close()
+                draining = bookies.draining & latest.draining
+                judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
+                kept.callback(judged.release)
+            self._live = bookies.registered | latest.registered
             self.lost = self._lost_bookies(cookies, latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
             published = self._publish(judged, limiter)  # before the report: a full disk here must not stop repair there
@@ -239,8 +244,6 @@ class BookieRun:
             others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
             with others.found(scan, scanned, cookies, limiter) as beside:
                 worst = self._report(scan, judged, beside.findings, held)
-        finally:
-            judged.release()
         return CheckResult(
             latest,
             added_sums(judged.sums, beside.sums),

@@ -21,6 +21,7 @@ from spark_jobs.checks.metadata_check import metadata_faults
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.placement_part import NoTopologyError, PlacementTally, placement_part
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.reread_rows import reread_rows
 
 
@@ -49,7 +50,7 @@ def confirmed_rows(
             judged = judging.enter_context(part.judged(settled, PlacementTally(), is_reported=False))
             ids = ids.unionByName(judged.ledgers.select("ledger_id")).unionByName(judged.unknown.select("ledger_id"))
         ids = ids.distinct().persist(StorageLevel.MEMORY_AND_DISK)
-        stack.callback(ids.unpersist)
+        stack.callback(unpersist, ids)
         with context.tasks(Phase.CHECK, is_reported=False):
             count = ids.count()
     if not count:

@@ -38,6 +38,7 @@ from spark_jobs.runs.placement_part import (
     placement_part,
 )
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.releasing import unpersist
 
 METADATA: Final = "metadata"
 """Name of the lint among the checks of a run."""
@@ -125,7 +126,7 @@ class EverythingBeside(Beside):
         if stuck:
             found = found.unionByName(stuck_recoveries(ledgers, stuck))
         found = found.persist(StorageLevel.MEMORY_AND_DISK)  # few rows, of one pass over all ledgers
-        stack.callback(found.unpersist)
+        stack.callback(unpersist, found)
         with self._context.tasks(Phase.CHECK):
             rows = found.select("kind", "ledger_id").distinct().groupBy("kind").count().collect()
             numbers = {row["kind"]: row["count"] for row in rows}

@@ -26,6 +26,7 @@ from spark_jobs.checks.inventory.verdict import Grace, NotJudged, Verdict
 from spark_jobs.report.summary import InventoryBookie, InventoryCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 
 INVENTORY: Final = "inventory"
@@ -70,7 +71,7 @@ def inventory_part(
     if not bookies:
         return FoundInventory((), InventoryCounts(grace_s))
     held = _asked(context, bookies).persist(StorageLevel.MEMORY_AND_DISK)
-    stack.callback(held.unpersist)
+    stack.callback(unpersist, held)
     with context.tasks(Phase.ASK, is_reported=False):
         answers = held.where("answer IS NOT NULL").select("bookie_id", "answer.*").collect()
         if not any(row["ledgers"] or row["damaged"] for row in answers):
@@ -88,9 +89,9 @@ def inventory_part(
     )
     seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(looking(look), SEEN_DDL)
     seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
-    stack.callback(seen.unpersist)
+    stack.callback(unpersist, seen)
     damage = damage_findings(held, ledgers).persist(StorageLevel.MEMORY_AND_DISK)
-    stack.callback(damage.unpersist)
+    stack.callback(unpersist, damage)
     with context.tasks(Phase.CHECK, is_reported=False):
         sums = seen.selectExpr(_FACTS).groupBy("verdict", "reason", "bookie_id").count().collect()
         damaged = damage.count() if any(row["damaged"] for row in answers) else 0

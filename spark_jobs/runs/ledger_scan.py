@@ -31,6 +31,7 @@ from spark_jobs.image.part import ImageFile
 from spark_jobs.image.place import Place
 from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure
 from spark_jobs.settings import AuditSettings
@@ -74,10 +75,10 @@ class LedgerScan:
 
     def release(self) -> None:
         """Free all memory Spark uses for the scan."""
-        for frame in self.cached:
-            frame.unpersist()
+        unpersist(*self.cached)
         for each in self.sent:
-            each.destroy()
+            with suppress(Py4JError, OSError):  # as in ``unpersist``
+                each.destroy()
 
 
 def scan_ledgers(
@@ -184,14 +185,22 @@ def scan_of(collected: Collected) -> LedgerScan:
 def collected(read: DataFrame, settings: AuditSettings) -> Collected:
     """Read rows with a column ``summary``, have Spark keep them, and add up the summaries.
 
+    After an error or a stop, Spark keeps none of the rows.
+
     Raises:
         SnapshotError: an executor cannot use the snapshot.
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
     """
-    uri = settings.metadata_uri
     try:
-        cached = read.persist(StorageLevel.MEMORY_AND_DISK)
-        number = [READING] if READING in read.columns else []
+        return _collected(read.persist(StorageLevel.MEMORY_AND_DISK), settings.metadata_uri)
+    except BaseException:
+        unpersist(read)
+        raise
+
+
+def _collected(cached: DataFrame, uri: str) -> Collected:
+    try:
+        number = [READING] if READING in cached.columns else []
         summaries = cached.where(F.col("summary").isNotNull()).select(*number, "summary.*").collect()
     except PySparkException as error:
         refused = store_error(error)

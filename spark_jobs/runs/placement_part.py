@@ -35,6 +35,7 @@ from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.publish import publish
 from spark_jobs.runs.rack_matrix import RackMatrix
+from spark_jobs.runs.releasing import unpersist
 
 _NAMED_MAX: Final = 5
 _UNKNOWN: Final = f"kind = {literal(FindingKind.UNKNOWN_PLACE.value)}"
@@ -114,8 +115,7 @@ class PlacementPart:
             unknown = findings.where(_UNKNOWN).drop("is_fixable")
             yield JudgedPlacement(found, unknown, fixable, sums, worst)
         finally:
-            for kept in (found, findings, verdicts):
-                kept.unpersist()
+            unpersist(found, findings, verdicts)
 
     def publish(self, judged: JudgedPlacement, limiter: MarkLimiter) -> PublishResult:
         """Mark the ledgers that a replacement would improve, if the run has to mark misplaced ledgers."""

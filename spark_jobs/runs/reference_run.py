@@ -58,6 +58,7 @@ from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
 
@@ -125,8 +126,7 @@ class ReferenceRun:
 
     def _attempt(self, created_before_ms: int) -> Outcome:
         with ExitStack() as kept:
-            found = self._read_references()
-            kept.callback(found.unpersist)
+            found = self._read_references(kept)
             doubts = self._doubts(found)
             plan = self._cluster.leaf_parents()
             with self._context.tasks(Phase.SCAN):
@@ -144,7 +144,7 @@ class ReferenceRun:
             checked = self._report(scan, seen, unread(found) if doubts.has_any else None, bookies, counts)
         return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
 
-    def _read_references(self) -> DataFrame:
+    def _read_references(self, kept: ExitStack) -> DataFrame:
         settings, budget = self._settings, self._context.budget
         register(self._context.spark)
         read = (
@@ -162,6 +162,7 @@ class ReferenceRun:
             read = read.option(references.SLOTS_MAX, slots_max)
         with self._context.tasks(Phase.SCAN, is_reported=False), _reading():
             found = read.load().persist(StorageLevel.MEMORY_AND_DISK)
+            kept.callback(unpersist, found)
             found.count()
         return found
 
@@ -182,7 +183,7 @@ class ReferenceRun:
         """Return the numbers of rows settled by the first look, and the other rows with a verdict, kept by Spark."""
         settings = self._settings
         first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
-        kept.callback(first.unpersist)
+        kept.callback(unpersist, first)
         with self._context.tasks(Phase.CHECK, is_reported=False), _reading():
             rows = first.groupBy("verdict", "reason").agg(F.count("*").alias("ledgers")).collect()
         settled = Counter({(row["verdict"], row["reason"]): int(row["ledgers"]) for row in rows})
@@ -206,7 +207,7 @@ class ReferenceRun:
         if doubts.has_any:
             seen = spared(seen, found)
         seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
-        kept.callback(seen.unpersist)
+        kept.callback(unpersist, seen)
         with self._context.tasks(Phase.CHECK), _reading():
             seen.count()
         return settled, seen
@@ -265,7 +266,7 @@ class ReferenceRun:
             with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_reported=False):
                 self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
         finally:
-            lost.unpersist()
+            unpersist(lost)
         published = PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         return CheckResult(bookies, sums, worst, published, references=counts)
 

@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -58,6 +59,7 @@ from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanRes
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.publish import publish
 from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
 
@@ -140,12 +142,16 @@ class ReplicaRun:
         ids = (self._settings.ledger_min, self._settings.ledger_max)
         with context.tasks(Phase.SCAN, is_reported=False):
             scan = scan_ledgers(context.spark, self._settings, parents, None, ids, budget=context.budget)
-        bookies = self._cluster.bookies()
-        answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
-        findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
-        accepted = findings.where(_IS_ACCEPTED)
-        ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}")).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        with ExitStack() as kept:
+            kept.callback(scan.release)
+            bookies = self._cluster.bookies()
+            answers = self._ask(scan, bookies).persist(StorageLevel.MEMORY_AND_DISK)
+            kept.callback(unpersist, answers)
+            findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
+            accepted = findings.where(_IS_ACCEPTED)
+            ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}"))
+            ledgers = ledgers.persist(StorageLevel.MEMORY_AND_DISK)
+            kept.callback(unpersist, ledgers)
             with context.tasks(Phase.ASK, is_reported=False):
                 counted = _collected(answers)
                 sums = report_sink.sums(ledgers)
@@ -161,10 +167,6 @@ class ReplicaRun:
             self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
             with context.report.tolerated(), context.tasks(Phase.REPORT, is_reported=False):
                 context.report.write_findings(ledgers, others, HeldBookies(limit_from=self._limiter.first_held))
-        finally:
-            ledgers.unpersist()
-            answers.unpersist()
-            scan.release()
         return bookies
 
     def _ask(self, scan: LedgerScan, bookies: Bookies) -> DataFrame:

@@ -90,7 +90,7 @@ def session_slots(spark: SparkSession) -> Slots:
     # Not ``defaultParallelism``: this is a setting of users, and at least 2 without executors.
     java = context._jsc.sc()
     registered = java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile())
-    return slots_of(lambda name: conf.get(name), registered, context.master)
+    return slots_of(lambda name: conf.get(name), registered, conf.get("spark.master") or "")
 
 
 def _number(setting: Setting, name: str) -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.reread_rows import reread_rows
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
@@ -105,15 +107,18 @@ class SnapshotReading:
             self._index = self._verified()
         division = divide(self._index, context.cluster.leaf_nodes())
         kept = None if self._keeps_all else live
-        with context.tasks(Phase.SCAN):
+        with ExitStack() as unused, context.tasks(Phase.SCAN):
             read, counted = self._in_snapshot(self._index, division.parts, live)
+            unused.callback(unpersist, read)
             ids = read.where("named_id IS NOT NULL").selectExpr("named_id AS ledger_id") if self._keeps_all else read
             again = reread_rows(context, ids.where("ledger_id IS NOT NULL"), counted.returned, kept)
+            unused.callback(again.release)
             if not self._keeps_all:
-                read.unpersist()
+                unpersist(read)
             scans = [again]
             if division.live:
                 scans.append(scan_ledgers(context.spark, settings, division.live, kept, budget=context.budget))
+            unused.pop_all()
         self._read = _Read(division, counted, scans[0].totals, scans[-1].totals if division.live else NO_TOTALS)
         totals = functools.reduce(ScanTotals.plus, (scan.totals for scan in scans), replace(counted, returned=0))
         suspects = functools.reduce(DataFrame.unionByName, (scan.suspects for scan in scans))

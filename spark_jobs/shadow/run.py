@@ -34,6 +34,7 @@ from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
 from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress
+from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.runs.spark_failures import spark_failure
 from spark_jobs.runs.spark_tasks import spark_tasks
@@ -183,7 +184,7 @@ def compare(
                 found = _Found(rows_max)
                 _write(directory / SHADOW, _differences(rows, look, gate, found, summary.run_id))
         finally:
-            table.unpersist()
+            unpersist(table)
         delay_s = look.delay_s()
     return Shadow(
         summary.run_id, directory / SHADOW, counts[Outcome.AGREE], found.resolved, dict(found.counts), around.leader,

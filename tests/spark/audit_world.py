@@ -117,3 +117,8 @@ def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[],
         return result
 
     monkeypatch.setattr(ClusterView, "bookies", bookies)
+
+
+def kept_by(spark: SparkSession) -> int:
+    """Return how many sets of rows Spark keeps for later use."""
+    return int(spark.sparkContext._jsc.sc().getPersistentRDDs().size())

@@ -25,7 +25,7 @@ from bookie.metadata.tasks.decisions import Verdict as Verdict_
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.model.run import RunState
+from bookie.model.run import RunKind, RunState
 from bookie.model.severity import Severity
 from spark_jobs import audit as audit_module
 from spark_jobs.datasource.partitions import LeafParent
@@ -41,14 +41,15 @@ from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import fetch_missing, opened_store
 from spark_jobs.report.summary import PublishOutcome, Verdict
-from spark_jobs.runs import bookie_run
+from spark_jobs.runs import bookie_run, ledger_scan
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.life_cycle import outcome_of
-from spark_jobs.runs.port import Phase, ProgressEvent
+from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
 from tests.lent_session import lend_session
-from tests.spark.audit_world import Place, after_listing, closed, opened
+from tests.spark.audit_world import Place, after_listing, closed, kept_by, opened
 from tests.worlds.ledgers import names
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -297,6 +298,37 @@ def test_no_cluster_and_no_store_are_different_errors(
         run_audit(spark, AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2))
     assert one_shot.exit_code_of(unreachable.value) is ExitCode.STORE_UNREACHABLE
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "listings"),
+    [(RunKind.BOOKIES, 2), (RunKind.BOOKIES, 3), (RunKind.REPLICAS, 2)],
+    ids=["after the scan", "after the judgement", "before the bookies are asked"],
+)
+def test_spark_keeps_no_rows_of_a_run_that_lost_the_store(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, kind: RunKind, listings: int
+) -> None:
+    def fail() -> None:
+        raise StoreUnavailableError("no answer")
+
+    before = kept_by(spark)
+    after_listing(monkeypatch, listings, fail)
+    with pytest.raises(StoreUnavailableError):
+        place.check(spark, kind, missing_share_max=0.9)
+    assert kept_by(spark) == before
+
+
+def test_spark_keeps_no_rows_of_a_scan_that_was_stopped(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(rows: object) -> ScanTotals:
+        raise RunStoppedError("cancelled")
+
+    before = kept_by(spark)
+    monkeypatch.setattr(ledger_scan, "_totals", stop)
+    with pytest.raises(RunStoppedError):
+        place.audit(spark)
+    assert kept_by(spark) == before
 
 
 def test_the_command_prints_the_summary_and_returns_the_exit_code(

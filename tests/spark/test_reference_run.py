@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
 
@@ -29,11 +29,12 @@ from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.finding_rows import read_findings
 from spark_jobs.report.summary import NamespaceCount, Verdict
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.port import RunStoppedError
 from spark_jobs.runs.reference_run import ExportError, NoPulsarError
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.settings import FailOn
 from tests.sessions import LONG_SESSION_S
-from tests.spark.audit_world import Place, opened
+from tests.spark.audit_world import Place, kept_by, opened
 from tests.worlds.pulsar_nodes import (
     KINDS,
     MESSAGES,
@@ -274,3 +275,20 @@ def test_other_kinds_have_no_export(pulsar: Pulsar, tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2
     assert "a run of kind bookies has no --export" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_spark_keeps_no_references_of_a_reading_that_was_stopped(
+    spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = type(spark.range(1))
+    real = frames.count
+
+    def stop(rows: DataFrame) -> int:
+        real(rows)
+        raise RunStoppedError("cancelled")
+
+    before = kept_by(spark)
+    monkeypatch.setattr(frames, "count", stop)
+    with pytest.raises(RunStoppedError):
+        pulsar.check(spark)
+    assert kept_by(spark) == before

@@ -22,6 +22,7 @@ from bookie.embedded import zookeeper as embedded
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.exit_codes import ExitCode
@@ -32,16 +33,17 @@ from spark_jobs import audit as audit_module
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary, SnapshotCounts, Verdict
 from spark_jobs.runs import snapshot_reading
+from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot
 from tests.sessions import LONG_SESSION_S
-from tests.spark.audit_world import Place, after_listing, closed
+from tests.spark.audit_world import Place, after_listing, closed, kept_by
 from tests.worlds.admin_server import Answer, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
-ROOTS = [f"/{number}/ledgers" for number in range(10)]
+ROOTS = [f"/{number}/ledgers" for number in range(11)]
 """Each test has a cluster of its own; one snapshot has them all."""
 HEALTHY = closed("a:1", "b:1", "c:1")
 
@@ -350,3 +352,16 @@ def test_zookeepers_own_compression_is_read(
     assert [(p.parent, p.ledgers, p.creates) for p in found.parts] == [
         (p.parent, p.ledgers, p.creates) for p in expected.parts
     ]
+
+
+def test_spark_keeps_no_rows_of_a_snapshot_whose_second_reading_failed(
+    spark: SparkSession, place: Place, snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> LedgerScan:
+        raise StoreUnavailableError("no answer")
+
+    before = kept_by(spark)
+    monkeypatch.setattr(snapshot_reading, "reread_rows", fail)
+    with pytest.raises(StoreUnavailableError):
+        place.audit(spark, is_dry_run=True, snapshot=snapshot)
+    assert kept_by(spark) == before

@@ -54,7 +54,7 @@ def test_a_local_master_never_gets_more_slots(master: str) -> None:
 
 def test_a_cluster_without_a_maximum_stays_below_the_limits_if_all_tasks_run() -> None:
     tasks = 16
-    slots = slots_of({}.get, 0, "spark://host:7077")  # no executor has registered
+    slots = slots_of(dict[str, str]().get, 0, "spark://host:7077")  # no executor has registered
     share = Budget(nodes_per_s=400).share(tasks, slots.most)
     assert tasks * share.nodes_per_s == 400
 
