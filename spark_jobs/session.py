@@ -12,15 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import Final
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from bookie.model.errors import FatalError
 from bookie.runtime.java import find_java, java_environment
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
@@ -31,6 +33,25 @@ TASK_ATTEMPTS: Final = 4
 ROWS_PER_BATCH: Final = 10_000
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 _DAEMON: Final = "spark_jobs.python_daemon"
+
+
+DRIVER_ENDED: Final = (
+    "Spark's driver, a Java process, has ended: look for the reason in its output, such as a lack of memory, and run "
+    "the audit again; what was marked stays"
+)
+
+
+class SparkStartError(FatalError):
+    """Spark did not start."""
+
+
+class SparkEndedError(FatalError):
+    """Spark's driver ended during a run."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error with any text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def is_alive(spark: SparkSession) -> bool:
@@ -94,6 +115,8 @@ def spark_session(
 
     Raises:
         JavaNotFoundError: there is no Java to run Spark on.
+        SparkStartError: Spark did not start.
+        SparkEndedError: Spark's driver ended before the end of the context, and the work inside it failed for this.
     """
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
@@ -103,11 +126,28 @@ def spark_session(
             builder = builder.config(name, value)
         starting = _in_thread(builder.getOrCreate, settings)
         beside()
-        session = starting.result()
+        try:
+            session = starting.result()
+        except (PySparkException, Py4JError, OSError) as error:
+            raise SparkStartError(_why_not_started(settings, error)) from error
         try:
             yield session
+        except (Py4JError, OSError) as error:
+            if is_alive(session):
+                raise
+            raise SparkEndedError(f"{DRIVER_ENDED} ({first_line(error)})") from error
         finally:
-            session.stop()
+            with suppress(Py4JError, OSError):  # a driver that has ended cannot be stopped
+                session.stop()
+
+
+def _why_not_started(settings: SessionSettings, error: Exception) -> str:
+    master = settings.master or ("of spark-submit" if _is_submitted() else "local[*]")
+    caused = [line[2:] for line in str(error).splitlines() if line.startswith(": ")]  # py4j: the error of Java
+    return (
+        f"Spark did not start with the master {master}: {caused[0] if caused else first_line(error)}. Check the master "
+        "(--master) and Spark's settings; Spark's own output above may have the reason"
+    )
 
 
 def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> Future[SparkSession]:

@@ -126,7 +126,7 @@ def run_one_shot(
             stopped = _stopped(gate)
             outcome = replace(outcome_of_error(error, gate.stopped), detail=str(stopped))
             raise stopped from error
-        except BkhealError as error:
+        except BaseException as error:
             outcome = outcome_of_error(error, None)
             raise
         finally:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from py4j.protocol import Py4JNetworkError
+
 from bookie.model.errors import BkhealError, FatalError, PermanentError
 from spark_jobs.executor_version import version_problem
+from spark_jobs.session import DRIVER_ENDED, first_line
 
 READ_AGAIN: Final = "bkheal: metadata was read again"
 """Part of the error text of ``LedgerScan.suspects`` if its rows are not those of the scan."""
@@ -43,9 +46,11 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
     """Return the error of this project for an error of Spark.
 
     Args:
-        error: of pyspark or py4j.
+        error: of pyspark or py4j, or of a connection to the driver.
         doing: the work of Spark, such as "reading ledger metadata".
     """
+    if isinstance(error, ConnectionError | Py4JNetworkError):
+        return ScanFailedError(f"Spark failed while {doing}: {DRIVER_ENDED}")
     text = str(error)
     if READ_AGAIN in text:
         return MetadataReadAgainError(
@@ -71,8 +76,3 @@ def environment_problem(text: str) -> str | None:
     if programs := _NO_PROGRAM.findall(text):
         return f"an executor has no Python at {programs[-1]} (PYSPARK_PYTHON)"
     return None
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error with any text."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -71,7 +71,7 @@ def spark_tasks(
         if watch.stopped_because is not None:
             raise RunStoppedError(watch.stopped_because) from error
         raise
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JError, ConnectionError) as error:
         if watch.stopped_because is not None:
             raise RunStoppedError(watch.stopped_because) from error
         if phase is Phase.REPORT:
@@ -101,9 +101,11 @@ class _Watch:
         while not self.end.wait(_POLL_S):
             if (reason := self._gate.stop_reason()) is not None:
                 self.stopped_because = reason
-                self._context.cancelJobGroup(self._group)
-            elif self._progress is not None:
-                self._tell(self._progress)
+            with suppress(Py4JError, OSError):  # a driver that has ended has no jobs
+                if reason is not None:
+                    self._context.cancelJobGroup(self._group)
+                elif self._progress is not None:
+                    self._tell(self._progress)
 
     def _tell(self, progress: Progress) -> None:
         tracker = self._context.statusTracker()

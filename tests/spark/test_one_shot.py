@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from spark_jobs.runs.life_cycle import RunOutcome, outcome_of_error
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
-from tests.deadlines import STATE_S
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -216,3 +217,44 @@ def test_a_signal_ends_a_run_cleanly(place: Place, tmp_path: Path) -> None:
     assert (exit_code, record.state, record.exit_code) == (128 + signal.SIGTERM, RunState.CANCELLED, 143)
     assert "ended by SIGTERM" in record.detail
     assert (place.do(runs.holder(RunLane(RunKind.BOOKIES))), place.marked()) == (None, {})
+
+
+WITH_A_DRIVER_THAT_ENDS = """
+import sys
+from pyspark import SparkContext
+from spark_jobs import audit
+from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.session import kill_driver
+read = ClusterView.{method}
+def killing(self, *arguments):
+    kill_driver()
+    SparkContext._gateway.proc.wait()
+    return read(self, *arguments)
+ClusterView.{method} = killing
+sys.exit(audit.main(sys.argv[1:]))
+"""
+
+
+def ended_run(place: Place, *command: str) -> RunRecord:
+    """Return the record of the run of a command that failed because of Spark."""
+    done = subprocess.run(
+        [sys.executable, *command, *arguments(place)], capture_output=True, text=True, timeout=PROGRAM_S, check=False
+    )
+    (record,) = place.do(runs_of(place).list(10, now_ms=0))
+    assert (done.returncode, record.state, record.exit_code) == (ExitCode.INTERNAL, RunState.FAILED, ExitCode.INTERNAL)
+    assert done.stderr.rstrip().endswith(record.detail)
+    assert place.do(runs_of(place).holder(RunLane(RunKind.BOOKIES))) is None
+    return record
+
+
+@pytest.mark.parametrize("method", ["leaf_parents", "accepted_losses"], ids=["before the scan", "after the scan"])
+def test_a_driver_that_ends_is_the_reason_of_the_failure(place: Place, quick_spark: None, method: str) -> None:
+    record = ended_run(place, "-c", WITH_A_DRIVER_THAT_ENDS.format(method=method))
+    assert "Spark's driver, a Java process, has ended" in record.detail
+
+
+@pytest.mark.parametrize("master", ["sprak://master:7077", "local[x]"])
+def test_a_master_that_cannot_be_used_is_named(place: Place, quick_spark: None, master: str) -> None:
+    record = ended_run(place, "-m", "auditor.cli.main", "audit", "run", "--master", master)
+    assert record.detail.startswith(f"Spark did not start with the master {master}: ")
+    assert "--master" in record.detail

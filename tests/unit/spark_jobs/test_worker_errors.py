@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from spark_jobs.runs.ledger_scan import store_error
-from spark_jobs.runs.spark_failures import first_line
+from spark_jobs.session import first_line
 
 HEAD = """An error occurred while calling o42.collectToPython.
 : org.apache.spark.SparkException: Job aborted: Task 0 in stage 1.0 failed 4 times
