@@ -60,6 +60,7 @@ def metadata_uri(flag: str | None, config: Path | None) -> str:
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; Ctrl-C, SIGTERM and a closed terminal cancel it, let it clean up, and exit with 128 + signal.
 
+    A signal that the process ignores, such as SIGHUP under ``nohup``, stays ignored.
     Work that handles signals itself takes precedence. If several tasks failed at once, the first ``BkhealError``
     is raised.
     """
@@ -116,7 +117,8 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, cancel, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, cancel, number)
     try:
         return await task
     except asyncio.CancelledError:

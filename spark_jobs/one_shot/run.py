@@ -72,7 +72,8 @@ def run_one_shot(
     ended: Callable[[RunRecord], None] | None = None,
     then: Callable[[SparkSession, AuditResult, Gate], None] | None = None,
 ) -> AuditResult:
-    """Run one check once. In the main thread of a process, it handles SIGTERM, SIGINT and SIGHUP during the run.
+    """Run one check once. In the main thread of a process, it handles SIGTERM, SIGINT and SIGHUP during the run, except
+    for those that the process ignores.
 
     Args:
         shot: what to run.
@@ -161,7 +162,10 @@ def exit_code_of(error: BkhealError) -> int:
 
 @contextlib.contextmanager
 def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
-    """Stop the run on a signal, and at once on a second one; yields a function to install the handlers again."""
+    """Stop the run on a signal, and at once on a second one; yields a function to install the handlers again.
+
+    A signal that the process ignores, such as SIGHUP under ``nohup``, stays ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         if gate.stopped is not None:
@@ -170,8 +174,8 @@ def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
         gate.stop(Stop(reason, RunState.CANCELLED, _SIGNAL_BASE + number))
 
     def take_over() -> None:
-        for number in before:
-            signal.signal(number, stop)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is signal.SIG_IGN else stop)
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}

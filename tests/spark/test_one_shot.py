@@ -26,6 +26,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
+from spark_jobs.one_shot import run
 from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.one_shot.run import OneShot, OneShotStoppedError, exit_code_of, run_one_shot
 from spark_jobs.runs.gate import RunGate, Stop
@@ -122,6 +123,24 @@ def test_a_signal_ends_the_wait(place: Place) -> None:
     assert (stopped.value.exit_code, exit_code_of(stopped.value)) == (143, 143)
     assert signal.getsignal(signal.SIGTERM) is before
     assert place.do(runs.list(10, now_ms=0)) == []
+
+
+def test_signals_that_the_process_ignores_stay_ignored() -> None:
+    gate, ignored = RunGate(), (signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}  # as nohup does for SIGHUP
+    try:
+        with run._signals(gate) as take_over:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark installs a handler of its own
+            take_over()
+            for number in ignored:
+                os.kill(os.getpid(), number)
+            assert gate.stop_reason() is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert gate.stop_reason() is not None
+        assert [signal.getsignal(number) for number in ignored] == [signal.SIG_IGN] * 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def a_record(place: Place) -> RunRecord:

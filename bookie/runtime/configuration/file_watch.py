@@ -121,6 +121,8 @@ async def following(
 ) -> AsyncIterator[None]:
     """Watch the file inside the context; without a file do nothing, and leave SIGHUP unchanged.
 
+    If the process ignores SIGHUP, as under ``nohup``, its closed terminal does not count.
+
     Args:
         source: the file.
         apply: for each live option, the function that applies a new value.
@@ -130,7 +132,9 @@ async def following(
     if source is None:
         yield
         return
-    watch, terminals, loop = ConfigWatch(source, apply, clock), _terminals(), asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGHUP)
+    terminals = frozenset[int]() if before is signal.SIG_IGN else _terminals()
+    watch, loop = ConfigWatch(source, apply, clock), asyncio.get_running_loop()
     asked: list[asyncio.Task[None]] = []
 
     def signalled() -> None:
@@ -145,6 +149,8 @@ async def following(
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        if before is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, before)
         for task in (looking, *asked):
             await cancel(task)
 

@@ -244,6 +244,26 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
     os.close(stream)
 
 
+async def test_a_closed_terminal_does_not_end_a_process_that_ignores_it(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``nohup`` lets a process ignore SIGHUP; the signal still reads the file."""
+    terminal, stream = pty.openpty()
+    monkeypatch.setattr(config_watch, "_STREAMS", (stream,))
+    applied: asyncio.Queue[int] = asyncio.Queue()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with following(process.source, {"rate": applied.put_nowait}, ManualClock(), pytest.fail):
+            os.close(terminal)
+            process.path.write_text('{"rate": 5}')
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert await applied.get() == 5
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        os.close(stream)
+
+
 async def test_without_a_file_nothing_is_followed() -> None:
     before = signal.getsignal(signal.SIGHUP)
     async with following(None, {"rate": print}, ManualClock(turns=0), pytest.fail):
