@@ -52,8 +52,8 @@ class StreamedSnapshot:
         except OSError as error:
             raise SnapshotError(f"the snapshot cannot be stored in {self._file.parent}: {error.strerror}") from error
         _remove_left(self._file.parent, context.clock.epoch_ms() / 1000)
-        cluster, on_block = context.cluster.cluster, context.gate.pass_through
-        self._index = stream_snapshot(server, self._file, cluster, newest_zxid, on_block)
+        cluster, may_go_on = context.cluster.cluster, context.gate.pass_through
+        self._index = stream_snapshot(server, self._file, cluster, newest_zxid, may_go_on, context.clock)
         return self._index
 
     def remove(self) -> None:

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import StoreUnavailableError
+from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.files import source_of
 from spark_jobs.snapshot.index import SnapshotIndex, check_layout, index_source
 from spark_jobs.snapshot_options import AUTHORIZATION_VARIABLE
 
-if TYPE_CHECKING:
-    import httpx
-
 _COMMANDS: Final = "/commands"
 _CONNECT_S: Final = 15.0
 _SILENCE_S: Final = 600.0
 """The server writes the snapshot to its own disk before it sends the first byte."""
+BYTES_PER_S_MIN: Final = 100_000
+"""Lowest average rate of a transfer, after the longest silence: nobody waits for a byte now and then."""
+_CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
+TRANSFER: Final = "snapshot transfer"
+"""Name of the thread of a transfer."""
+_LOOK_S: Final = 0.5
+"""Interval at which the caller checks whether the transfer may go on, seconds."""
 _BLOCK: Final = 1 << 20
 _EPOCH_BITS: Final = 32
 _HEADER_BYTES_MAX: Final = 4096
@@ -78,72 +86,161 @@ def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str
 
 
 def stream_snapshot(
-    server: AdminServer, target: Path, cluster: Cluster, newest_zxid: int, on_block: Callable[[], None] | None = None
+    server: AdminServer,
+    target: Path,
+    cluster: Cluster,
+    newest_zxid: int,
+    may_go_on: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> SnapshotIndex:
     """Let a server make a snapshot, and store and verify it while it arrives.
+
+    The transfer runs in a thread, because a read from a silent server blocks for minutes. After an error or a stop, the
+    connection is closed, and nothing more is written.
 
     Args:
         server: the admin server.
         target: file to write, which all Spark executors share.
         cluster: the live cluster; the snapshot must be of this one.
         newest_zxid: a transaction that the cluster has.
-        on_block: called before each block of 1 MiB; an error it raises stops the transfer.
+        may_go_on: called twice a second in the thread of the caller; an error it raises stops the transfer.
+        clock: for the shortest rate of the transfer.
 
     Raises:
-        StoreUnavailableError: no answer, or not yet: the server limits how often it makes a snapshot.
+        StoreUnavailableError: no answer, or not yet: the server limits how often it makes a snapshot. Or the snapshot
+            arrives too slowly.
         SnapshotError: the server refused, or the snapshot that it sent cannot be used.
     """
-    import httpx  # a tenth of a second, for these runs alone
-
     check_layout(cluster)
     verify = True if server.ca is None else _context(server.ca)
-    # A proxy or a redirection would give the authorization to another host.
-    timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
-    headers = {"Accept-Encoding": "identity"} | (
-        {"Authorization": server.authorization} if server.authorization else {}
-    )
+    clock = clock or SystemClock()
     name = f"from {server.url}"
+    with _stored(target, name):
+        transfer = _Transfer(server, verify, target, cluster, newest_zxid)
+    began_s = clock.monotonic_s()
     try:
-        with (
-            httpx.Client(verify=verify, timeout=timeout, trust_env=False) as client,
-            client.stream("GET", server.request_url, headers=headers) as response,
-        ):
-            _check_answer(server.url, response.status_code)
-            _check_epoch(server.url, response.headers.get(_LAST_ZXID), newest_zxid)
-            with _stored(response, target, name) as body:
-                source = source_of(body, f"the snapshot {name}", is_seekable=False)
-                index = index_source(source, target, name, cluster, on_block)
-                while body.read(_BLOCK):
-                    pass
-            _check_size(name, response.headers.get(_SIZE), body.size)
-    except httpx.TimeoutException as error:
-        raise StoreUnavailableError(
-            f"no answer from {server.url}: {type(error).__name__}; nothing was marked"
-        ) from error
-    except httpx.RequestError as error:
-        reason = str(error) or type(error).__name__
-        raise StoreUnavailableError(
-            f"the snapshot from {server.url} did not arrive: {reason}; nothing was marked"
-        ) from error
+        threading.Thread(target=transfer.run, name=TRANSFER, daemon=True).start()
+        while not futures.wait((transfer.result,), _LOOK_S).done:
+            allowed_s = _SILENCE_S + transfer.size / BYTES_PER_S_MIN
+            if clock.monotonic_s() - began_s > allowed_s:
+                raise StoreUnavailableError(
+                    f"the snapshot {name} arrives too slowly: {transfer.size} bytes in {allowed_s:.0f} s, and at least "
+                    f"{BYTES_PER_S_MIN} bytes per second are needed after the first {_SILENCE_S:.0f} s; nothing was "
+                    "marked"
+                )
+            may_go_on()
+    finally:
+        transfer.stop()
+    index = transfer.result.result()
     with target.open("rb") as stored:
         is_plain = stored.read(4) == b"ZKSN"
     return replace(index, is_seekable=is_plain)
 
 
-class _Body:
-    """The body of an answer, written to a file at the same time."""
+class _StoppedError(Exception):
+    """The caller waits for the transfer no longer."""
 
-    def __init__(self, chunks: Iterator[bytes], file: Callable[[bytes], object]) -> None:
-        self._chunks = chunks
-        self._write = file
-        self._rest = bytearray()
+
+class _Transfer:
+    """The request to a server, in a thread of its own. ``size`` and ``stop`` are for other threads."""
+
+    def __init__(
+        self, server: AdminServer, verify: ssl.SSLContext | bool, target: Path, cluster: Cluster, newest_zxid: int
+    ) -> None:
+        """Open the file here: a late answer must not make it again after the caller has removed it."""
+        self._server = server
+        self._verify = verify
+        self._target = target
+        self._cluster = cluster
+        self._newest_zxid = newest_zxid
+        self._is_stopped = threading.Event()
+        self._connection: socket.socket | None = None
+        self._file = target.open("xb")
+        os.chmod(target, 0o600)  # it has the data of every node
         self.size = 0
+        """Bytes of the body that have arrived."""
+        self.result: futures.Future[SnapshotIndex] = futures.Future()
+
+    def stop(self) -> None:
+        """End the connection, and write nothing more."""
+        self._is_stopped.set()
+        if (connection := self._connection) is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def run(self) -> None:
+        """Set the result."""
+        try:
+            with _stored(self._target, f"from {self._server.url}"), self._file:
+                index = self._received()
+        except BaseException as error:  # noqa: BLE001  # the boundary of a thread; it is raised to the waiting caller
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(index)
+
+    def _received(self) -> SnapshotIndex:
+        import httpx  # a tenth of a second, for these runs alone
+
+        server, name = self._server, f"from {self._server.url}"
+        # A proxy or a redirection would give the authorization to another host.
+        timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
+        headers = {"Accept-Encoding": "identity"} | (
+            {"Authorization": server.authorization} if server.authorization else {}
+        )
+        try:
+            with (
+                httpx.Client(verify=self._verify, timeout=timeout, trust_env=False) as client,
+                client.stream(
+                    "GET", server.request_url, headers=headers, extensions={"trace": self._trace}
+                ) as response,
+            ):
+                _check_answer(server.url, response.status_code)
+                _check_epoch(server.url, response.headers.get(_LAST_ZXID), self._newest_zxid)
+                body = _Body(response.iter_raw(), self._take)
+                source = source_of(body, f"the snapshot {name}", is_seekable=False)
+                index = index_source(source, self._target, name, self._cluster)
+                while body.read(_BLOCK):
+                    pass
+                _check_size(name, response.headers.get(_SIZE), self.size)
+        except httpx.TimeoutException as error:
+            raise StoreUnavailableError(
+                f"no answer from {server.url}: {type(error).__name__}; nothing was marked"
+            ) from error
+        except httpx.RequestError as error:
+            reason = str(error) or type(error).__name__
+            raise StoreUnavailableError(
+                f"the snapshot from {server.url} did not arrive: {reason}; nothing was marked"
+            ) from error
+        return index
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Receive the steps of the request (an extension of httpx), for the connection."""
+        if event in _CONNECTED:
+            self._connection = info["return_value"].get_extra_info("socket")
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._is_stopped.is_set():
+            raise _StoppedError
+
+    def _take(self, chunk: bytes) -> None:
+        self._check_stop()
+        self._file.write(chunk)
+        self.size += len(chunk)
+
+
+class _Body:
+    """The body of an answer, given to a function as it arrives."""
+
+    def __init__(self, chunks: Iterator[bytes], take: Callable[[bytes], None]) -> None:
+        self._chunks = chunks
+        self._take = take
+        self._rest = bytearray()
 
     def read(self, size: int, /) -> bytes:
         """``size`` bytes, and fewer at the end alone."""
         while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
-            self.size += len(chunk)
-            self._write(chunk)
+            self._take(chunk)
             self._rest += chunk
         block = bytes(self._rest[:size])
         del self._rest[:size]
@@ -151,11 +248,9 @@ class _Body:
 
 
 @contextlib.contextmanager
-def _stored(response: httpx.Response, target: Path, name: str) -> Iterator[_Body]:
+def _stored(target: Path, name: str) -> Iterator[None]:
     try:
-        with target.open("xb") as file:
-            os.chmod(target, 0o600)  # it has the data of every node
-            yield _Body(response.iter_raw(_BLOCK), file.write)
+        yield
     except OSError as error:
         raise SnapshotError(f"the snapshot {name} cannot be stored in {target}: {error.strerror}") from error
 

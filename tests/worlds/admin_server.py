@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.deadlines import STATE_S
+
 
 @dataclass
 class Answer:
@@ -18,6 +20,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=lambda: {"last_zxid": "0x200000005"})
     sent: int | None = None
     """Number of sent bytes of the body; None: all."""
+    then: threading.Event | None = None
+    """The server is silent after ``sent`` bytes until this is set; with no bytes, it sends no headers before."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Paths and authorizations of requests."""
 
@@ -27,12 +31,17 @@ def serving(answer: Answer) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer.asked.append((self.path, self.headers.get("Authorization")))
+            if answer.then is not None and answer.sent == 0:
+                answer.then.wait(STATE_S)
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             self.wfile.write(answer.body[: answer.sent])
+            self.wfile.flush()
+            if answer.then is not None:
+                answer.then.wait(STATE_S)
 
         def log_message(self, *_: object) -> None:
             pass

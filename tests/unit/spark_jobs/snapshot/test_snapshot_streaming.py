@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.port import StoreUnavailableError
+from bookie.runtime.clock import SystemClock
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import index_snapshot
-from spark_jobs.snapshot.streaming import AdminServer, read_authorization, stream_snapshot
+from spark_jobs.snapshot.streaming import TRANSFER, AdminServer, read_authorization, stream_snapshot
 from spark_jobs.snapshot_options import url_problems
 from tests.worlds.admin_server import Answer, serving
 from tests.worlds.snapshots import snappy, tree_of, written
@@ -27,14 +30,13 @@ SECRET = "digest super:hunter2"  # of no server
     "body", [SNAPSHOT, gzip.compress(SNAPSHOT, 1), snappy(SNAPSHOT)], ids=["plain", "gzip", "snappy"]
 )
 def test_what_arrives_is_what_a_file_would_have(tmp_path: Path, body: bytes) -> None:
-    answer, target, blocks = Answer(body), tmp_path / "target", []
+    answer, target = Answer(body), tmp_path / "target"
     answer.headers = {**answer.headers, "snapshot_size": str(len(body))}
     with serving(answer) as url:
         server = AdminServer(url, SECRET)
-        index = stream_snapshot(server, target, CLUSTER, EPOCH_2 + 9, lambda: blocks.append(1))
+        index = stream_snapshot(server, target, CLUSTER, EPOCH_2 + 9)
     assert index == index_snapshot(target, CLUSTER)
     assert (target.read_bytes(), index.ledgers, target.stat().st_mode & 0o777) == (body, 301, 0o600)
-    assert blocks
     assert answer.asked == [("/commands/snapshot?streaming=true", SECRET)]
     assert "hunter2" not in repr(server)
 
@@ -96,15 +98,46 @@ def test_a_server_that_does_not_answer_and_a_full_disk_mark_nothing(tmp_path: Pa
         stream_snapshot(AdminServer(gone), tmp_path / "target", CLUSTER, 0)
 
 
-def test_a_stopped_run_stops_the_transfer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [0, len(SNAPSHOT) // 2], ids=["before the headers", "in the body"])
+def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path: Path, sent: int) -> None:
     class StoppedError(Exception):
         pass
 
-    def stop() -> None:
-        raise StoppedError
+    answer, target = Answer(SNAPSHOT, sent=sent, then=threading.Event()), tmp_path / "target"
 
-    with serving(Answer(SNAPSHOT)) as url, pytest.raises(StoppedError):
-        stream_snapshot(AdminServer(url), tmp_path / "target", CLUSTER, 0, stop)
+    def stop() -> None:
+        if answer.asked and target.stat().st_size <= sent:
+            raise StoppedError
+
+    with serving(answer) as url:
+        with pytest.raises(StoppedError):
+            stream_snapshot(AdminServer(url), target, CLUSTER, 0, stop)
+        for thread in threading.enumerate():
+            if thread.name == TRANSFER:
+                thread.join()  # although the server is silent
+        assert answer.then is not None
+        answer.then.set()
+    assert target.stat().st_size <= sent
+
+
+def test_a_server_that_sends_too_slowly_is_not_awaited(tmp_path: Path) -> None:
+    class Leap(SystemClock):
+        """Each question is 400 s later than the one before."""
+
+        asked = 0
+
+        @override
+        def monotonic_s(self) -> float:
+            self.asked += 1
+            return 400.0 * self.asked
+
+    answer, clock = Answer(SNAPSHOT, sent=1000, then=threading.Event()), Leap()
+    with serving(answer) as url:
+        with pytest.raises(StoreUnavailableError, match=r"too slowly.*nothing was marked"):
+            stream_snapshot(AdminServer(url), tmp_path / "target", CLUSTER, 0, clock=clock)
+        assert answer.then is not None
+        answer.then.set()
+    assert clock.asked == 3, "the first ten minutes are free"
 
 
 def test_the_authorization_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
