@@ -31,7 +31,7 @@ _CONNECT_S: Final = 15.0
 _SILENCE_S: Final = 600.0
 """The server writes the snapshot to its own disk before it sends the first byte."""
 BYTES_PER_S_MIN: Final = 100_000
-"""Lowest average rate of a transfer, after the longest silence: nobody waits for a byte now and then."""
+"""Lowest average rate of a transfer, after the longest silence. A slower transfer ends the run."""
 _CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 TRANSFER: Final = "snapshot transfer"
 """Name of the thread of a transfer."""
