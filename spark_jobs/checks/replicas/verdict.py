@@ -2,7 +2,7 @@
 
 For each entry denied by some bookie, the other copies are counted. A bookie holds the entries in its list. A registered
 bookie with an unknown answer counts as holding an entry (S6: unknown is never absent), and an unregistered one as a
-copy that may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105):
+copy that may return, as in the bookie check. A bookie that the fragment names twice has one copy. So does a damaged copy, which the bookie leaves out of its list (R105):
 its bytes may be read by other means. ``LOST`` needs every single holder to deny the entry (S13).
 """
 
@@ -142,6 +142,8 @@ class _Fragment:
 
     def _levels(self, lacks: Iterable[int]) -> Iterator[tuple[int, Severity]]:
         """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
+        members = self.fragment.members
+        has_duplicates = len(set(members)) < len(members)
         for first, last in self._stretches(lacks):
             # A sure bookie that lacks nothing has all entries of its position.
             listed = [
@@ -155,7 +157,15 @@ class _Fragment:
                 if sure:
                     damaged = sum(each.is_damaged for each in sure)
                     away = sum(not each.is_registered for each in lacking)
-                    yield self._level(len(sure) - damaged, away + damaged)
+                    copies = self.ledger.write_quorum - len(sure) - away
+                    if has_duplicates:
+                        copies = len({members[each] for each in where if listed[each] or self._may_hold(each)})
+                    yield self._level(len(sure) - damaged, copies)
+
+    def _may_hold(self, position: int) -> bool:
+        """Whether the bookie counts as holding entries outside its list."""
+        holdings = self._of(position)
+        return holdings.is_registered and not holdings.is_sure
 
     def _stretches(self, lacks: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Yield stretches in which no list of a bookie that lacks entries changes.
@@ -174,9 +184,8 @@ class _Fragment:
             runs = (run for group in groups for part in group.within(begin, end) for run in part.runs())
             yield from _cut(begin, end, runs)
 
-    def _level(self, absent: int, away: int) -> tuple[int, Severity]:
-        quorum, copies = self.ledger.write_quorum, self.ledger.write_quorum - absent - away
-        if absent == quorum:
+    def _level(self, absent: int, copies: int) -> tuple[int, Severity]:
+        if absent == self.ledger.write_quorum:
             return 0, Severity.LOST
         if copies == 0:
             return 0, Severity.NO_LIVE_COPY

@@ -26,7 +26,9 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     write_quorum = draw(st.integers(1, size))
     ack_quorum = draw(st.integers(1, write_quorum))
     starts = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=4)))
-    fragments = tuple(Fragment(EntryId(first), tuple(draw(st.permutations(BOOKIES))[:size])) for first in starts)
+    members = st.permutations(BOOKIES).map(lambda bookies: bookies[:size])
+    members |= st.lists(st.sampled_from(BOOKIES), min_size=size, max_size=size)  # a bookie may be named twice
+    fragments = tuple(Fragment(EntryId(first), tuple(draw(members))) for first in starts)
     metadata = LedgerMetadata(size, write_quorum, ack_quorum, fragments)
     if draw(st.booleans()):
         return metadata
@@ -90,11 +92,16 @@ def expected(
                 for position, each in zip(where, said, strict=True)
                 if each.is_sure and entry not in each.entries
             ]
-            away = sum(not each.is_registered for each in said)
             if denied:
                 firsts = dict.fromkeys(denied, entry) | firsts
                 absent += len(denied)
-                copies = metadata.write_quorum - len(denied) - away
+                copies = len(
+                    {
+                        fragment.members[position]
+                        for position, each in zip(where, said, strict=True)
+                        if position not in denied and each.is_registered
+                    }
+                )
                 worst.append((level(copies, len(denied), metadata), copies))
         if worst:
             severity, copies = min(worst)
@@ -177,6 +184,22 @@ def test_silence_is_never_absence() -> None:
     assert found.severity is Severity.NO_LIVE_COPY, "b is not registered, and may come back"
     (found,) = findings(ledger, {each: Holdings(nothing, is_sure=True) for each in (a, b)})
     assert (found.severity, found.copies_min, found.bytes_estimate) == (Severity.LOST, 0, 2000)
+
+
+def test_a_bookie_that_is_named_twice_has_one_copy() -> None:
+    a, b, *_ = BOOKIES
+    metadata = LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), (a, a, b)),)).closed(EntryId(9), 1000)
+    ledger, everything = settled_metadata(LEDGER, metadata), EntryRuns(((0, 9),))
+    nothing, damaged = Holdings(is_sure=True), Holdings(is_sure=True, is_damaged=True)
+    for other in (Holdings(everything, is_sure=True), Holdings()):
+        (found,) = findings(ledger, {a: other, b: nothing})
+        assert (found.positions, found.copies_min, found.severity) == ((2,), 1, Severity.CRITICAL)
+    (found,) = findings(ledger, {b: nothing})
+    assert (found.copies_min, found.severity) == (0, Severity.NO_LIVE_COPY)
+    (found,) = findings(ledger, {a: damaged, b: nothing})
+    assert (found.copies_min, found.severity) == (0, Severity.NO_LIVE_COPY)
+    (found,) = findings(ledger, {a: nothing, b: nothing})
+    assert (found.positions, found.absent, found.severity) == ((0, 1, 2), 30, Severity.LOST)
 
 
 def test_the_end_of_an_open_ledger_is_nobodys_to_judge() -> None:
