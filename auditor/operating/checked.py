@@ -33,6 +33,8 @@ class Checked:
     detail: str
     advice: str = ""
     """What to do; empty if nothing is to be done."""
+    paths: Sequence[str] = ()
+    """All nodes concerned, if the texts may name only some of them."""
 
     def row(self) -> Document:
         """The check as a document."""
@@ -42,6 +44,7 @@ class Checked:
             "state": self.state.value,
             "detail": self.detail,
             "advice": self.advice or None,
+            "paths": list(self.paths),
         }
 
 

@@ -11,13 +11,14 @@ from typing import Final
 
 from auditor.operating.checked import Checked, State
 from auditor.operating.client import ClusterClient
+from auditor.operating.old_state import old_state
 from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import access_in_use
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import INSTANCE_ID
 from bookie.metadata.nodes import put
-from bookie.metadata.own_state import KINDS, own_path
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId
 from bookie.runtime.human import duration
@@ -31,8 +32,7 @@ CLOCK_FAIL_MS: Final = 60_000
 _INFO_TIMEOUT_S: Final = 5.0
 _INFO_AT_ONCE: Final = 16
 _DISK_FREE_SHARE_MIN: Final = 0.05
-_KEPT_KINDS: Final = frozenset({"copy-limits", "doctor", "topology"})
-"""Kinds of state that contain nothing about ledgers, and nothing that happened to a bookie."""
+_NAMED_MAX: Final = 20
 
 
 async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
@@ -59,28 +59,36 @@ def layout_check(cluster: Cluster) -> Checked:
 
 
 async def state_check(client: ClusterClient) -> Checked | None:
-    """Return a warning if bkheal's state is older than the cluster: it is of a deleted cluster at the same root.
+    """Return a warning if records of bkheal are older than the cluster: they are of a deleted cluster at the same root.
 
     Transactions are compared, so a copy of the nodes to another ZooKeeper can cause this warning as well.
     """
     root = client.cluster.root
-    paths = [own_path(kind, root) for kind in KINDS if kind not in _KEPT_KINDS]
     try:
-        cluster, *own = await asyncio.gather(*map(client.store.stat, (f"{root}/{INSTANCE_ID}", *paths)))
+        cluster = await client.store.stat(f"{root}/{INSTANCE_ID}")
+        old = None if cluster is None else await old_state(client.store, root, cluster.czxid)
     except AccessDeniedError as error:
         return Checked("state", access_in_use().state_root, State.UNKNOWN, f"its age cannot be read: {error}")
-    if cluster is None:
+    if old is None or not (old.paths or old.unread):
         return None
-    old = [path for path, stat in zip(paths, own, strict=True) if stat is not None and stat.czxid < cluster.czxid]
-    if not old:
-        return None
-    text = f"older than the cluster (its INSTANCEID node), so perhaps of a deleted cluster: {', '.join(old)}"
+    unread = f"not all records were read below {', '.join(old.unread)}"
+    if not old.paths:
+        return Checked("state", access_in_use().state_root, State.UNKNOWN, f"its age is not known: {unread}")
+    named = ", ".join(old.paths[:_NAMED_MAX])
+    text = f"older than the cluster (its INSTANCEID node), so perhaps of a deleted cluster: {named}"
+    if len(old.paths) > _NAMED_MAX:
+        text += f", and {len(old.paths) - _NAMED_MAX} more (`--output json` names all)"
+    if old.rewritten:
+        text += f"; not named: {old.rewritten} older records that were written again since"
+    if old.unread:
+        text += f"; {unread}: repeat this after the deletion"
     advice = (
-        f"if a cluster at {root} was deleted and created again: stop every process of bkheal, delete these nodes with "
-        "all nodes below them, and start the processes (docs/operations.md, A cluster was created again); if the nodes "
-        "were copied from another ZooKeeper, nothing is to be done"
+        f"if a cluster at {root} was deleted and created again: stop every process of bkheal, run this command again, "
+        "delete the nodes that it names then, each with `deleteall PATH` of zkCli.sh and no others, and start the "
+        "processes (docs/operations.md, A cluster was created again); if the nodes were copied from another ZooKeeper, "
+        "nothing is to be done"
     )
-    return Checked("state", access_in_use().state_root, State.WARNING, text, advice)
+    return Checked("state", access_in_use().state_root, State.WARNING, text, advice, old.paths)
 
 
 async def clock_check(client: ClusterClient) -> Checked:

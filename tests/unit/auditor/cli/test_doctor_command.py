@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import doctor
 from auditor.cli.main import app
+from auditor.operating import old_state
 from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
 from auditor.operating.permissions import permission_checks
@@ -76,6 +77,17 @@ def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster:
     assert rows["cluster", ROOT]["detail"].endswith("own state below /bkheal")
 
 
+async def delete_all(cluster: CommandCluster, path: str) -> None:
+    for name in (await cluster.keeper.children(path)).names:
+        await delete_all(cluster, f"{path}/{name}")
+    await cluster.keeper.delete(path)
+
+
+async def create_again(cluster: CommandCluster) -> None:
+    await delete_all(cluster, ROOT)
+    await cluster.fill()
+
+
 def test_state_of_a_deleted_cluster_at_the_same_root_is_a_warning_until_it_is_deleted(cluster: CommandCluster) -> None:
     drains, topology = own_path("drains", ROOT), own_path("topology", ROOT)
     elsewhere = own_path("drains", "/elsewhere")
@@ -83,28 +95,82 @@ def test_state_of_a_deleted_cluster_at_the_same_root_is_a_warning_until_it_is_de
     async def begin() -> None:
         await Drains(cluster.keeper, ROOT).start(Drain(BookieId("c"), "somebody", 1))
         await put(cluster.keeper, topology, b"{}")
-        await put(cluster.keeper, elsewhere, b"")
+        await put(cluster.keeper, f"{elsewhere}/c", b"")
 
-    async def delete(path: str) -> None:
-        for name in (await cluster.keeper.children(path)).names:
-            await delete(f"{path}/{name}")
-        await cluster.keeper.delete(path)
-
-    async def create_again() -> None:
-        await delete(ROOT)
-        await cluster.fill()
+    async def again() -> None:
+        await create_again(cluster)
         assert (await Drains(cluster.keeper, ROOT).draining()).bookies == {"c"}
 
     asyncio.run(begin())
     assert ("state", "/bkheal") not in diagnosis()[1]
-    asyncio.run(create_again())
+    asyncio.run(again())
     row = diagnosis()[1]["state", "/bkheal"]
-    named = row["detail"].partition(": ")[2].split(", ")
+    named = row["detail"].partition(": ")[2].partition(";")[0].split(", ")
     assert (row["state"], drains in named, topology in named, elsewhere in named) == ("warning", True, False, False)
-    assert "stop every process of bkheal, delete these nodes" in row["advice"]
+    assert named == row["paths"]
+    assert "stop every process of bkheal, run this command again, delete the nodes" in row["advice"]
     for path in named:
-        asyncio.run(delete(path))
+        asyncio.run(delete_all(cluster, path))
     assert ("state", "/bkheal") not in diagnosis()[1]
+
+
+def test_records_of_a_new_cluster_below_old_parents_are_never_named(cluster: CommandCluster) -> None:
+    kinds = ("drains", "logs", "incarnations", "decisions", "debts", "standby", "parked", "runs")
+    drains, logs, incarnations, decisions, debts, standby, parked, runs = (own_path(kind, ROOT) for kind in kinds)
+    runs += "/records"
+    written_again = {f"{logs}/again", f"{incarnations}/d"}
+    kept = {f"{drains}/d", f"{runs}/2", *written_again}
+    lost = {f"{drains}/c", f"{logs}/gone", f"{runs}/1", decisions}
+
+    async def write(*paths: str) -> None:
+        for path in paths:
+            await put(cluster.keeper, path, b"x")
+
+    async def prepare() -> None:
+        await write(f"{drains}/c", f"{logs}/gone", f"{runs}/1", f"{decisions}/7", f"{decisions}/8")
+        await write(*written_again, debts, standby)
+        await delete_all(cluster, parked)
+        await create_again(cluster)
+        await write(*kept)
+        await cluster.keeper.create(f"{standby}/idle", b"", is_ephemeral=True)
+
+    asyncio.run(prepare())
+    row = diagnosis()[1]["state", "/bkheal"]
+    assert set(row["paths"]) == lost
+    assert "2 older records that were written again since" in row["detail"]
+    for path in row["paths"]:
+        asyncio.run(delete_all(cluster, path))
+    assert ("state", "/bkheal") not in diagnosis()[1]
+    assert None not in [asyncio.run(cluster.keeper.stat(path)) for path in sorted(kept)]
+
+
+def test_only_some_of_many_old_records_are_read_and_named(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debts = own_path("debts", ROOT)
+    monkeypatch.setattr(old_state, "_READ_MAX", 25)
+
+    async def prepare() -> None:
+        for number in range(30):
+            await put(cluster.keeper, f"{debts}/{number:02}", b"")
+        await create_again(cluster)
+
+    asyncio.run(prepare())
+    row = diagnosis()[1]["state", "/bkheal"]
+    assert set(row["paths"]) >= {f"{debts}/{number:02}" for number in range(25)}
+    assert debts not in row["paths"], "not all records below it were read"
+    assert f"and {len(row['paths']) - 20} more" in row["detail"]
+    assert f"not all records were read below {debts}" in row["detail"]
+
+    async def replace() -> None:
+        for path in row["paths"]:
+            await delete_all(cluster, path)
+        for number in range(25):
+            await put(cluster.keeper, f"{debts}/{number:02}", b"")
+
+    asyncio.run(replace())
+    row = diagnosis()[1]["state", "/bkheal"]
+    assert (row["state"], row["paths"], debts in row["detail"]) == ("unknown", [], True), "older ones may be unread"
 
 
 def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: CommandCluster) -> None:
