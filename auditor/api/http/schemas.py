@@ -68,6 +68,8 @@ WINDOW_TARGET_PATTERN: Final = (
     r"^(?:[a-zA-Z0-9:-_.\-]{1,256}|rack:/?[A-Za-z0-9._:@=+\-]{1,128}(?:/[A-Za-z0-9._:@=+\-]{1,128}){0,7})$"
 )
 """Targets of maintenance windows: the id of a bookie, or the location of a rack as in ``bookie.model.topology``."""
+DRAINS_MAX: Final = 50
+"""Bookies whose drains one request begins: so many of the longest ids fit into a body."""
 LEDGERS_MAX: Final = 100
 """In one request: each costs several requests to the store."""
 REASON_MAX: Final = 500
@@ -526,6 +528,17 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         "seconds",
     ),
     "DrainList": _document("DrainList", {"items": _list(_DRAINED)}),
+    "DrainsRequest": _body(
+        {
+            "bookies": {
+                "type": "array",
+                "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
+                "minItems": 1,
+                "maxItems": DRAINS_MAX,
+            }
+        },
+        "bookies",
+    ),
     "DrainStart": _document(
         "DrainStart",
         {

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown
-from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGERS_MAX, LIMITS, REASON_MAX, WINDOW_TARGET_PATTERN
+from auditor.api.http.schemas import (
+    BOOKIE_ID_PATTERN,
+    DRAINS_MAX,
+    LEDGERS_MAX,
+    LIMITS,
+    REASON_MAX,
+    WINDOW_TARGET_PATTERN,
+)
 from auditor.api.problems import ContradictionError, InvalidRequestError, NotFoundError
 from auditor.operating.maintenance import NOTE_MAX, window_target
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
@@ -69,6 +76,22 @@ def ledgers_request(body: bytes) -> tuple[LedgerId, ...]:
     fields = json_object(body)
     refuse_unknown(fields, ("ledgers",), "field")
     return _ledgers(fields.get("ledgers"), "ledgers")
+
+
+def drains_request(body: bytes) -> tuple[BookieId, ...]:
+    """Read ``{"bookies": [...]}``; the result has each bookie once.
+
+    Raises:
+        InvalidRequestError: it is not such a body.
+    """
+    fields = json_object(body)
+    refuse_unknown(fields, ("bookies",), "field")
+    given = fields.get("bookies")
+    if not isinstance(given, list) or not 1 <= len(given) <= DRAINS_MAX:
+        raise InvalidRequestError(f"bookies must be a list of 1 to {DRAINS_MAX} ids of bookies")
+    if not all(isinstance(each, str) for each in given):
+        raise InvalidRequestError("the id of a bookie is a text")
+    return tuple(dict.fromkeys(map(bookie, given)))
 
 
 def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionRequest:

@@ -34,9 +34,10 @@ _API: Final = "/api/v1"
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 _STOPPED_MAX: Final = 100
+"""Bookies in one query."""
 _DRAIN: Final = "drain"
-"""First part of the keys of drains that begin."""
-"""Bookies in one request."""
+"""First part of the keys of drains that begin; the second one is the tuple of their bookies."""
+_DETAIL_MAX: Final = 500
 
 
 class UpkeepRoutes:
@@ -69,6 +70,9 @@ class UpkeepRoutes:
             _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
                     "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
                     self._start_drain, "DrainStart", segments=(_BOOKIE,)),
+            _change("POST", f"{_API}/drains", "start_drains",
+                    "Drain bookies, all or none. 503 with Retry-After while the metadata is read: send it again.",
+                    self._start_drains, "DrainStart", body="DrainsRequest"),
             _change("DELETE", f"{_API}/drains/{{bookie_id}}", "stop_drain", "Call a drain off.", self._stop_drain,
                     "DrainStop", segments=(_BOOKIE,)),
             _read(f"{_API}/maintenance", "list_maintenance", "Maintenance windows that are open.", self._windows,
@@ -175,19 +179,29 @@ class UpkeepRoutes:
         return _answer("DrainStatus", found)
 
     async def _start_drain(self, call: Call) -> web.Response:
-        bookie, actor = _bookie(call), _actor(call)
+        return await self._begin(_actor(call), (_bookie(call),))
 
+    async def _start_drains(self, call: Call) -> web.Response:
+        bookies = queries.drains_request(await call.request.read())
+        call.trail.detail = ", ".join(bookies)[:_DETAIL_MAX]
+        return await self._begin(_actor(call), bookies)
+
+    async def _begin(self, actor: Actor, bookies: tuple[BookieId, ...]) -> web.Response:
         async def work(client: ClusterClient) -> Document:
-            return await drains.start_drains(client, actor, (bookie,))
+            return await drains.start_drains(client, actor, bookies)
 
         async def drained(client: ClusterClient) -> Hashable:
             return frozenset(await Drains(client.store, client.cluster.root).read())
 
-        return _answer("DrainStart", await self._upkeep.ask_long((_DRAIN, bookie, actor), work, drained))
+        return _answer("DrainStart", await self._upkeep.ask_long((_DRAIN, bookies, actor), work, drained))
 
     async def _stop_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
-        await self._upkeep.call_off(lambda key: isinstance(key, tuple) and key[:2] == (_DRAIN, bookie))
+
+        def is_meant(key: Hashable) -> bool:
+            return isinstance(key, tuple) and key[:1] == (_DRAIN,) and bookie in key[1]
+
+        await self._upkeep.call_off(is_meant)
         return _answer("DrainStop", await self._upkeep.ask(lambda client: drains.stop_drains(client, actor, (bookie,))))
 
     async def _windows(self, call: Call) -> web.Response:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.remote import RemoteSettings
+from auditor.cli.audit.remote import RemoteRefusedError, RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.bookie_state import REQUEST_S as BOOKIE_REQUEST_S
@@ -268,14 +269,14 @@ def _started_there(
     if is_dry_run or is_forced:
         raise typer.BadParameter("with --at there is neither --dry-run nor --force")
     confirm(f"Drain {', '.join(bookies)}?", is_sure=is_sure)
-    parts = [service.ask("PUT", f"/drains/{quote(bookie, safe='')}") for bookie in bookies]
-    joined: dict[str, Any] = {"dry_run": False, "bookies": list(bookies)}
-    for name in ("ledgers", "open_ledgers", "fragments", "bytes"):
-        joined[name] = sum(part[name] for part in parts)
-    joined["unreadable_ledgers"] = max(part["unreadable_ledgers"] for part in parts)
-    for name in ("stay_writable", "stay_read_only"):
-        joined[name] = [bookie for part in parts for bookie in part[name]]
-    return joined
+    if len(bookies) == 1:
+        return service.ask("PUT", f"/drains/{quote(bookies[0], safe='')}")
+    try:
+        return service.ask("POST", "/drains", body={"bookies": list(bookies)})
+    except RemoteRefusedError as error:
+        if error.status != HTTPStatus.METHOD_NOT_ALLOWED:
+            raise
+        refuse(f"{error}: an older service begins one drain in a request, and none was begun; name one BOOKIE")
 
 
 async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict[str, Any]:

@@ -140,6 +140,32 @@ async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> 
             assert (await world.operate(method, f"/api/v1/drains/{name}")).status == 404
 
 
+async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld) -> None:
+    path, drains = "/api/v1/drains", Drains(world.upkeep.cluster.keeper, ROOT)
+    for wrong, status in (
+        ({}, 400),
+        ({"bookies": []}, 400),
+        ({"bookies": "c"}, 400),
+        ({"bookies": ["c", 7]}, 400),
+        ({"bookies": ["c", "d e"]}, 400),
+        ({"bookies": ["c"] * 51}, 400),
+        ({"bookies": ["c"], "force": True}, 400),
+        ({"bookies": ["c", "nobody"]}, 404),
+    ):
+        assert (await world.operate("POST", path, json=wrong)).status == status, wrong
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "d"), quorum=(1, 1), last=9))
+        refused = await world.operate("POST", path, json={"bookies": ["c", "d"]})
+        assert (refused.status, refused.problem) == (409, "refused")
+        assert await drains.read() == {}
+        assert await changes(world) == []
+        await client.ports.ledgers.delete(10)
+    assert (await good(world, "POST", path, json={"bookies": ["c", "d", "c"]})).json["bookies"] == ["c", "d"]
+    assert await changes(world) == [("drain start", "c, d")]
+    assert (await good(world, "DELETE", f"{path}/d")).json["stopped"] == ["d"]
+    assert (await drains.read()).keys() == {"c"}
+
+
 async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:
     path, good_body = "/api/v1/maintenance", {"target": "c", "seconds": 60}
     for change, status in (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from auditor.api.http import report_routes
 from auditor.cli.audit import report_there
-from auditor.cli.audit.remote import Remote, RemoteUnavailableError
+from auditor.cli.audit.remote import Remote, RemoteRefusedError, RemoteUnavailableError
 from auditor.cli.cluster import dead_letters, status
 from auditor.cli.cluster.drain_status import look_or_wait
 from auditor.cli.cluster.drain_there import status_there
@@ -212,6 +212,26 @@ async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(worl
 async def test_drains_begin_and_end(world: ApiWorld) -> None:
     assert (await document(world, "drain", "start", "c", "--yes"))["bookies"] == ["c"]
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
+
+
+async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, drains = ("drain", "start", "c", "d", "--yes"), Drains(world.upkeep.cluster.keeper, ROOT)
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(10, make_metadata((0, "d"), quorum=(1, 1), last=9))
+        refused = await call(world, *words)
+        assert "there would be too few bookies" in str(refused.exception)
+        assert await drains.read() == {}
+        await client.ports.ledgers.delete(10)
+
+    def older(remote: Remote, method: str, path: str, body: Any = None) -> Any:
+        raise RemoteRefusedError(f"{world.url}: {path} allows GET", 405)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Remote, "ask", older)
+        old = await call(world, *words)
+    assert (old.exit_code, "none was begun; name one BOOKIE" in old.stderr) == (ExitCode.FAILED, True)
+    assert (await document(world, *words))["bookies"] == ["c", "d"]
+    assert (await drains.read()).keys() == {"c", "d"}
 
 
 async def test_what_is_left_of_a_drain_is_shown_as_without_a_service(world: ApiWorld) -> None:
