@@ -2,8 +2,9 @@
 
 For each entry denied by some bookie, the other copies are counted. A bookie holds the entries in its list. A registered
 bookie with an unknown answer counts as holding an entry (S6: unknown is never absent), and an unregistered one as a
-copy that may return, as in the bookie check. A bookie that the fragment names twice has one copy. So does a damaged copy, which the bookie leaves out of its list (R105):
-its bytes may be read by other means. ``LOST`` needs every single holder to deny the entry (S13).
+copy that may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105):
+its bytes may be read by other means. A bookie that the fragment names twice has one copy. ``LOST`` needs every single
+holder to deny the entry (S13).
 """
 
 from __future__ import annotations
