@@ -187,8 +187,8 @@ def spark_conf(
         # The longest method, in bytes of code, that a JVM compiles. Spark would fuse a check into a longer one and have
         # it interpreted, at twice the time; beyond the limit it splits the check into short methods.
         "spark.sql.codegen.hugeMethodLimit": "8000",
-        # Spark would look for a compression of each column of the rows that it keeps, at a seventh of the processor time
-        # of a check. Most of these bytes are in lists, which it does not compress.
+        # Spark would look for a compression of each column of the rows that it keeps, which takes a seventh of the
+        # processor time of a check. Most of these bytes are in lists, which it does not compress.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         "spark.sql.debug.maxToStringFields": "200",

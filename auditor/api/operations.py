@@ -34,7 +34,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import NO_OWNER, owner_names, owner_of
-from bookie.model.severity import FragmentHealth, fragment_health
+from bookie.model.severity import FragmentHealth, health_of
 from bookie.runtime.clock import Clock
 from bookie.wire.port import Status, Transport
 from bookie.wire.requests import Info
@@ -191,16 +191,8 @@ class StoreOperations(Operations):
 def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth | None:
     """Verdict on the fragment closest to loss; None if every member of each is registered and stays."""
     worst: FragmentHealth | None = None
-    for index, fragment in enumerate(metadata.fragments):
-        health = fragment_health(
-            [member in bookies.registered for member in fragment.members],
-            metadata.write_quorum,
-            metadata.ack_quorum,
-            fragment.first_entry_id,
-            metadata.fragment_last_entry_id(index),
-            [member in bookies.draining for member in fragment.members],
-            members=fragment.members,
-        )
+    for index in range(len(metadata.fragments)):
+        health = health_of(metadata, index, bookies.registered, bookies.draining)
         if health.severity is None:
             continue
         if worst is None or worst.severity is None or health.severity < worst.severity:

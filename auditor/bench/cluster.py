@@ -34,7 +34,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyP
 from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
-from bookie.model.severity import fragment_health
+from bookie.model.severity import health_of
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.wire.port import READ_ENTRIES_MAX, Status
 from bookie.wire.requests import Read
@@ -253,17 +253,8 @@ async def _copies_left(client: ConnectedBookKeeper, ids: Sequence[LedgerId]) -> 
     fewest: dict[LedgerId, int] = {}
     for ledger in await _read(client, ids):
         metadata = ledger.metadata
-        for index, fragment in enumerate(metadata.fragments):
-            is_live = [member in registered for member in fragment.members]
-            last = metadata.fragment_last_entry_id(index)
-            found = fragment_health(
-                is_live,
-                metadata.write_quorum,
-                metadata.ack_quorum,
-                fragment.first_entry_id,
-                last,
-                members=fragment.members,
-            )
+        for index in range(len(metadata.fragments)):
+            found = health_of(metadata, index, registered)
             if found.missing_positions:
                 fewest[ledger.ledger_id] = min(found.copies_min, fewest.get(ledger.ledger_id, found.copies_min))
     return fewest

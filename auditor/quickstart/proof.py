@@ -18,7 +18,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
-from bookie.model.severity import Severity, fragment_health
+from bookie.model.severity import Severity, health_of
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, Status
 from bookie.wire.requests import Read
 
@@ -55,16 +55,7 @@ async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> 
     for ledger, known in zip(await _read(client, written), written, strict=True):
         metadata = ledger.metadata
         for index, fragment in enumerate(metadata.fragments):
-            is_live = [member in registered for member in fragment.members]
-            last = metadata.fragment_last_entry_id(index)
-            health = fragment_health(
-                is_live,
-                metadata.write_quorum,
-                metadata.ack_quorum,
-                fragment.first_entry_id,
-                last,
-                members=fragment.members,
-            )
+            health = health_of(metadata, index, registered)
             if health.severity is not None:
                 findings.add(Expected(ledger.ledger_id, fragment.first_entry_id, health.severity))
         payload_bytes[ledger.ledger_id] = _lost_payload(ledger, known, registered)

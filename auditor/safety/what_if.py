@@ -16,7 +16,7 @@ from typing import Final
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import owner_names, owner_of
-from bookie.model.severity import FragmentHealth, Severity, fragment_health
+from bookie.model.severity import Severity, health_of
 
 TOPICS_MAX: Final = 100_000
 """Most topics counted one by one, about 30 MB."""
@@ -60,8 +60,8 @@ def loss_of(
     named = going & metadata.members()
     if not named:
         return None
-    before = [_health(metadata, index, live) for index in range(len(metadata.fragments))]
-    after = [_health(metadata, index, live - going) for index in range(len(metadata.fragments))]
+    before = [health_of(metadata, index, live) for index in range(len(metadata.fragments))]
+    after = [health_of(metadata, index, live - going) for index in range(len(metadata.fragments))]
     levels = [each.severity for each in after if each.severity is not None]
     return LedgerLoss(
         ledger_id,
@@ -70,18 +70,6 @@ def loss_of(
         min(each.copies_min for each in after),
         tuple(sorted(named)),
         sum(_bytes(metadata, index, named & live) for index in range(len(metadata.fragments))),
-    )
-
-
-def _health(metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId]) -> FragmentHealth:
-    fragment = metadata.fragments[index]
-    return fragment_health(
-        [member in live for member in fragment.members],
-        metadata.write_quorum,
-        metadata.ack_quorum,
-        fragment.first_entry_id,
-        metadata.fragment_last_entry_id(index),
-        members=fragment.members,
     )
 
 

@@ -7,9 +7,11 @@ bookie itself. The Spark pipeline computes the same in SQL; a property test keep
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 
+from bookie.model.ids import BookieId
+from bookie.model.metadata import LedgerMetadata
 from bookie.model.schedule import Stripe
 
 
@@ -56,6 +58,22 @@ class FragmentHealth:
     that is named twice has one copy."""
     severity: Severity | None
     """None for a healthy fragment."""
+
+
+def health_of(
+    metadata: LedgerMetadata, index: int, live: Container[BookieId], draining: Container[BookieId] = frozenset()
+) -> FragmentHealth:
+    """Judge the fragment of a ledger with this index by the bookies that are registered, and those being drained."""
+    fragment = metadata.fragments[index]
+    return fragment_health(
+        [member in live for member in fragment.members],
+        metadata.write_quorum,
+        metadata.ack_quorum,
+        fragment.first_entry_id,
+        metadata.fragment_last_entry_id(index),
+        [member in draining for member in fragment.members],
+        members=fragment.members,
+    )
 
 
 def fragment_health(

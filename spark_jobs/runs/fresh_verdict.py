@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.severity import Severity, fragment_health
+from bookie.model.severity import Severity, health_of
 from spark_jobs.runs.held_back import FoundLedger
 
 
@@ -38,13 +38,9 @@ def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractS
     missing: set[BookieId] = set()
     critical: set[BookieId] = set()
     for number, fragment in enumerate(metadata.fragments):
-        is_live = [member in live for member in fragment.members]
-        if all(is_live):
+        if all(member in live for member in fragment.members):
             continue
-        last = metadata.fragment_last_entry_id(number)
-        health = fragment_health(
-            is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last, members=fragment.members
-        )
+        health = health_of(metadata, number, live)
         assert health.severity is not None  # a position is missing
         lost = {fragment.members[position] for position in health.missing_positions}
         missing |= lost

@@ -22,7 +22,7 @@ from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
-from bookie.model.severity import fragment_health
+from bookie.model.severity import health_of
 from bookie.wire.circuits import Circuits, CircuitTransport
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.plan.moves import plan_moves
@@ -103,11 +103,7 @@ def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, 
     metadata = ledger.metadata
     missing: set[BookieId] = set()
     for index, fragment in enumerate(metadata.fragments):
-        is_live = [member in registered for member in fragment.members]
-        last = metadata.fragment_last_entry_id(index)
-        health = fragment_health(
-            is_live, metadata.write_quorum, metadata.ack_quorum, fragment.first_entry_id, last, members=fragment.members
-        )
+        health = health_of(metadata, index, registered)
         missing.update(fragment.members[position] for position in health.missing_positions)
     return tuple(sorted(missing))
 

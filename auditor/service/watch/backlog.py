@@ -32,7 +32,7 @@ from bookie.metadata.tasks.parked import ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.severity import Severity, fragment_health
+from bookie.model.severity import Severity, health_of
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
 
@@ -242,16 +242,10 @@ def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) ->
 def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:
     """Severity and missing bytes of each incomplete fragment; each position stores Qw/E of the entries."""
     for index, fragment in enumerate(ledger.fragments):
-        is_live = [member in live for member in fragment.members]
-        is_draining = [member in draining for member in fragment.members]
-        if all(is_live) and not any(is_draining):
+        if all(member in live and member not in draining for member in fragment.members):
             continue
-        last = ledger.fragment_last_entry_id(index)
-        write, ack = ledger.write_quorum, ledger.ack_quorum
-        health = fragment_health(
-            is_live, write, ack, fragment.first_entry_id, last, is_draining, members=fragment.members
-        )
-        lacking = 0.0
+        health = health_of(ledger, index, live, draining)
+        last, lacking = ledger.fragment_last_entry_id(index), 0.0
         if ledger.length and ledger.last_entry_id is not None and ledger.last_entry_id >= 0 and last is not None:
             entries = max(0, last - fragment.first_entry_id + 1)
             per_position = ledger.length / (ledger.last_entry_id + 1) * entries * ledger.write_quorum
