@@ -71,8 +71,8 @@ be written in place, replaced, or be a mounted ConfigMap (not by `subPath`, whic
   It is tried again every two seconds, because the reason may be another file, such as the one of `topology_file`.
 - Each change is one line of the log with the option, its old and its new value: `option changed`, or `option needs a
   restart`.
-- Without a file, a process ends at SIGHUP, and after its terminal is closed. A process started with `nohup` ignores both;
-  with a file, it still reads the file again at SIGHUP.
+- Without a file, a process ends at SIGHUP, and after its terminal is closed. A process started with `nohup` ignores
+  both; with a file, it still reads the file again at SIGHUP.
 """
 
 
