@@ -1,7 +1,8 @@
 """The result of one run outside the service as metrics: into a file for node-exporter, or to a Pushgateway.
 
 Only the age and the quality of the last run: gauges by kind, no counters, as the next run is another process. A run
-that failed keeps the time of the last success as it was found in the file or at the gateway.
+that failed keeps the time of the last success and the findings of the last complete run, as they are in the file or at
+the gateway. An incomplete run may have found more than the last complete one: the file then has the higher numbers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from auditor.metrics.definitions import LAST_RUN, LAST_SUCCESS, STATE
+from auditor.metrics.definitions import LAST_FINDINGS, LAST_HELD_BACK, LAST_RUN, LAST_SUCCESS, STATE
 from auditor.metrics.service_metrics import Key, last_run_values, result_values
 from bookie.model.errors import TransientError
-from bookie.model.run import RunRecord
+from bookie.model.run import RunRecord, RunState
 
 PUSH_JOB: Final = "bkheal_audit"
 _PUSH_TIMEOUT_S: Final = 10.0
+_KEPT: Final = frozenset({LAST_SUCCESS, LAST_FINDINGS, LAST_HELD_BACK})
+"""Metrics that only a run with a result changes."""
 
 
 class MetricsExportError(TransientError):
@@ -42,7 +45,7 @@ def export_to_file(record: RunRecord, path: Path) -> None:
         MetricsExportError: it cannot be written.
     """
     try:
-        write_to_textfile(str(path), _registry(record, _last_success(record, path)))
+        write_to_textfile(str(path), _registry(record, {} if record.is_complete else _earlier(record, path)))
     except OSError as error:
         raise MetricsExportError(
             f"cannot write metrics to {path}: {error.strerror or error}; give a path in a folder that can be written"
@@ -61,15 +64,12 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
         MetricsExportError: the gateway cannot be reached, or refused.
     """
     grouping = {"cluster": cluster, "kind": record.kind.value}
-    success: dict[Key, float] = (
-        {(LAST_SUCCESS, record.kind.value): record.finished_ms / 1000} if record.is_complete else {}
-    )
     try:
         url, handler = _with_access(gateway)
         pushadd_to_gateway(
             url,
             job=PUSH_JOB,
-            registry=_registry(record, success),
+            registry=_registry(record, None),
             grouping_key=grouping,
             timeout=_PUSH_TIMEOUT_S,
             handler=handler,
@@ -78,40 +78,57 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
         raise MetricsExportError(f"cannot push metrics to {without_secrets(gateway)}: {_reason(error)}") from None
 
 
-def _registry(record: RunRecord, success: dict[Key, float]) -> CollectorRegistry:
+def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorRegistry:
+    """Return the metrics of a run.
+
+    Args:
+        record: the run.
+        earlier: the kept values of earlier runs; None: they are not known here, and what is left out is kept.
+    """
+    values = last_run_values(record)
+    found = result_values(record.kind, [record])
+    if record.is_complete:
+        values |= found | {(LAST_SUCCESS, record.kind.value): record.started_ms / 1000}
+    elif earlier is not None:
+        values |= earlier
+        if record.state is RunState.DONE:
+            values |= {key: max(count, earlier.get(key, 0)) for key, count in found.items()}
     registry = CollectorRegistry()
-    values = last_run_values(record) | result_values(record.kind, [record])
-    registry.register(_OneRun(record, values | success))
+    registry.register(_OneRun(record, values))
     return registry
 
 
-def _last_success(record: RunRecord, path: Path) -> dict[Key, float]:
-    key = (LAST_SUCCESS, record.kind.value)
-    if record.is_complete:
-        return {key: record.finished_ms / 1000}
+def _earlier(record: RunRecord, path: Path) -> dict[Key, float]:
+    """Return the values in a file that a run without a result of its own keeps."""
     try:
         before = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-    samples = [sample for family in before if family.name == LAST_SUCCESS for sample in family.samples]
-    found = [sample.value for sample in samples if sample.labels == {"kind": record.kind.value}]
-    return {key: found[0]} if found else {}
+    labels = {definition.name: definition.labels for definition in STATE if definition.name in _KEPT}
+    return {
+        (family.name, *(sample.labels[name] for name in labels[family.name])): sample.value
+        for family in before
+        if family.name in _KEPT
+        for sample in family.samples
+        if sample.labels.get("kind") == record.kind.value and labels[family.name].keys() <= sample.labels.keys()
+    }
 
 
 class _OneRun(Collector):
     def __init__(self, record: RunRecord, values: dict[Key, float]) -> None:
-        self._kind = record.kind.value
+        self._record = record
         self._values = values
 
     def collect(self) -> Iterable[Metric]:
+        known = {name for name, *_ in self._values}
         for definition in STATE:
             if definition.name not in LAST_RUN:
                 continue
-            if definition.name == LAST_SUCCESS and (LAST_SUCCESS, self._kind) not in self._values:
-                continue  # not known is not never: what the gateway has stays
+            if definition.name in _KEPT and definition.name not in known and not self._record.is_complete:
+                continue  # unknown is not none
             family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
             for labels in definition.combinations():
-                if labels["kind"] == self._kind:
+                if labels["kind"] == self._record.kind.value:
                     key = tuple(labels.values())
                     family.add_metric(key, self._values.get((definition.name, *key), 0))
             yield family

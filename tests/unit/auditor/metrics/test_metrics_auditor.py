@@ -260,26 +260,43 @@ def test_apaches_names_follow_the_same_figures() -> None:
     assert list(parse(render(shown.auditor.registry).body.decode()))
 
 
+def values_in(text: str) -> dict[tuple[str, ...], float]:
+    return {(one.name, *one.labels.values()): one.value for family in parse(text) for one in family.samples}
+
+
 def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
     export_to_file(replace(RECORD, findings={"critical": 2}, namespaces={"critical": {"t/n": 2}}), path)
-    values = {
-        (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
-    }
-    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
+    values = values_in(path.read_text())
+    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.started_ms / 1000
     assert values[names.LAST_FINDINGS, "bookies", "critical"] == 2
     assert {key[0] for key in values} == names.LAST_RUN
     assert {key[1] for key in values} == {"bookies"}
     failed = replace(RECORD, state=RunState.FAILED, finished_ms=NOW_MS, exit_code=70)
     for no_success in (failed, replace(RECORD, is_every_ledger=False, finished_ms=NOW_MS)):
         export_to_file(no_success, path)
-        values = {
-            (one.name, *one.labels.values()): one.value for family in parse(path.read_text()) for one in family.samples
-        }
-        assert values[names.LAST_SUCCESS, "bookies"] == RECORD.finished_ms / 1000
+        values = values_in(path.read_text())
+        assert values[names.LAST_SUCCESS, "bookies"] == RECORD.started_ms / 1000
         assert values[names.LAST_COMPLETION, "bookies"] == NOW_MS / 1000
     with pytest.raises(MetricsExportError, match="nothing"):
         export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
+
+
+def test_a_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> None:
+    path = tmp_path / "bookies.prom"
+    failed = replace(RECORD, state=RunState.FAILED, exit_code=70, findings={}, held_back={})
+    export_to_file(failed, path)
+    assert names.LAST_FINDINGS not in {key[0] for key in values_in(path.read_text())}, "unknown is not none"
+    export_to_file(replace(RECORD, findings={"lost": 2, "critical": 1}, held_back={"delay": 3}), path)
+    incomplete = replace(RECORD, is_every_ledger=False, findings={"lost": 1, "critical": 5}, held_back={})
+    for record, critical in ((failed, 1), (incomplete, 5), (failed, 5)):
+        export_to_file(record, path)
+        values = values_in(path.read_text())
+        assert values[names.LAST_FINDINGS, "bookies", "lost"] == 2
+        assert values[names.LAST_FINDINGS, "bookies", "critical"] == critical
+        assert values[names.LAST_HELD_BACK, "bookies", "delay"] == 3
+    export_to_file(replace(RECORD, findings={}, held_back={}), path)
+    assert not values_in(path.read_text())[names.LAST_FINDINGS, "bookies", "lost"]
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -317,7 +334,8 @@ def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) ->
     assert (method, path) == ("POST", "/metrics/job/bkheal_audit/cluster/east/kind/bookies")
     assert access == "Basic cHJvbWV0aGV1czpzQGNyZXQ="
     assert not no_access
-    assert (names.LAST_SUCCESS in good, names.LAST_SUCCESS in failed) == (True, False)
+    for name in (names.LAST_SUCCESS, names.LAST_FINDINGS, names.LAST_HELD_BACK):
+        assert (name in good, name in failed) == (True, False)
     with pytest.raises(MetricsExportError, match="refused"):
         push(RECORD, host, "east")
     for wrong in ("http://bad host:x/", "file:///etc/passwd", "http://u:secret@:1/"):
