@@ -134,7 +134,7 @@ class ServiceStatus:
     ended: Sequence[RunRecord] = ()
     """The newest completed runs of all kinds, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
-    """When a run of each kind that checked every ledger last came to a complete end; over all leaders."""
+    """Start of the last run of each kind that checked every ledger and came to a complete end; over all leaders."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)
     """Longest time between two scheduled runs of each kind; absent: off."""
     schedules: Mapping[RunKind, str] = field(default_factory=dict)

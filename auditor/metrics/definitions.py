@@ -248,7 +248,8 @@ STATE: Final = (
     _state(LAST_COMPLETION, "End of the last run, with any result; 0 means never", _BY_KIND),
     _state(
         LAST_SUCCESS,
-        "When a run of every ledger last came to a complete end, over all leaders and restarts; 0 means never",
+        "Start of the last run that checked every ledger and came to a complete end, over all leaders and restarts; "
+        "0 means never",
         _BY_KIND,
         "it is older than two and a half periods, or 0 for a period",
     ),

@@ -49,7 +49,7 @@ class KindRow:
     next_ms: int = 0
     """Next scheduled start, epoch milliseconds; 0: none is scheduled, or its time is not known here."""
     last_success_ms: int = 0
-    """When a run last came to a complete end; 0: never, or not known."""
+    """Start of the last run that came to a complete end; 0: never, or not known."""
     why_no_next: str = "not scheduled"
     """Shown instead of the next start if there is none."""
 
