@@ -16,7 +16,7 @@ from typing import Final
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import owner_names, owner_of
-from bookie.model.severity import Severity, health_of
+from bookie.model.severity import Severity, bytes_to_copy, health_of
 
 TOPICS_MAX: Final = 100_000
 """Most topics counted one by one, about 30 MB."""
@@ -69,18 +69,11 @@ def loss_of(
         min(levels),
         min(each.copies_min for each in after),
         tuple(sorted(named)),
-        sum(_bytes(metadata, index, named & live) for index in range(len(metadata.fragments))),
+        sum(
+            round(bytes_to_copy(metadata, index, sum(each in named & live for each in fragment.members), then.severity))
+            for index, (fragment, then) in enumerate(zip(metadata.fragments, after, strict=True))
+        ),
     )
-
-
-def _bytes(metadata: LedgerMetadata, index: int, going: AbstractSet[BookieId]) -> int:
-    fragment, last = metadata.fragments[index], metadata.fragment_last_entry_id(index)
-    end, length = metadata.last_entry_id, metadata.length
-    if end is None or length is None or last is None or end < 0:
-        return 0
-    entries = max(0, min(last, end) - fragment.first_entry_id + 1)
-    positions = sum(member in going for member in fragment.members)
-    return round(length / (end + 1) * entries * positions * metadata.write_quorum / metadata.ensemble_size)
 
 
 @dataclass(slots=True)

@@ -116,6 +116,25 @@ def fragment_health(
     )
 
 
+def bytes_to_copy(metadata: LedgerMetadata, index: int, positions: int, severity: Severity | None) -> float:
+    """Estimate the payload bytes on missing positions of a fragment, by the mean size of the ledger's entries.
+
+    Each position stores about Qw/E of the entries. The result is 0 if the size is unknown, as in an open ledger, and if
+    the positions store no entry.
+
+    Args:
+        metadata: of the ledger.
+        index: of the fragment.
+        positions: number of missing positions.
+        severity: of the fragment without these positions.
+    """
+    end, last, length = metadata.last_entry_id, metadata.fragment_last_entry_id(index), metadata.length
+    if severity is Severity.METADATA_ONLY or end is None or last is None or length is None or end < 0:
+        return 0.0
+    entries = max(0, min(last, end) - metadata.fragments[index].first_entry_id + 1)
+    return length / (end + 1) * entries * positions * metadata.write_quorum / metadata.ensemble_size
+
+
 def _level(
     is_missing_any: bool, are_all_live: bool, copies_min: int, write_quorum: int, ack_quorum: int
 ) -> Severity | None:

@@ -33,9 +33,10 @@ _VALUES: Final = {
     "severity": "element_at(array({levels}), {rank} + 1)",
     "severity_rank": "{rank}",
     "entries": "judged.entries",
-    # Payload on the missing positions, each of which stores about Qw/E of the fragment's entries.
-    "bytes_estimate": """
-        CASE WHEN last_entry_id >= 0 THEN try_cast(rint(
+    # As ``bookie.model.severity.bytes_to_copy``.
+    "bytes_estimate": f"""
+        CASE WHEN {{rank}} = {Severity.METADATA_ONLY.value} THEN 0L
+             WHEN last_entry_id >= 0 THEN try_cast(rint(
                  length / (CAST(last_entry_id AS double) + 1) * judged.entries * size(judged.missing_positions)
                  * write_quorum / ensemble_size) AS bigint)
              WHEN last_entry_id IS NOT NULL THEN 0L END

@@ -32,11 +32,10 @@ def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractS
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
     """
     settings = context.settings
-    cores = context.spark.sparkContext.defaultParallelism
-    partitions = min(max(1, -(-count // _REREAD_PER_TASK)), max(cores, -(-count // LEDGERS_PER_PARTITION_MAX)))
-    budget = context.budget
+    slots, budget = session_slots(context.spark), context.budget
+    most = max(slots.tasks(count, _REREAD_PER_TASK), -(-count // LEDGERS_PER_PARTITION_MAX))
+    partitions = min(max(1, -(-count // _REREAD_PER_TASK)), most)
     partitions = budget.tasks(partitions)
-    slots_max = session_slots(context.spark).most
-    tasks = RereadTasks(task_options(settings, live, budget.share(partitions, slots_max)))
+    tasks = RereadTasks(task_options(settings, live, budget.share(partitions, slots.most)))
     rows = ids.select("ledger_id").repartition(partitions)
     return scan_of(collected(rows.mapInArrow(tasks, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}"), settings))

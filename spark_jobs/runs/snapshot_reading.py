@@ -31,6 +31,7 @@ from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.reread_rows import reread_rows
+from spark_jobs.runs.slots import Slots, session_slots
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 
@@ -162,13 +163,18 @@ class SnapshotReading:
         If Spark loses rows with an executor, it reads the same rows again from the file.
         """
         spark, cluster = self._context.spark, self._context.cluster.cluster
-        cores = spark.sparkContext.defaultParallelism
-        # Each task has to unpack a compressed file from its beginning.
-        few = -(-index.ledgers // LEDGERS_PER_PARTITION_MAX) if index.is_seekable else 1
-        groups = groups_of(parts, self._settings.num_partitions or max(cores, few))
+        groups = groups_of(parts, self._settings.num_partitions or _tasks_max(index, session_slots(spark)))
         tasks = SnapshotTasks(
             index.file, cluster.kind, cluster.root, frozenset(live), groups, keeps_all=self._keeps_all
         )
         numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
         read = collected(numbers.mapInArrow(tasks, SETTLED_DDL if self._keeps_all else NAMED_DDL), self._settings)
         return read.cached, read.totals
+
+
+def _tasks_max(index: SnapshotIndex, slots: Slots) -> int:
+    """Return the largest number of tasks to cut the reading into."""
+    if not index.is_seekable:
+        # Each task has to unpack a compressed file from its beginning.
+        return slots.most or slots.now
+    return max(slots.tasks(index.ledgers, LEDGERS_PER_PARTITION_MAX), -(-index.ledgers // LEDGERS_PER_PARTITION_MAX))

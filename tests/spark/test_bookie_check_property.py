@@ -1,4 +1,4 @@
-"""Severity in Spark SQL equals the pure function: thousands of random fragments in one Spark job."""
+"""Severity and bytes to copy in Spark SQL equal the pure functions: thousands of random fragments in one Spark job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import NO_OWNER
-from bookie.model.severity import fragment_health
+from bookie.model.severity import bytes_to_copy, fragment_health
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
 
@@ -54,25 +55,35 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_severity_equals_the_pure_function(spark: SparkSession) -> None:
+def test_severity_and_bytes_equal_the_pure_functions(spark: SparkSession) -> None:
     rows = drawn_rows(2_000)
     table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL), LIVE, DRAINING)
     found = {row["ledger_id"]: row for row in table.collect()}
     expected = {}
-    for ledger_id, _, _, write_quorum, ack_quorum, *_, fragments, _ in rows:
+    for ledger_id, state, size, write_quorum, ack_quorum, end, length, *_, fragments, _ in rows:
         ((first, last, members),) = fragments
         is_live, leaving = [member in LIVE for member in members], [member in DRAINING for member in members]
         health = fragment_health(is_live, write_quorum, ack_quorum, first, last, leaving, members=members)
+        metadata = LedgerMetadata(
+            size, write_quorum, ack_quorum, (Fragment(first, tuple(members)),), LedgerState[state], end, length
+        )
         if health.severity is not None:
             expected[ledger_id] = (
                 list(health.missing_positions),
                 health.copies_min,
                 health.severity.label,
                 health.severity,
+                pytest.approx(bytes_to_copy(metadata, 0, len(health.missing_positions), health.severity), abs=0.5),
             )
     actual = {
-        ledger_id: (row["missing_positions"], row["copies_min"], row["severity"], row["severity_rank"])
+        ledger_id: (
+            row["missing_positions"],
+            row["copies_min"],
+            row["severity"],
+            row["severity_rank"],
+            row["bytes_estimate"] or 0,
+        )
         for ledger_id, row in found.items()
     }
     assert actual == expected
-    assert len({severity for _, _, severity, _ in expected.values()}) == 6, "every severity of this check was drawn"
+    assert len({severity for _, _, severity, *_ in expected.values()}) == 6, "every severity of this check was drawn"

@@ -32,7 +32,7 @@ from bookie.metadata.tasks.parked import ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.model.severity import Severity, health_of
+from bookie.model.severity import Severity, bytes_to_copy, health_of
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
 
@@ -240,18 +240,13 @@ def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) ->
 
 
 def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:
-    """Severity and missing bytes of each incomplete fragment; each position stores Qw/E of the entries."""
+    """Severity and missing bytes of each incomplete fragment."""
     for index, fragment in enumerate(ledger.fragments):
         if all(member in live and member not in draining for member in fragment.members):
             continue
         health = health_of(ledger, index, live, draining)
-        last, lacking = ledger.fragment_last_entry_id(index), 0.0
-        if ledger.length and ledger.last_entry_id is not None and ledger.last_entry_id >= 0 and last is not None:
-            entries = max(0, last - fragment.first_entry_id + 1)
-            per_position = ledger.length / (ledger.last_entry_id + 1) * entries * ledger.write_quorum
-            lacking = per_position * len(health.missing_positions) / ledger.ensemble_size
         if health.severity is not None:
-            yield health.severity, lacking
+            yield health.severity, bytes_to_copy(ledger, index, len(health.missing_positions), health.severity)
 
 
 Open = Callable[[AsyncExitStack], Awaitable[tuple[MetadataStore, Cluster]]]

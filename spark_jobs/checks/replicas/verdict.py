@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -141,7 +141,7 @@ class _Fragment:
         assert absent is not None, f"position {position} lacks nothing"
         return absent
 
-    def _levels(self, lacks: Iterable[int]) -> Iterator[tuple[int, Severity]]:
+    def _levels(self, lacks: Collection[int]) -> Iterator[tuple[int, Severity]]:
         """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
         members = self.fragment.members
         has_duplicates = len(set(members)) < len(members)

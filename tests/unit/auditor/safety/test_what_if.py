@@ -64,6 +64,12 @@ def test_bytes_are_those_on_the_bookies_that_would_go() -> None:
     assert found.bytes_estimate == 133  # 100 bytes of payload, of which each of three positions has two thirds
 
 
+def test_positions_that_store_no_entry_cost_nothing() -> None:
+    found = loss(closed((0, "a b"), last=0, quorum=(1, 1)), "a b", "b")
+    assert found is not None
+    assert (found.after, found.bytes_estimate) == (Severity.METADATA_ONLY, 0)
+
+
 def test_sums_are_by_severity_and_topic_and_the_worst_are_the_largest() -> None:
     losses = Losses(worst_max=2)
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"))

@@ -226,6 +226,8 @@ def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
     assert judge(opened, live) == LedgerVerdict(Severity.CRITICAL, 0)
     empty = LedgerMetadata(2, 2, 1, (Fragment(EntryId(0), (A, C)),)).closed(EntryId(-1), 0)
     assert judge(empty, live) == LedgerVerdict(Severity.METADATA_ONLY, 0)
+    elsewhere = LedgerMetadata(3, 2, 1, (Fragment(EntryId(0), (A, B, C)),)).closed(EntryId(0), 100)
+    assert judge(elsewhere, live) == LedgerVerdict(Severity.METADATA_ONLY, 0)
 
 
 class EndlessTasks:
