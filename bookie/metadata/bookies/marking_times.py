@@ -95,14 +95,14 @@ class MarkingPolicy:
 
     def _rules(self, bookie: BookieId, down: Down) -> Iterator[MarkingTimes]:
         due_ms = down.delay_end_ms(self.delay_s)
-        yield MarkingTimes(due_ms, min(due_ms, down.since_ms + int(self.critical_delay_s * 1000)))
+        critical_end_ms = down.since_ms + int(self.critical_delay_s * 1000)
+        yield MarkingTimes(due_ms, min(due_ms, critical_end_ms))
         for window in self.windows:
             if bookie in window.bookies:
-                critical_due_ms = window.until_ms if window.holds_critical else down.since_ms
+                critical_due_ms = window.until_ms if window.holds_critical else min(window.until_ms, critical_end_ms)
                 detail = f"{window.target}, by {window.by}"
                 yield MarkingTimes(window.until_ms, critical_due_ms, HoldReason.MAINTENANCE, detail)
         if (outage := self.outages.get(bookie)) is not None:
             yield MarkingTimes(outage.until_ms, outage.until_ms, HoldReason.RACK_OUTAGE, f"rack {outage.rack}")
         if (until_ms := self.flapping_until_ms.get(bookie)) is not None:
-            critical_due_ms = min(until_ms, down.since_ms + int(self.critical_delay_s * 1000))
-            yield MarkingTimes(until_ms, critical_due_ms, HoldReason.FLAPPING, "")
+            yield MarkingTimes(until_ms, min(until_ms, critical_end_ms), HoldReason.FLAPPING, "")

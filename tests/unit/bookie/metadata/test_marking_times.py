@@ -31,6 +31,14 @@ def test_a_window_holds_back_until_its_end_and_no_longer() -> None:
     assert policy.times(B, DOWN) == MarkingPolicy(600, 60).times(B, DOWN)
 
 
+def test_critical_ledgers_wait_in_a_window_although_there_is_no_lost_bookie_delay() -> None:
+    assert MarkingPolicy(0, 60, (window(A),)).times(A, DOWN).critical_due_ms == NOW_MS + 60_000
+    short = MarkingPolicy(0, 60, (window(A, until_s=30),)).times(A, DOWN)
+    assert (short.due_ms, short.critical_due_ms) == (NOW_MS + 30_000, NOW_MS + 30_000)
+    waived = Down(NOW_MS, is_delay_waived=True)
+    assert MarkingPolicy(600, 60, (window(A),)).times(A, waived).critical_due_ms == NOW_MS + 60_000
+
+
 def test_a_delay_that_ends_after_the_window_counts() -> None:
     times = MarkingPolicy(7200, 60, (window(A),)).times(A, DOWN)
     assert (times.due_ms, times.reason) == (NOW_MS + 7_200_000, HoldReason.DELAY)
