@@ -36,9 +36,10 @@ LOOK_SHARE: Final = 0.2
 IN_FLIGHT_MAX: Final = 200
 """Ledgers in flight whose reservation is read in one look: each costs a request."""
 HEALTHY: Final = "healthy"
-"""In place of a severity: every bookie of the ledger is registered. A worker has to check their entries."""
+"""In place of a severity: every bookie of the ledger is registered, so a worker has to check their entries. Or the
+ledger was deleted, and a worker has to delete the task."""
 UNREADABLE: Final = "unreadable"
-"""In place of a severity: the task or the metadata cannot be read, or the ledger was deleted."""
+"""In place of a severity: the task or the metadata cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +274,10 @@ def _judged(
     live: frozenset[BookieId],
     draining: frozenset[BookieId],
 ) -> tuple[str, int]:
-    if isinstance(task, UnreadableTask) or not isinstance(ledger, LedgerMetadata):
+    if isinstance(task, UnreadableTask) or isinstance(ledger, Unreadable):
         return UNREADABLE, 0
+    if ledger is None:  # deleted
+        return HEALTHY, 0
     verdict = judge(ledger, live, draining)
     severity = verdict.severity
     if severity is None and not task.missing:  # a repair of the placement names no bookie

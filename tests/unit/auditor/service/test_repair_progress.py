@@ -62,6 +62,15 @@ async def test_a_look_shows_backlog_flight_parks_and_boosts() -> None:
 
 
 @in_virtual_time
+async def test_a_deleted_ledger_is_not_unreadable() -> None:
+    async with a_world("a b") as world:
+        assert await world.tasks.marking.mark(LedgerId(5), [BookieId("x")])
+        look = await repair_watch(world).look()
+        assert {name: part.ledgers for name, part in look.severities.items()} == {HEALTHY: 1}
+        assert look.marked == {LedgerId(5): 0}
+
+
+@in_virtual_time
 async def test_damaged_reservations_and_an_empty_cluster_are_no_errors() -> None:
     async with a_world("a t") as world:
         watch = repair_watch(world)
