@@ -59,7 +59,7 @@ from spark_jobs.runs.readings import with_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.snapshot_reading import SnapshotReading
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
-from spark_jobs.runs.withdrawal import withdraw_ended
+from spark_jobs.runs.withdrawal import FoundIds, withdraw_ended
 
 _log = logging.getLogger(__name__)
 
@@ -232,13 +232,15 @@ class BookieRun:
             self._live = bookies.registered | latest.registered
             self.lost = self._lost_bookies(cookies, latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
-            published = self._publish(judged, limiter)  # before the report: a full disk here must not stop repair there
+            found = FoundIds()
+            # Before the report: a full disk here must not stop repair there.
+            published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if self._image_marks is not None:
                 changed = published.tasks_changed + self._image_marks.tasks_changed
                 published = replace(published, tasks_changed=changed)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
-                withdrawn = withdraw_ended(self._cluster, self._context.gate)
+                withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
                 published = replace(published, withdrawn=withdrawn)
             # If the store does not answer, the marks made so far are reported, and no other check begins.
             others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
@@ -305,7 +307,8 @@ class BookieRun:
         policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
         return LostBookies(noted, policy, now_ms)
 
-    def _publish(self, judged: _JudgedLedgers, limiter: MarkLimiter) -> PublishResult:
+    def _publish(self, judged: _JudgedLedgers, limiter: MarkLimiter, found: FoundIds) -> PublishResult:
+        """Mark the ledgers with findings, and add all of these to ``found``."""
         losses = judged.losses
         total = sum(count.ledgers for count in judged.sums.severities) + len(losses.returned)
         if total == 0:
@@ -315,7 +318,7 @@ class BookieRun:
         due_only = DueOnly(self.lost.held)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
-            due = limiter.admitted(chain(returned, due_only.of(report_sink.to_mark(judged.ledgers))))
+            due = limiter.admitted(chain(returned, due_only.of(found.added(report_sink.to_mark(judged.ledgers)))))
             published = publish(
                 self._counted(due, total), self._cluster, gate=self._context.gate, note=self._context.note_marks
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -141,9 +141,9 @@ class ClusterView:
             for task, (_, missing) in zip(tasks, batch, strict=True)
         ]
 
-    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+    def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
         """Withdraw marks whose reason has ended; see ``Withdrawal.step``."""
-        return self._runner.run(self._withdrawal.step(after, count_max))
+        return self._runner.run(self._withdrawal.step(after, count_max, found))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
         """The current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.

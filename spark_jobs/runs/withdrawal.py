@@ -10,10 +10,10 @@ shows them, and the worker with the task asks for this list. A mark without book
 worker judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left to the
 worker, unless the ledger was deleted.
 
-Withdrawal does not depend on the scan of a run. So no mark is removed because a scan did not see its ledger (S20): each
-mark is read with its own ledger. The number of marks in one run is bounded, and nothing is withdrawn while
-auto-recovery is disabled (S7). A crash leaves a lock, which ends with the session, or a parked record, which a worker's
-listing removes; the next run withdraws the rest.
+No mark is removed because a scan did not see its ledger (S20): each mark is read with its own ledger. If the run has a
+finding for a ledger, its mark stays without a look. The number of marks in one run is bounded, and nothing is withdrawn
+while auto-recovery is disabled (S7). A crash leaves a lock, which ends with the session, or a parked record, which a
+worker's listing removes; the next run withdraws the rest.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -24,11 +24,15 @@ import contextlib
 import logging
 import random
 import socket
+from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
@@ -45,6 +49,7 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientErr
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import Ended
 from bookie.runtime.waiting import results_as_they_come
+from spark_jobs.runs.held_back import FoundLedger
 from spark_jobs.runs.port import Gate
 
 _log = logging.getLogger(__name__)
@@ -112,8 +117,10 @@ class Withdrawal:
         self._failures = FailedTasks(store, cluster.root)
         self._owner = socket.gethostname()
 
-    async def step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
-        """Check the marks after a ledger, and withdraw at most ``count_max`` of them.
+    async def step(
+        self, after: LedgerId | None, count_max: int, found: Container[LedgerId] = frozenset()
+    ) -> WithdrawalStep:
+        """Check the marks after a ledger, except those of ``found``, and withdraw at most ``count_max`` of them.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; withdrawing again is safe.
@@ -121,7 +128,7 @@ class Withdrawal:
         """
         if await self._tasks.switches.is_disabled():
             return WithdrawalStep()
-        part = await self._tasks.page(after, LOOKED_AT)
+        part = await self._tasks.page(after, LOOKED_AT, found)
         tasks = [task for task in part.tasks if isinstance(task, Task)]
         ledgers = await self._ledgers.read_many([task.ledger_id for task in tasks])
         staying = await self._staying()  # after the metadata (R2)
@@ -193,25 +200,57 @@ class Withdrawal:
 class WithdrawsMarks(Protocol):
     """The cluster as used by ``withdraw_ended``."""
 
-    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+    def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
         """Withdraw at most ``count_max`` marks after a ledger, as ``Withdrawal.step`` does."""
         ...
 
 
-def withdraw_ended(target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX) -> Mapping[str, int]:
+class FoundIds:
+    """The ids of many ledgers, in 8 bytes each. First all are added, then any are looked up."""
+
+    def __init__(self) -> None:
+        self._ids = array("q")
+        self._sorted: Sequence[int] | None = None
+
+    def added(self, ledgers: Iterable[FoundLedger]) -> Iterator[FoundLedger]:
+        """Yield the given ledgers, and add the id of each."""
+        self._sorted = None
+        for ledger in ledgers:
+            self._ids.append(ledger.ledger_id)
+            yield ledger
+
+    def __contains__(self, ledger_id: object) -> bool:
+        if not isinstance(ledger_id, int):
+            return False
+        if (ids := self._sorted) is None:
+            unsorted = pa.Array.from_buffers(pa.int64(), len(self._ids), [None, pa.py_buffer(self._ids)])
+            ids = self._sorted = memoryview(unsorted.sort().buffers()[1]).cast("q")[: len(self._ids)]
+        index = bisect_left(ids, ledger_id)
+        return index < len(ids) and ids[index] == ledger_id
+
+
+def withdraw_ended(
+    target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX, *, found: Container[LedgerId] = frozenset()
+) -> Mapping[str, int]:
     """Withdraw the marks whose reason has ended; return their numbers by reason (``bookie.model.run.Ended``).
 
     If the store does not answer, or refuses a request, the next run withdraws the rest.
 
+    Args:
+        target: the cluster.
+        gate: passed before each part.
+        count_max: number of marks to withdraw.
+        found: ledgers with findings of this run.
+
     Raises:
-        RunStoppedError: from ``gate``, which is passed before each part.
+        RunStoppedError: from ``gate``.
     """
     withdrawn: Counter[str] = Counter()
     after: LedgerId | None = None
     while (left := count_max - withdrawn.total()) > 0:
         gate.pass_through()
         try:
-            step = target.withdraw_step(after, left)
+            step = target.withdraw_step(after, left, found)
         except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
             _log.warning("withdrawal of marks ended early", extra={"withdrawn": dict(withdrawn), "reason": str(error)})
             break

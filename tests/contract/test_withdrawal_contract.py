@@ -85,6 +85,13 @@ async def test_marks_of_deleted_ledgers_and_of_replaced_bookies_go_and_leave_not
     assert await world.run() == NONE
 
 
+async def test_a_mark_of_a_ledger_with_findings_stays_without_a_look(world: World) -> None:
+    for ledger_id in (L7, L8, L9):
+        await world.marked(ledger_id, "x", HEALTHY)
+    assert await world.withdrawal.step(None, 100, {L7, L9}) == WithdrawalStep({Ended.REPLACED: 1})
+    assert await world.state() == ([L7, L9], [])
+
+
 @pytest.mark.parametrize(
     ("missing", "metadata"),
     [

@@ -22,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-from collections.abc import AsyncIterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 _TREE_LEVELS: Final = 4
 _DIGITS: Final = 16
 """Hexadecimal digits of a ledger id in the path of its task."""
+_LEVEL_DIGITS: Final = _DIGITS // _TREE_LEVELS
 _NAMES_AT_ONCE: Final = 10_000
 """Names of branches parsed between two turns of the event loop: some milliseconds."""
 
@@ -137,13 +139,16 @@ class UnderReplication:
         """
         return await self._scan()
 
-    async def page(self, after: LedgerId | None, places_max: int) -> TaskPart:
+    async def page(
+        self, after: LedgerId | None, places_max: int, left_out: Container[LedgerId] = frozenset()
+    ) -> TaskPart:
         """Return the tasks in the next places of the tree, by ledger id. Its cost is independent of their number.
 
         Args:
             after: start after this ledger; None: at the first.
             places_max: number of places to read, at least 1. A place may no longer have a task, so a part may be short
                 or empty although more tasks follow.
+            left_out: ledgers to pass over. Their tasks are not read, and do not count as places.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -152,6 +157,8 @@ class UnderReplication:
         first = 0 if after is None else after + 1
         ids: builtins.list[LedgerId] = []
         async for ledger_id in self._places(tasks_path(self._root), "", f"{first:0{_DIGITS}x}"):
+            if ledger_id in left_out:
+                continue
             if len(ids) == places_max:
                 return TaskPart(await self._tasks_of(ids), ids[-1])
             ids.append(ledger_id)
@@ -159,16 +166,16 @@ class UnderReplication:
 
     async def _places(self, path: str, digits: str, first: str) -> AsyncIterator[LedgerId]:
         """Yield the ledgers with a directory in the tree from ``first`` on, ascending; its path spells their digits."""
-        if len(digits) == _DIGITS:
-            yield LedgerId(int(digits, 16))
-            return
         listing = (await self._store.children_many([path]))[0]
         names = [] if listing is None else task_level_names(listing.names)
-        for name in names:
+        start = bisect_left(names, first[len(digits) :][:_LEVEL_DIGITS]) if first.startswith(digits) else 0
+        for name in names[start:]:
             below = digits + name
-            if below >= first[: len(below)]:
-                async for ledger_id in self._places(f"{path}/{name}", below, first):
-                    yield ledger_id
+            if len(below) == _DIGITS:
+                yield LedgerId(int(below, 16))
+                continue
+            async for ledger_id in self._places(f"{path}/{name}", below, first):
+                yield ledger_id
 
     async def _tasks_of(self, ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask]:
         found: builtins.list[Task | UnreadableTask] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import pytest
 
@@ -11,8 +11,9 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, Write
 from bookie.model.ids import LedgerId
 from bookie.model.run import Ended, RunState
 from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.held_back import FoundLedger
 from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
-from spark_jobs.runs.withdrawal import WithdrawalStep, withdraw_ended
+from spark_jobs.runs.withdrawal import FoundIds, WithdrawalStep, withdraw_ended
 
 
 class Marks:
@@ -22,9 +23,9 @@ class Marks:
         self.left = list(map(LedgerId, range(count)))
         self._before_step = before_step
 
-    def withdraw_step(self, after: LedgerId | None, count_max: int) -> WithdrawalStep:
+    def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
         self._before_step()
-        looked_at = [each for each in self.left if after is None or each > after][:2]
+        looked_at = [each for each in self.left if (after is None or each > after) and each not in found][:2]
         gone = looked_at[:count_max]
         next_after = looked_at[-1] if looked_at and looked_at[-1] != self.left[-1] else None
         self.left = [each for each in self.left if each not in gone]
@@ -67,3 +68,12 @@ def test_a_run_that_must_end_withdraws_no_further_part() -> None:
     with pytest.raises(RunStoppedError, match="enough"):
         run(marks, gate)
     assert marks.left == [2, 3, 4, 5, 6]
+
+
+def test_the_ids_of_ledgers_with_findings_are_added_while_these_pass() -> None:
+    ids = [LedgerId(number) for number in (5, 1, 1 << 62, 3)]
+    found = FoundIds()
+    assert LedgerId(5) not in found
+    passed = [each.ledger_id for each in found.added(FoundLedger(ledger_id, ()) for ledger_id in ids)]
+    assert passed == ids
+    assert [each for each in (0, 1, 2, 3, 4, 5, 6, 1 << 62, (1 << 63) - 1) if each in found] == [1, 3, 5, 1 << 62]
