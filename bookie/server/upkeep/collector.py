@@ -15,7 +15,8 @@ argument:
 The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
 found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
 implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``); then each
-ledger is judged as always. A pass stops if the session in which it began is lost (S14).
+ledger is judged as always. Limbo ends in a held pass too, because that deletes nothing. A pass stops if the session in
+which it began is lost (S14).
 
 A crash loses the marks, which are in memory, and the lock ends with the session. A ledger with partly deleted entries
 is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
@@ -233,7 +234,7 @@ class Collector:
             await self._settle_locks()
             await self._clear_limbo(report)
         except (_PassEndedError, BkhealError) as error:
-            report.stopped = str(error)
+            report.stopped = report.stopped or str(error)
         try:
             report.compacted = await self._storage.compact(MAJOR_BELOW if report.is_major else None)
         except FatalError as error:  # the storage itself ends the process if it cannot continue
@@ -270,7 +271,8 @@ class Collector:
                     elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
                         surplus.append(ledger_id)
         report.suspects = len(gone) + len(surplus)
-        await self._check_plausible(report)
+        if not await self._may_delete(report):
+            return
         if surplus:
             await self._reservations.ensure_parent()
         for ledger_id in surplus:
@@ -280,8 +282,8 @@ class Collector:
         for start in range(0, len(gone), step):
             await self._collect_gone(gone[start : start + step], report)
 
-    async def _check_plausible(self, report: CollectorReport) -> None:
-        """End the pass if it would delete implausibly much and no operator allows it (S12)."""
+    async def _may_delete(self, report: CollectorReport) -> bool:
+        """Whether the pass would delete no implausible amount, or an operator allows it (S12)."""
         settings = self._settings
         if not is_mass_deletion(
             report.suspects, report.known, ratio_max=settings.ratio_max, known_min=settings.known_min
@@ -290,7 +292,7 @@ class Collector:
             if may_hold:
                 await self._held.end(self._bookie)
                 self._is_holding = False
-            return
+            return True
         report.held, self._is_holding = report.suspects, True
         now_ms = self._clock.epoch_ms()
         found = await self._held.hold(self._bookie, report.suspects, report.known, now_ms)
@@ -298,15 +300,17 @@ class Collector:
             _log.error(
                 "collector stopped, too much would be deleted", extra={"bookie_id": self._bookie, "report": str(report)}
             )
-            raise _PassEndedError(
+            report.stopped = (
                 f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata. "
                 f"`bkheal collection allow {self._bookie}` lets it go on"
             )
+            return False
         _log.warning(
             "an operator allows a large collection",
             extra={"bookie_id": self._bookie, "by": found.allowed_by, "report": str(report)},
         )
         report.held = 0
+        return True
 
     async def _local(self) -> AsyncGenerator[list[LedgerId], None]:
         after = -1

@@ -613,6 +613,23 @@ async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
 
 
 @in_virtual_time
+async def test_limbo_ends_while_a_collection_is_held_back() -> None:
+    """After the rebuild of an index, the entries of deleted ledgers may be most of what is there."""
+    world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
+    for number in range(6):
+        await ledger(world, LedgerId(number), OURS if number < 2 else None)
+    await world.set(L6, OPEN)
+    limbo = [LedgerId(0), L5, L6]
+    await world.storage.set_limbo(limbo)
+    report = await world.collector.run_pass()
+    assert (report.held, report.collected, report.limbo_cleared) == (4, 0, 1)
+    assert "look at the metadata" in report.stopped
+    assert await world.storage.limbo_ids() == limbo[1:]
+    assert (await world.storage.list_entries(LedgerId(0))).status is Status.OK
+    assert len(await world.held(L5)) == 10
+
+
+@in_virtual_time
 async def test_the_first_pass_waits_one_interval() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
