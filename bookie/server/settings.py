@@ -97,7 +97,12 @@ class BookieSettings:
     ] = 1 << 30
     """The default is room for several flushes of the journal and both write caches."""
     is_new_incarnation: Annotated[
-        bool, Option("The old disks are lost permanently: start on these empty ones.", "new_incarnation")
+        bool,
+        Option(
+            "The old disks are lost permanently: start on these empty ones. Remove it after this start: with it, a "
+            "start while the disks are not mounted gives them up.",
+            "new_incarnation",
+        ),
     ] = False
     """Start with empty directories although the bookie id had others: the old content counts as unknown and is copied
     to this bookie again."""

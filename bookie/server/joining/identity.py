@@ -320,7 +320,7 @@ def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool
         return IdentityError(
             Refusal.EMPTY_DISKS,
             f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. If they are lost "
-            "permanently, start with --new-incarnation, which begins a data-integrity repair: what the "
+            "permanently, start once with --new-incarnation, which begins a data-integrity repair: what the "
             "bookie held counts "
             "as unknown, and is copied to it again from the others. Or give another bookie id",
         )
