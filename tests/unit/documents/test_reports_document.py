@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bookie.model.run import RunKind
+from bookie.model.severity import Severity
 from spark_jobs.report.sql import ask
 from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES, TableSchema
-from tests.worlds.report_tables import write_story
+from tests.worlds import report as world
+from tests.worlds.report_tables import dangling, finding, run, write, write_story
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
@@ -33,6 +37,34 @@ def test_an_example_has_an_answer(reports: Path, title: str, question: str) -> N
     answer = ask(reports, question, limit=100, timeout_s=60)
     assert answer.rows, title
     assert len(set(answer.columns)) == len(answer.columns)
+
+
+def test_the_examples_include_runs_of_everything_and_leave_out_what_only_these_find(tmp_path: Path) -> None:
+    missing, other = finding(1, "b:3181"), finding(2, "b:3181")
+    misplaced = {**finding(3, severity=Severity.MISPLACED), "kind": "MISPLACED"}
+    rows = (
+        (RunKind.BOOKIES, (missing,)),
+        (RunKind.EVERYTHING, (missing, misplaced, dangling("gone:3181"))),
+        (RunKind.EVERYTHING, (missing, other, {**misplaced, "ledger_id": 4}, dangling("gone:3181"))),
+        (RunKind.BOOKIES, (other,)),
+    )
+    questions = dict(EXAMPLES)
+
+    def answer(title: str) -> list[object]:
+        return [row[0] for row in ask(tmp_path, questions[title], limit=100, timeout_s=60).rows]
+
+    for day, (kind, found) in enumerate(rows):
+        write(tmp_path, run(day, found, lost=["b:3181"], of=replace(world.CLEAN, kind=kind)), found)
+        assert len(answer("Ledgers with findings, day by day")) == day + 1
+        ledgers = [row["ledger_id"] for row in found if row["kind"] == "MISSING_BOOKIE"]
+        assert answer("The worst ledgers of the last complete run") == ledgers
+        assert answer("What each missing bookie holds up") == ["b:3181"]
+        earlier = rows[day - 1][1] if day else ()
+        before = [row["ledger_id"] for row in earlier if row["kind"] == "MISSING_BOOKIE"]
+        new = [ledger for ledger in ledgers if ledger not in before]
+        assert answer("Ledgers that the last run found and the one before did not") == new
+        gone = [ledger for ledger in before if ledger not in ledgers]
+        assert answer("Ledgers that were repaired or deleted between two runs") == gone
 
 
 def table_of(table: TableSchema) -> str:
