@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from tests.chart.rendering import (
     CHART,
+    ROOT,
     Object,
     Release,
     canonical,
@@ -369,6 +371,18 @@ def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
     assert settings(made, "audit.run")["report_dir"] == directory
     for spec in users:
         assert {"name": "reports", "mountPath": directory} in spec["containers"][0]["volumeMounts"]
+
+
+def test_comparisons_under_pulsar_see_the_reports_of_earlier_ones() -> None:
+    document = (ROOT / "docs" / "pulsar.md").read_text()
+    [values] = re.findall(r"```yaml\n# bkheal-values.yaml\n(mode: cron\n.*?)```", document, re.DOTALL)
+    made = render(yaml.safe_load(values), name="bkheal")
+    for item in made.of("CronJob"):
+        pod = item["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        [volume] = [each for each in pod["volumes"] if each["name"] == "reports"]
+        assert volume == {"name": "reports", "persistentVolumeClaim": {"claimName": "bkheal-reports"}}
+    assert f"--from=cronjob/{made.one('CronJob', 'bkheal-audit-bookies')['metadata']['name']} " in document
+    assert made.one("PersistentVolumeClaim", "bkheal-reports")["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 def test_the_audit_of_the_chart_uses_one_core() -> None:
