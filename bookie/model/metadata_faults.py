@@ -86,7 +86,7 @@ class MetadataFault(enum.Enum):
         "DUPLICATE_MEMBER",
         Weight.ERROR,
         "a fragment names a bookie twice, so some entries have fewer copies than the write quorum",
-        "decommission the bookie, or copy the ledger: repair replaces lost bookies, and this one is not lost",
+        "drain the bookie (`bkheal drain start`), or copy the ledger; do not stop the bookie before, it may have both copies",
     )
     FRAGMENT_GAP = (
         "FRAGMENT_GAP",
