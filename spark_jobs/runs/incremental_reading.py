@@ -198,7 +198,7 @@ class _Sources:
 
     def _check(self, manifest: Manifest) -> None:
         context = self._context
-        age_max_s = context.settings.reread_within_s
+        age_max_s = min(context.settings.reread_within_s, context.settings.image_age_max_s)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), age_max_s)
         if reason := context.cluster.who_left(manifest.attendance):
             raise ImageError(reason)

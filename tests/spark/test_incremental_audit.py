@@ -150,6 +150,18 @@ def test_a_dry_run_takes_from_the_image_and_writes_none(spark: SparkSession, pla
     assert (found.summary.image.carried, found.summary.image.written_ledgers) == (CARRIED, 0)
 
 
+@pytest.mark.parametrize("option", ["image_age_max_s", "reread_within_s"])
+def test_an_image_older_than_either_limit_is_not_used(
+    spark: SparkSession, place: Place, clock: ManualClock, option: str
+) -> None:
+    audit(spark, place, clock)
+    clock.now_s += 3600
+    result = again(spark, place, clock, **{option: 3600.0})
+    assert result.summary.is_complete
+    assert (result.summary.image.carried, result.summary.counts.ledgers) == (0, len(LEDGERS))
+    assert "3660 s old, more than 3600 s" in result.summary.image.carried_problem
+
+
 @pytest.mark.long
 def test_a_bookie_that_leaves_during_an_incremental_scan_makes_it_read_everything(
     spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
