@@ -2,7 +2,8 @@
 
 An auditor names a bookie in a task after the lost-bookie delay. An unregistered member not named by any task may be
 restarting, and replacing it would copy all of its data. It counts as lost in two cases. Either it has no cookie, so no
-bookie will return under its id. Or its delay, counted from an auditor's first sight of its absence, has passed, and no
+bookie will return under its id; this counts only if every registered bookie has one, because a partial restore of the
+store may lack cookies. Or its delay, counted from an auditor's first sight of its absence, has passed, and no
 maintenance window names it (R71). Until then it is awaited: its position stays unchanged, nothing is read from it, and
 the task can end without it, because the auditor marks the ledger afterwards. If an auditor names a bookie earlier,
 because the ledger has one copy left (R70), the worker follows.
@@ -85,10 +86,11 @@ class Absences:
             facts = await self._facts.fresh()
         known = facts.known
         missing = known - bookies.registered
-        never_return = frozenset(unregistered) - known
         is_unsettled = self._ports.clock.monotonic_s() < self._settled_at_s
         if is_unsettled or len(missing) > MISSING_SHARE_MAX * len(known):
-            return never_return
+            return frozenset()
+        are_cookies_whole = frozenset() < bookies.registered <= known
+        never_return = frozenset(unregistered) - known if are_cookies_whole else frozenset[BookieId]()
         if facts.delay_s is None:
             return never_return
         delay_s, now_ms = facts.delay_s, self._ports.clock.epoch_ms()

@@ -6,7 +6,9 @@ import pytest
 
 from bookie.metadata.port import NoNodeError
 from bookie.model.ids import LedgerId
+from replicator.knowledge import absence
 from replicator.telemetry.events import Ending, Outlook
+from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import a_world
 from tests.worlds.virtual_time import in_virtual_time
@@ -35,8 +37,10 @@ async def test_a_placement_mark_stays_and_is_counted_and_told_once(caplog: pytes
 
 
 @in_virtual_time
-async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays() -> None:
+async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c t") as world:
+        await with_cookies(world, "a b t", 0)
         packets = await world.ledger(LEDGER, WHOLE, 10)
         await world.tasks.marking.mark(LEDGER, ())
         await world.kill("c")

@@ -140,15 +140,34 @@ async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is
             assert await _is_without(world, "b")
 
 
+@pytest.mark.parametrize(
+    ("cookies", "killed", "waited_s", "is_replaced"),
+    [
+        ("a c d e f g", "b c", SETTLE_S + 1, True),
+        ("a c d e f g", "b c", 0, False),
+        ("a c d e f g", "b c e f g", SETTLE_S + 1, False),
+        ("a c d e g", "b c", SETTLE_S + 1, False),
+        ("", "b c", SETTLE_S + 1, False),
+    ],
+    ids=["normal", "just after the start", "mass loss", "a cookie is lost", "all cookies are lost"],
+)
 @in_virtual_time
-async def test_a_bookie_without_a_cookie_never_returns() -> None:
-    async with a_world("a b c d e f g") as world:
-        await with_cookies(world, "a c d e f g")
-        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
-        await world.kill("b", "c")
-        await world.tasks.marking.mark(LEDGER, names("c"))
-        await world.heal()
-        assert await _is_without(world, "b", "c")
+async def test_a_bookie_without_a_cookie_never_returns_unless_cookies_may_be_lost(
+    cookies: str, killed: str, waited_s: float, is_replaced: bool
+) -> None:
+    async with a_world("a b c d e f g h") as world:
+        await with_cookies(world, f"{cookies} h" if cookies else "")
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.kill(*killed.split())
+        running = world.worker(once=False)
+        async with world.running(running):
+            await world.clock.sleep(waited_s)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(lambda: _is_done(world))
+            assert await _is_without(world, "c")
+            assert await _is_without(world, "b") is is_replaced
+        await world.register("b")
+        await world.assert_whole(LEDGER, packets)
 
 
 @in_virtual_time

@@ -18,10 +18,12 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
+from replicator.knowledge import absence
 from replicator.repair import execution
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Outlook
 from replicator.worker import RunEnd, Worker
+from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
 from tests.worlds.virtual_time import in_virtual_time, when
@@ -205,8 +207,10 @@ async def test_nothing_is_moved_while_too_many_bookies_are_missing() -> None:
 
 
 @in_virtual_time
-async def test_lost_copies_come_first_and_the_move_has_a_turn_of_its_own() -> None:
+async def test_lost_copies_come_first_and_the_move_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c d x y") as world:
+        await with_cookies(world, "a b c x y", 0)
         await write_topology(world, RACKS | {"d": "/r3"})
         moved = [LedgerId(each) for each in range(10, 20)]
         for ledger_id in moved:

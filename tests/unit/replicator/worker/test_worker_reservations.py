@@ -15,12 +15,14 @@ from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
+from replicator.knowledge import absence
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import CopyPosition
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
+from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world
@@ -286,8 +288,10 @@ async def test_a_target_on_other_disks_than_those_reserved_refuses_the_copies() 
 
 
 @in_virtual_time
-async def test_a_task_stays_when_the_ledger_changed_after_the_verdict() -> None:
+async def test_a_task_stays_when_the_ledger_changed_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c t") as world:
+        await with_cookies(world, "a b t", 0)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("c")
         await world.tasks.marking.mark(LEDGER, names("z"))

@@ -18,6 +18,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
+from replicator.knowledge import absence
 from replicator.knowledge.absence import Absences
 from replicator.queue.delay import Delays
 from replicator.queue.task_queue import TaskQueue
@@ -60,10 +61,13 @@ async def stays_unclosed(world: RepairWorld, running: Running, seconds: float) -
 
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @pytest.mark.parametrize("named", ["b c", "b", "c"])
-def test_an_acknowledged_entry_is_not_cut_off(named: str, has_no_lists: bool) -> None:
+def test_an_acknowledged_entry_is_not_cut_off(monkeypatch: pytest.MonkeyPatch, named: str, has_no_lists: bool) -> None:
+    monkeypatch.setattr(absence, "SETTLE_S", 0.0)
+
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t u") as world:
+            await with_cookies(world, "a b t u", 0)
             packets = await lose_b_and_miss_c(world, named, has_no_lists=has_no_lists)
             running = world.worker(once=False).start()
             await stays_unclosed(world, running, 10 * MINUTES)
