@@ -86,7 +86,7 @@ class MetadataFault(enum.Enum):
         "DUPLICATE_MEMBER",
         Weight.ERROR,
         "a fragment names a bookie twice, so some entries have fewer copies than the write quorum",
-        "drain the bookie (`bkheal drain start`), or copy the ledger; do not stop the bookie before, it may have both copies",
+        "drain the bookie (`bkheal drain start`), or copy the ledger; do not stop it before, it may have both copies",
     )
     FRAGMENT_GAP = (
         "FRAGMENT_GAP",
