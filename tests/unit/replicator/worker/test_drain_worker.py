@@ -54,6 +54,18 @@ async def test_everything_of_a_drained_bookie_moves_and_it_stays_where_it_is_nee
 
 
 @in_virtual_time
+async def test_a_drain_replaces_both_positions_of_a_bookie_that_a_fragment_names_twice() -> None:
+    """As the lint advises (``DUPLICATE_MEMBER``)."""
+    async with a_world("a b s t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "b a b"), quorum=(2, 2), last=9), 10)
+        await drain(world, "b", LEDGER)
+        await world.heal()
+        assert sorted((await world.metadata(LEDGER)).last_fragment.members) == sorted(names("a s t"))
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
 async def test_a_withdrawn_drain_changes_nothing_any_more() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
