@@ -63,7 +63,7 @@ class Referrer:
 
 
 def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
-    """Return the ledgers that must exist because of a node.
+    """Return the ledgers to which a node refers, with the location of their entries.
 
     The references of a shadow topic are left out: its source owns the ledgers, and may have deleted them.
 
@@ -110,12 +110,17 @@ def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> b
 def requires(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:
     """Return whether the ledger must exist because of a node with this content (None: no node).
 
+    A ledger without entries need not exist, nor one with entries in another storage.
+
     Raises:
         UndecodableNodeError: as ``refers``.
     """
     if data is DENIED:
         raise UndecodableNodeError(DENIED.value)
-    return data is not None and any(each.ledger_id == ledger_id for each in references_of(referrer.kind, data))
+    return data is not None and any(
+        each.ledger_id == ledger_id and each.copy is Copy.BOOKKEEPER and not each.is_empty
+        for each in references_of(referrer.kind, data)
+    )
 
 
 def referrers_of(root: str, owner: Owner) -> Sequence[Referrer]:

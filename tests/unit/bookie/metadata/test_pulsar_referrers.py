@@ -72,6 +72,12 @@ def test_a_shadow_topic_requires_none_of_its_ledgers() -> None:
     assert (refers(topic, data, 1), requires(topic, data, 1), requires(topic, managed(1), 1)) == (True, False, True)
 
 
+def test_a_topic_requires_only_ledgers_with_entries_in_bookkeeper_alone() -> None:
+    topic, data = Referrer("", NodeKind.MANAGED_LEDGER, ML), managed(1, 2, 3, 4, offloaded=[2], copied=[3], empty=[4])
+    assert [number for number in range(1, 6) if refers(topic, data, number)] == [1, 2, 3, 4]
+    assert [number for number in range(1, 6) if requires(topic, data, number)] == [1]
+
+
 def test_the_compacted_ledger_of_a_cursor_in_a_ledger_is_not_known() -> None:
     assert ledger_with_reference("__compaction", cursor(3)) == 3
     assert ledger_with_reference("__compaction", cursor(compacted=3)) is None

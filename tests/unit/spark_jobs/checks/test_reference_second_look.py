@@ -155,6 +155,17 @@ async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_n
     assert await place.look(lost(3)) == (Verdict.CHANGED, None)
 
 
+async def test_a_ledger_that_was_offloaded_or_is_empty_since_the_first_look_is_not_lost(place: Place) -> None:
+    path = f"/second/managed-ledgers/{ML}"
+    await put_node(place.store, path, managed(1))
+    assert await place.look(lost(1)) == (Verdict.LOST, None)
+    for data in (managed(1, offloaded=[1]), managed(1, copied=[1]), managed(1, empty=[1])):
+        await place.store.set(path, data, -1)
+        assert await place.look(lost(1)) == (Verdict.CHANGED, None)
+    await place.store.set(path, managed(1, 2, offloaded=[2]), -1)
+    assert await place.look(lost(1)) == (Verdict.LOST, None), "only another ledger of the topic was offloaded"
+
+
 async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(place: Place) -> None:
     shadow = "t/n/persistent/a-partition-0"
     node, topic = f"/second/managed-ledgers/{shadow}", "/second/admin/partitioned-topics/t/n/persistent/a"
