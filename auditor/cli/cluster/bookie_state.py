@@ -2,13 +2,14 @@
 
 The server does not report which bookie it belongs to. So the change counts only after the bookie itself is registered
 as read-only. If it is not, the address is another bookie's, which is made writable again: a wrong address takes no
-bookie out of service. So is every other one if the beginning fails or is interrupted before the drains are recorded.
+bookie out of service. So is every other one if the beginning fails or is interrupted before the drains are recorded,
+except bookies that another command drains by now: that drain relies on their state.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.tasks import to_its_end
 
 if TYPE_CHECKING:
+    from bookie.metadata.bookies.drains import Drains
     from bookie.metadata.bookies.registration import Registrations
     from bookie.metadata.bookies.service_info import ServiceInfo
     from bookie.model.ids import BookieId
@@ -35,6 +37,7 @@ _PATH: Final = "/api/v1/bookie/state/readonly"
 async def with_read_only(
     servers: Mapping[BookieId, AdminClient],
     registrations: Registrations,
+    drains: Drains,
     clock: Clock,
     note: Callable[[str], None],
     begin: Callable[[], Coroutine[Any, Any, None]],
@@ -43,10 +46,12 @@ async def with_read_only(
 
     An error and a cancellation count alike. A request under way and ``begin`` are waited for: both have a deadline, and
     the state after a cancelled one is not known. If the outcome of ``begin`` is not known, the bookies stay read-only.
+    So does a bookie whose drain another command has recorded, and every bookie if the drains cannot be read.
 
     Args:
         servers: the HTTP server of each bookie.
         registrations: of the cluster.
+        drains: of the cluster.
         clock: for the time until a registration appears.
         note: receives sentences about bookies made writable again, or staying read-only.
         begin: records the drains.
@@ -56,7 +61,7 @@ async def with_read_only(
             ``_make_read_only``; no drain was begun.
         Exception: raised by ``begin``.
     """
-    asked: dict[str, AdminClient] = {}
+    asked: dict[BookieId, AdminClient] = {}
     is_kept = False
     try:
         for bookie, admin in servers.items():
@@ -73,13 +78,11 @@ async def with_read_only(
         raise
     finally:
         if asked and not is_kept:
-            _try_to_note(note, f"no drain was begun; the bookies at {', '.join(asked)} are made writable again")
-            for sentence in await to_its_end(_all_writable(asked.values())):
-                _try_to_note(note, sentence)
+            await to_its_end(_undo(asked, registrations, drains, note))
 
 
 async def _make_read_only(
-    admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock, asked: dict[str, AdminClient]
+    admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock, asked: dict[BookieId, AdminClient]
 ) -> None:
     """Return after ``bookie`` is registered as read-only; at once if it is not registered as writable.
 
@@ -95,7 +98,7 @@ async def _make_read_only(
     what = f"{bookie} is not made read-only, and no drain was begun"
     if await _state(admin, "GET", what):
         raise AdminRefusedError(f"{what}: the bookie at {admin.base} is read-only already, so it is another one")
-    asked[admin.base] = admin
+    asked[bookie] = admin
     await to_its_end(_state(admin, "PUT", what, is_read_only=True))
     end_s = clock.monotonic_s() + _REGISTERED_S
     while bookie not in (await registrations.list()).read_only:
@@ -121,9 +124,27 @@ def http_address(info: ServiceInfo | None) -> str:
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
-async def _all_writable(servers: Iterable[AdminClient]) -> list[str]:
-    """Make the bookies at these servers writable, at the same time; return a sentence about each."""
-    return await asyncio.gather(*map(_writable, servers))
+async def _undo(
+    asked: Mapping[BookieId, AdminClient], registrations: Registrations, drains: Drains, note: Callable[[str], None]
+) -> None:
+    """Make the bookies at these servers writable, at the same time, except those that another command drains.
+
+    If a bookie is registered as writable, its server is that of another bookie, which is made writable.
+    """
+    try:
+        drained = (await drains.current()).bookies - (await registrations.list()).writable
+    except BkhealError as error:
+        unknown = f"the drains cannot be read, so {', '.join(asked)} may stay read-only"
+        _try_to_note(note, f"no drain was begun; {unknown}: start again ({error})")
+        return
+    for bookie in sorted(asked.keys() & drained):
+        _try_to_note(note, f"a drain of {bookie} is recorded, so it stays read-only")
+    servers = [admin for bookie, admin in asked.items() if bookie not in drained]
+    if servers:
+        names = ", ".join(admin.base for admin in servers)
+        _try_to_note(note, f"no drain was begun; the bookies at {names} are made writable again")
+        for sentence in await asyncio.gather(*map(_writable, servers)):
+            _try_to_note(note, sentence)
 
 
 async def _writable(admin: AdminClient) -> str:

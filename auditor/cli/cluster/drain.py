@@ -97,7 +97,8 @@ def start(
     An Apache bookie does not support drains and stays as it is. While it is writable, replicators and our writers do
     not choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it read-only until
     the end of the drain; notes name the bookies concerned. With --bookie-http, this command makes it read-only through
-    its HTTP server. If this fails or is interrupted, nothing is begun, and the bookie is made writable again.
+    its HTTP server. If this fails or is interrupted, nothing is begun, and the bookie is made writable again, unless
+    another command drains it by then or the drains cannot be read.
 
     Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
     with a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks

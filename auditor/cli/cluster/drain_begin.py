@@ -82,6 +82,7 @@ class _Recording:
         """Ask, make Apache bookies read-only, and record the drains, unless others began or ended since ``seen``."""
         from auditor.operating.client import Actor
         from auditor.operating.drains import check_unchanged, record_change, record_drains, stay_as_they_are
+        from bookie.metadata.bookies.drains import Drains
 
         client, asked, bookies = self.client, self.asked, self.asked.bookies
         registrations, actor = client.ports.registrations, Actor(asked.by, "command")
@@ -99,7 +100,8 @@ class _Recording:
                 await record_change(client, actor, bookies)
                 self._is_noted = True
             begin = partial(record_drains, client, actor, bookies, seen)
-            await with_read_only(servers, registrations, client.ports.clock, print_note, begin)
+            drains = Drains(client.store, client.cluster.root)
+            await with_read_only(servers, registrations, drains, client.ports.clock, print_note, begin)
 
 
 async def _servers(

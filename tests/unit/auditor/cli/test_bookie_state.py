@@ -13,14 +13,17 @@ from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.bookie_state import with_read_only
 from auditor.cli.exit_codes import exit_code_of
+from bookie.metadata.bookies.drains import Drain, Drains, DrainsChangedError
 from bookie.metadata.bookies.registration import BookieState, Registrations, state_of
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from tests.worlds.admin_api import Asked, Reply, serving
 from tests.worlds.clocks import ManualClock
-from tests.worlds.cluster import MemoryCluster
+from tests.worlds.cluster import ROOT, MemoryCluster
 
 APACHE, OTHER = BookieId("apache:3181"), BookieId("other:3181")
 INFO = ServiceInfo((Endpoint(PROTOCOL_APACHE, "h", 3181, PROTOCOL_APACHE),))
@@ -60,13 +63,15 @@ async def asked_for(
     registrations: Registrations,
     begin: Callable[[], Awaitable[None]] = nothing,
     notes: list[str] | None = None,
+    drains: Drains | None = None,
 ) -> None:
     async def begun() -> None:
         await begin()
 
     async with AdminClient(RemoteSettings(url, timeout_s=20)) as admin:
         note = ([] if notes is None else notes).append
-        await with_read_only({APACHE: admin}, registrations, ManualClock(turns=2), note, begun)
+        found = Drains(MemoryStore(MemoryCell()), ROOT) if drains is None else drains
+        await with_read_only({APACHE: admin}, registrations, found, ManualClock(turns=2), note, begun)
 
 
 def changes_of(asked: list[Asked]) -> list[bool]:
@@ -128,8 +133,11 @@ async def test_a_bad_answer_names_the_bookie_and_the_address(reply: Reply, exit_
     assert [asked.method for asked in api.asked] == ["GET"]
 
 
-async def test_an_interruption_during_the_request_makes_the_bookie_writable_again() -> None:
-    registrations = await registrations_of()
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_an_interruption_during_the_request_makes_the_bookie_writable_again_unless_it_is_drained(
+    is_drained: bool,
+) -> None:
+    registrations, drains = await registrations_of(), Drains(MemoryStore(MemoryCell()), ROOT)
     bookies, is_asked, may_go_on = Bookies(registrations, APACHE), asyncio.Event(), threading.Event()
 
     def reply(asked: Asked) -> Reply:
@@ -140,17 +148,24 @@ async def test_an_interruption_during_the_request_makes_the_bookie_writable_agai
 
     notes: list[str] = []
     with serving(reply) as api:
-        starting = asyncio.ensure_future(asked_for(api.url, registrations, notes=notes))
+        starting = asyncio.ensure_future(asked_for(api.url, registrations, notes=notes, drains=drains))
         await is_asked.wait()
+        if is_drained:
+            await drains.start(Drain(APACHE, "other", 1))
         for _ in range(2):
             starting.cancel()
             await asyncio.sleep(0)
         may_go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await starting
-    assert changes_of(api.asked) == [True, False]
-    assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE
-    assert notes[-1] == f"the bookie at {api.url} is writable again"
+    assert changes_of(api.asked) == ([True] if is_drained else [True, False])
+    state = BookieState.READ_ONLY if is_drained else BookieState.WRITABLE
+    assert state_of(APACHE, await registrations.list()) is state
+    kept, undone = (
+        f"a drain of {APACHE} is recorded, so it stays read-only",
+        f"the bookie at {api.url} is writable again",
+    )
+    assert notes[-1] == (kept if is_drained else undone)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +187,52 @@ async def test_a_bookie_stays_read_only_only_if_its_drain_may_have_begun(error: 
         await asked_for(api.url, registrations, begin, notes)
     assert state_of(APACHE, await registrations.list()) is state
     assert any("start again" in note for note in notes) is (state is BookieState.READ_ONLY)
+
+
+@pytest.mark.parametrize(("drained", "state"), [(APACHE, BookieState.READ_ONLY), (OTHER, BookieState.WRITABLE)])
+async def test_a_bookie_that_another_command_drains_by_now_stays_read_only(
+    drained: BookieId, state: BookieState
+) -> None:
+    registrations, drains = await registrations_of(), Drains(MemoryStore(MemoryCell()), ROOT)
+
+    async def begin() -> None:
+        await drains.start(Drain(drained, "other", 1))
+        raise DrainsChangedError("another drain began")
+
+    notes: list[str] = []
+    with serving(Bookies(registrations, APACHE).reply) as api, pytest.raises(DrainsChangedError):
+        await asked_for(api.url, registrations, begin, notes, drains)
+    assert state_of(APACHE, await registrations.list()) is state
+    kept = f"a drain of {APACHE} is recorded, so it stays read-only"
+    assert (notes == [kept]) is (state is BookieState.READ_ONLY)
+
+
+async def test_another_bookie_at_a_wrong_address_does_not_stay_read_only_for_the_drain_of_the_named_one() -> None:
+    registrations, drains = await registrations_of(), Drains(MemoryStore(MemoryCell()), ROOT)
+    await drains.start(Drain(APACHE, "other", 1))
+    with serving(Bookies(registrations, OTHER).reply) as api, pytest.raises(BkhealError, match="another bookie"):
+        await asked_for(api.url, registrations, drains=drains)
+    assert state_of(OTHER, await registrations.list()) is BookieState.WRITABLE
+
+
+async def test_if_the_drains_cannot_be_read_the_bookie_stays_read_only() -> None:
+    async def refuse(operation: str, path: str) -> Fault | None:
+        raise StoreUnavailableError("no answer")
+
+    async def begin() -> None:
+        raise StoreUnavailableError("the session ended")
+
+    registrations, notes = await registrations_of(), list[str]()
+    drains = Drains(MemoryStore(MemoryCell(), fault_hook=refuse), ROOT)
+    with (
+        serving(Bookies(registrations, APACHE).reply) as api,
+        pytest.raises(StoreUnavailableError, match="the session ended"),
+    ):
+        await asked_for(api.url, registrations, begin, notes, drains)
+    assert changes_of(api.asked) == [True]
+    assert notes == [
+        f"no drain was begun; the drains cannot be read, so {APACHE} may stay read-only: start again (no answer)"
+    ]
 
 
 async def test_an_interruption_while_the_drain_is_recorded_does_not_make_its_bookie_writable() -> None:
@@ -204,6 +265,7 @@ async def test_a_closed_terminal_does_not_prevent_the_way_back() -> None:
 
     with serving(Bookies(registrations, APACHE).reply) as api:
         async with AdminClient(RemoteSettings(api.url, timeout_s=20)) as admin:
+            drains = Drains(MemoryStore(MemoryCell()), ROOT)
             with pytest.raises(StoreUnavailableError):
-                await with_read_only({APACHE: admin}, registrations, ManualClock(turns=2), note, begin)
+                await with_read_only({APACHE: admin}, registrations, drains, ManualClock(turns=2), note, begin)
     assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE

@@ -33,7 +33,7 @@ from bookie.metadata.tasks.changes import Changes
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from tests.worlds.admin_api import AdminApi, Asked, Reply, serving
-from tests.worlds.cluster import ROOT
+from tests.worlds.cluster import ROOT, service_info
 from tests.worlds.commands import CommandCluster
 from tests.worlds.ledgers import make_metadata, names
 
@@ -209,6 +209,34 @@ def test_if_one_of_two_bookies_cannot_be_made_read_only_the_other_is_made_writab
         assert [json.loads(asked.body)["readOnly"] for asked in http.asked if asked.method == "PUT"] == [True, False]
         assert f"note: the bookie at {http.url} is writable again" in done.stderr
         assert (world.drains(), world.is_read_only) == ([], False)
+
+
+def test_a_refused_drain_does_not_make_the_bookie_of_another_drain_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with drained(monkeypatch, is_open=True) as (world, http):
+        register, other = world._register, BookieId("e")
+        is_begun = False
+
+        async def add_another() -> None:
+            keeper = world.cluster.keeper
+            registrations = Registrations(keeper, await open_cluster(keeper, ROOT))
+            await registrations.register(other, service_info("e"), is_read_only=False, takeover_deadline_s=1)
+
+        async def begin_another() -> None:  # with two bookies of four, so a third one is refused
+            nonlocal is_begun
+            await register()
+            if not is_begun:
+                is_begun = True
+                drains = Drains(world.cluster.keeper, ROOT)
+                await drains.start(Drain(APACHE, "other", 1), Drain(other, "other", 1))
+
+        asyncio.run(add_another())
+        monkeypatch.setattr(world, "_register", begin_another)
+        done = call("d", "--wait", "--timeout", "0")
+        assert done.exit_code == 1
+        assert "there would be too few bookies" in done.stderr
+        assert "note: a drain of apache is recorded, so it stays read-only" in done.stderr
+        assert (world.drains(), world.is_read_only) == (["apache", "e"], True)
+        assert [asked.method for asked in http.asked] == ["GET", "PUT"]
 
 
 def test_the_change_is_recorded_before_a_bookie_is_made_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
