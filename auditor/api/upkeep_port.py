@@ -51,7 +51,7 @@ class Upkeep(Protocol):
         ...
 
     async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        """End the work with such keys wherever it is, and forget its results."""
+        """End the work with such keys wherever it is, and forget its results. Other work may call this."""
         ...
 
     async def progress(self) -> Document:

@@ -6,7 +6,7 @@ Not here: the data left on a bookie (``auditor.operating.drain_status``).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -181,8 +181,15 @@ async def record_drains(
     await Drains(client.store, client.cluster.root).start(*drains, seen=seen)
 
 
-async def start_drains(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> Document:
+async def start_drains(
+    client: ClusterClient,
+    actor: Actor,
+    bookies: Sequence[BookieId],
+    recording: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+) -> Document:
     """Check drains, record them, and mark the ledgers on the bookies. Idempotent.
+
+    Each attempt to record the drains is inside of ``recording()``.
 
     Raises:
         NotThereError, RefusedError: see ``check_and_record``; no drain was begun.
@@ -192,10 +199,11 @@ async def start_drains(client: ClusterClient, actor: Actor, bookies: Sequence[Bo
 
     async def record(seen: DrainListing | None) -> None:
         nonlocal is_noted
-        if not is_noted:
-            await record_change(client, actor, bookies)
-            is_noted = True
-        await record_drains(client, actor, bookies, seen)
+        async with recording():
+            if not is_noted:
+                await record_change(client, actor, bookies)
+                is_noted = True
+            await record_drains(client, actor, bookies, seen)
 
     await check_and_record(client, bookies, record)
     return await mark_drained(client, bookies)

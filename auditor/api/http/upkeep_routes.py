@@ -7,7 +7,9 @@ metadata is being read.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import web
@@ -45,6 +47,10 @@ class UpkeepRoutes:
 
     def __init__(self, upkeep: Upkeep) -> None:
         self._upkeep = upkeep
+        self._recording = asyncio.Lock()
+        """Held while drains are recorded or stopped, on the loop of the work: no drain is stopped half-recorded."""
+        self._marking: dict[Hashable, set[BookieId]] = {}
+        """Beginnings with recorded drains, by the keys of their works, each with the bookies that are still drained."""
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
@@ -187,22 +193,42 @@ class UpkeepRoutes:
         return await self._begin(_actor(call), bookies)
 
     async def _begin(self, actor: Actor, bookies: tuple[BookieId, ...]) -> web.Response:
+        key = (_DRAIN, bookies, actor)
+
+        @asynccontextmanager
+        async def recording() -> AsyncIterator[None]:
+            async with self._recording:
+                yield
+                self._marking[key] = set(bookies)
+
         async def work(client: ClusterClient) -> Document:
-            return await drains.start_drains(client, actor, bookies)
+            try:
+                return await drains.start_drains(client, actor, bookies, recording)
+            finally:
+                self._marking.pop(key, None)
 
         async def drained(client: ClusterClient) -> Hashable:
             return frozenset(await Drains(client.store, client.cluster.root).read())
 
-        return _answer("DrainStart", await self._upkeep.ask_long((_DRAIN, bookies, actor), work, drained))
+        return _answer("DrainStart", await self._upkeep.ask_long(key, work, drained))
 
     async def _stop_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
 
         def is_meant(key: Hashable) -> bool:
-            return isinstance(key, tuple) and key[:1] == (_DRAIN,) and bookie in key[1]
+            """Whether the work begins a drain of this bookie, and no other drain that it has recorded is left."""
+            is_of_bookie = isinstance(key, tuple) and key[:1] == (_DRAIN,) and bookie in key[1]
+            return is_of_bookie and self._marking.get(key, {bookie}) <= {bookie}
 
-        await self._upkeep.call_off(is_meant)
-        return _answer("DrainStop", await self._upkeep.ask(lambda client: drains.stop_drains(client, actor, (bookie,))))
+        async def work(client: ClusterClient) -> Document:
+            async with self._recording:
+                await self._upkeep.call_off(is_meant)
+                stopped = await drains.stop_drains(client, actor, (bookie,))
+                for left in self._marking.values():
+                    left.discard(bookie)
+            return stopped
+
+        return _answer("DrainStop", await self._upkeep.ask(work))
 
     async def _windows(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")

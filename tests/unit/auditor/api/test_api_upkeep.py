@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from auditor.operating import drains as operating_drains
 from auditor.operating.client import Actor, RefusedError
 from auditor.operating.drains import check_and_record, record_drains, start_drains
 from auditor.operating.limits import read_limits, set_limits
 from bookie.metadata.bookies.drains import Drain, DrainListing, Drains
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimitsStore, CopyProfile
@@ -24,9 +26,9 @@ from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
 from bookie.runtime.access.tokens import Role
 from tests.unit.auditor.api.test_api_http import good
-from tests.worlds.api import ApiWorld, running
+from tests.worlds.api import ApiWorld, Reply, running
 from tests.worlds.clocks import EPOCH_MS
-from tests.worlds.cluster import ROOT
+from tests.worlds.cluster import ROOT, service_info
 from tests.worlds.ledgers import make_metadata
 
 LETTERS = "/api/v1/dead-letters"
@@ -164,6 +166,93 @@ async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld) -> N
     assert await changes(world) == [("drain start", "c, d")]
     assert (await good(world, "DELETE", f"{path}/d")).json["stopped"] == ["d"]
     assert (await drains.read()).keys() == {"c"}
+
+
+class Beginning:
+    """A request to drain c and d, stopped before one of its steps until ``go_on`` is set."""
+
+    def __init__(self, world: ApiWorld, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        self.world = world
+        self.is_there, self.go_on = asyncio.Event(), asyncio.Event()
+        real = getattr(operating_drains, step)
+
+        async def stopped(*given: Any, **options: Any) -> Any:
+            self.is_there.set()
+            await self.go_on.wait()
+            return await real(*given, **options)
+
+        monkeypatch.setattr(operating_drains, step, stopped)
+
+    async def begin(self) -> asyncio.Task[Reply]:
+        """Send the request and return when it is at the step."""
+        keeper = self.world.upkeep.cluster.keeper
+        registrations = Registrations(keeper, await open_cluster(keeper, ROOT))
+        await registrations.register(BookieId("e"), service_info("e"), is_read_only=False, takeover_deadline_s=1)
+        async with self.world.upkeep.cluster.connected("") as client:
+            for ledger_id, bookie in ((10, "c"), (11, "d")):
+                await client.ports.ledgers.create(ledger_id, make_metadata((0, bookie), quorum=(1, 1), last=9))
+        request = self.world.operate("POST", "/api/v1/drains", json={"bookies": ["c", "d"]})
+        reply = asyncio.create_task(request)
+        await self.is_there.wait()
+        return reply
+
+    async def drained(self) -> list[str]:
+        return sorted(await Drains(self.world.upkeep.cluster.keeper, ROOT).read())
+
+
+async def test_a_drain_stopped_before_it_is_recorded_calls_the_beginning_of_all_off(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = Beginning(world, monkeypatch, "check_startable")
+    reply = await beginning.begin()
+    assert (await good(world, "DELETE", "/api/v1/drains/c")).json["stopped"] == []
+    assert ((await reply).status, (await reply).problem) == (409, "conflict")
+    assert (await beginning.drained(), await changes(world)) == ([], [])
+
+
+async def test_a_drain_stopped_while_ledgers_are_marked_leaves_the_others_to_be_marked(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = Beginning(world, monkeypatch, "holdings_of")
+    reply = await beginning.begin()
+    assert (await good(world, "DELETE", "/api/v1/drains/c")).json["stopped"] == ["c"]
+    beginning.go_on.set()
+    assert (await reply).status == 200, (await reply).json
+    assert await beginning.drained() == ["d"]
+    assert 11 in await world.upkeep.cluster.marked()
+
+
+async def test_a_drain_stopped_while_it_is_recorded_ends_and_the_others_are_marked(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = Beginning(world, monkeypatch, "record_drains")
+    reply = await beginning.begin()
+    ask, is_asked = world.upkeep.ask, asyncio.Event()
+
+    async def noted(work: Any) -> Any:
+        is_asked.set()
+        return await ask(work)
+
+    monkeypatch.setattr(world.upkeep, "ask", noted)
+    stopping = asyncio.create_task(good(world, "DELETE", "/api/v1/drains/c"))
+    await is_asked.wait()
+    beginning.go_on.set()
+    assert (await stopping).json["stopped"] == ["c"]
+    assert (await reply).status == 200, (await reply).json
+    assert await beginning.drained() == ["d"]
+    assert 11 in await world.upkeep.cluster.marked()
+
+
+async def test_after_every_drain_of_a_request_is_stopped_nothing_is_marked(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beginning = Beginning(world, monkeypatch, "holdings_of")
+    reply = await beginning.begin()
+    for bookie in ("c", "d"):
+        assert (await good(world, "DELETE", f"/api/v1/drains/{bookie}")).json["stopped"] == [bookie]
+    assert ((await reply).status, (await reply).problem) == (409, "conflict")
+    assert await beginning.drained() == []
+    assert await world.upkeep.cluster.marked() == [7, 8, 9]
 
 
 async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:

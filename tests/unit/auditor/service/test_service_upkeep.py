@@ -173,6 +173,25 @@ async def test_work_that_is_called_off_ends_and_its_results_are_forgotten() -> N
     assert await other == {}
 
 
+async def test_work_may_call_off_other_work_of_its_loop() -> None:
+    sessions = Sessions()
+    upkeep, loop, is_begun = UpkeepApart(sessions.open, ManualClock()), asyncio.get_running_loop(), asyncio.Event()
+
+    async def endless(client: ClusterClient) -> Document:
+        loop.call_soon_threadsafe(is_begun.set)
+        await asyncio.Event().wait()
+        return {}
+
+    try:
+        waiting = asyncio.create_task(upkeep.ask_long("endless", endless))
+        await is_begun.wait()
+        await upkeep.ask(lambda client: upkeep.call_off(lambda key: key == "endless"))
+        with pytest.raises(CalledOffError):
+            await waiting
+    finally:
+        await upkeep.close()
+
+
 async def test_too_much_long_work_is_refused() -> None:
     long = LongWork(ManualClock(), patience_s=0.001)
 
