@@ -64,7 +64,8 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
     """Return the smallest number of copies left of any repairable entry.
 
     A registered member has a copy, unless the task names the member: then the bookie lost its copies, and may have
-    returned without them. A draining bookie is named as well, but has its copies.
+    returned without them. A draining bookie is named as well, but has its copies. A bookie that a fragment names twice
+    has one copy.
 
     Args:
         ledger: its metadata; None if it was deleted.
@@ -189,11 +190,16 @@ def _key(c: Candidate, rng: random.Random) -> _Key:
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:
     stripe = metadata.stripe
     for index, fragment in enumerate(metadata.fragments):
-        is_live = [member in live for member in fragment.members]
+        members = fragment.members
+        is_live = [member in live for member in members]
         if all(is_live):
             continue
+        has_duplicates = len(set(members)) < len(members)
         last = metadata.fragment_last_entry_id(index)
         for start in stripe.starts(fragment.first_entry_id, last):
-            copies = sum(is_live[position] for position in stripe.write_set(start))
+            write_set = stripe.write_set(start)
+            copies = sum(is_live[position] for position in write_set)
             if copies < stripe.write_quorum:
+                if has_duplicates:
+                    copies = len({members[position] for position in write_set if is_live[position]})
                 yield copies

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -548,14 +549,15 @@ def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
     return min(before[0], now[0]), max(before[1], now[1])
 
 
-def copies_left(metadata: LedgerMetadata, live: Collection[BookieId], least: int = 1) -> int:
+def copies_left(metadata: LedgerMetadata, live: AbstractSet[BookieId], least: int = 1) -> int:
     """Return the copies left of the short entry with the fewest, ignoring entries with less than ``least`` copies."""
     fewest = NOTHING_SHORT
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
         for start in metadata.stripe.starts(fragment.first_entry_id, last):
-            count = sum(fragment.members[position] in live for position in metadata.stripe.write_set(start))
-            if least <= count < metadata.write_quorum:
+            holders = {fragment.members[position] for position in metadata.stripe.write_set(start)}
+            count = len(holders & live)
+            if count < len(holders) and count >= least:
                 fewest = min(fewest, count)
     return fewest
 

@@ -119,6 +119,26 @@ def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
     assert rank(Versioned(LedgerId(1), metadata, 0), names(named), bookies) == expected
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ("a c b", 2),
+        ("a a b", 1),
+        ("a b a", 1),
+        ("a a a", NOTHING_LOST),
+        ("b b b", NO_COPY_LEFT),
+        ("c a a d b", 2),
+        ("a a c d b", 1),  # the entries on b, a and a
+        ("c a a a d b e", 2),  # no position of the entries on a alone is missing
+    ],
+)
+def test_a_bookie_that_a_fragment_names_twice_has_one_copy(members: str, expected: int) -> None:
+    ensemble = names(members)
+    metadata = LedgerMetadata(len(ensemble), 3, 2, (Fragment(EntryId(0), ensemble),)).closed(EntryId(99), 100)
+    bookies = Bookies(name_set("a c d e"), frozenset())
+    assert rank(Versioned(LedgerId(1), metadata, 0), names("b"), bookies) == expected
+
+
 def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> None:
     fragments = (Fragment(EntryId(0), names("a b")), Fragment(EntryId(10), names("c d")))
     metadata = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(19), 100)
