@@ -18,9 +18,8 @@ S rules are defined in docs/invariants.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from bookie.client.held_entries import HeldEntries
@@ -372,7 +371,8 @@ def lost_fragments(
         fragment = metadata.fragments[index]
         first, members = fragment.first_entry_id, fragment.members
         lost: set[int] = set()
-        for begin, end in _stretches([held[member] for member in members if member in held], first, last):
+        lists = [held[member] for member in dict.fromkeys(members) if member in held]
+        for begin, end in stripe.stretches(lists, first, last):
             lacks = [member in gone or (member in held and begin not in held[member]) for member in members]
             for start in stripe.starts(begin, end):
                 write_set = stripe.write_set(start)
@@ -397,18 +397,6 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
         if last is None or (not metadata.is_closed and index >= len(metadata.fragments) - 2):
             continue
         yield index, last if metadata.last_entry_id is None else min(last, metadata.last_entry_id)
-
-
-def _stretches(held: Iterable[EntryRuns], first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
-    """The fragment, cut at the start and the end of each run of entries held by a bookie."""
-    if last < first:
-        return
-    cuts = {int(first), last + 1}
-    for entries in held:
-        for begin, end in entries.within(first, last):
-            cuts.update((begin, end + 1))
-    for begin, following in pairwise(sorted(cuts)):
-        yield EntryId(begin), EntryId(following - 1)
 
 
 def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:

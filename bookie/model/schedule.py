@@ -8,8 +8,10 @@ except ``Stripe.entries``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
@@ -103,3 +105,36 @@ class Stripe:
         for entry_id in range(first, last + 1):
             if self.stores(position, entry_id):
                 yield EntryId(entry_id)
+
+    def stretches(self, lists: Iterable[EntryRuns], first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield stretches in which no list changes. Together they have each kind of entry of ``first..last``.
+
+        Entries are of the same kind if they have the same write set and are in the same lists. Between the ends of
+        groups, all lists are periodic, so the first period has each kind, and the rest is left out. The number of
+        stretches depends on the number of groups, and not on the number of runs.
+        """
+        if last < first:
+            return
+        parts = [list(entries.groups_within(first, last)) for entries in lists]
+        ends = ((group.first, group.last) for groups in parts for group in groups)
+        for begin, end in _cut(first, last, ends):
+            groups = [group for groups in parts for group in _at(groups, begin)]
+            period = math.lcm(self.ensemble_size, *(group.period or 1 for group in groups))
+            end = min(end, begin + period - 1)
+            runs = (run for group in groups for part in group.within(begin, end) for run in part.runs())
+            yield from _cut(begin, end, runs)
+
+
+def _cut(first: int, last: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ``first..last``, cut at the start and at the end of each run."""
+    cuts = {first, last + 1}
+    for begin, end in runs:
+        cuts.update(cut for cut in (begin, end + 1) if first < cut <= last)
+    for begin, following in pairwise(sorted(cuts)):
+        yield begin, following - 1
+
+
+def _at(groups: Sequence[RunGroup], entry_id: int) -> Sequence[RunGroup]:
+    """Return the group with the entry between its first and its last, if there is one."""
+    index = bisect_right(groups, entry_id, key=lambda group: group.first) - 1
+    return groups[index : index + 1] if index >= 0 and entry_id <= groups[index].last else ()

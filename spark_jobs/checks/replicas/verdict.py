@@ -9,14 +9,11 @@ holder to deny the entry (S13).
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
-from bookie.model.availability import EntryRuns, RunGroup
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
@@ -145,7 +142,8 @@ class _Fragment:
         """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
         members = self.fragment.members
         has_duplicates = len(set(members)) < len(members)
-        for first, last in self._stretches(lacks):
+        lists = [self.holdings[bookie].entries for bookie in dict.fromkeys(members[position] for position in lacks)]
+        for first, last in self._stripe.stretches(lists, self.fragment.first, self.fragment.last):
             # A sure bookie that lacks nothing has all entries of its position.
             listed = [
                 first in self._of(position).entries if position in lacks else self._of(position).is_sure
@@ -168,23 +166,6 @@ class _Fragment:
         holdings = self._of(position)
         return holdings.is_registered and not holdings.is_sure
 
-    def _stretches(self, lacks: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield stretches in which no list of a bookie that lacks entries changes.
-
-        Between the ends of groups, all lists are periodic, so the first period shows each kind of entry. The number of
-        stretches depends on the number of groups, and not on the number of runs.
-        """
-        first, last = self.fragment.first, self.fragment.last
-        bookies = dict.fromkeys(self.fragment.members[position] for position in lacks)
-        lists = [list(self.holdings[bookie].entries.groups_within(first, last)) for bookie in bookies]
-        ends = ((group.first, group.last) for groups in lists for group in groups)
-        for begin, end in _cut(first, last, ends):
-            groups = [group for groups in lists for group in _at(groups, begin)]
-            period = math.lcm(self._size, *(group.period or 1 for group in groups))
-            end = min(end, begin + period - 1)
-            runs = (run for group in groups for part in group.within(begin, end) for run in part.runs())
-            yield from _cut(begin, end, runs)
-
     def _level(self, absent: int, copies: int) -> tuple[int, Severity]:
         if absent == self.ledger.write_quorum:
             return 0, Severity.LOST
@@ -200,18 +181,3 @@ class _Fragment:
         what = "has damaged copies of" if self._of(position).is_damaged else "lacks"
         first = self._first_absent(position)
         return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}"
-
-
-def _cut(first: int, last: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ``first..last``, cut at the start and at the end of each run."""
-    cuts = {first, last + 1}
-    for begin, end in runs:
-        cuts.update(cut for cut in (begin, end + 1) if first < cut <= last)
-    for begin, following in pairwise(sorted(cuts)):
-        yield begin, following - 1
-
-
-def _at(groups: Sequence[RunGroup], entry_id: int) -> Sequence[RunGroup]:
-    """Return the group with the entry between its first and its last, if there is one."""
-    index = bisect_right(groups, entry_id, key=lambda group: group.first) - 1
-    return groups[index : index + 1] if index >= 0 and entry_id <= groups[index].last else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 import pytest
@@ -13,8 +14,9 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.decisions import Decisions, Denial, LostFragment
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.schedule import Stripe
 from bookie.wire.port import ListReply, Status
 from spark_jobs.checks.replicas.asking import Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
@@ -138,23 +140,31 @@ async def test_the_task_stays_for_a_bookie_that_lacks_what_others_hold() -> None
         assert await world.task(LEDGER) is not None
 
 
+@st.composite
+def _denied(draw: st.DrawFn) -> set[int]:
+    """Entries at regular distances, with up to eight more or fewer."""
+    period, size, shift = draw(st.integers(1, 6)), draw(st.integers(0, 6)), draw(st.integers(0, 5))
+    regular = {entry for entry in range(draw(st.integers(0, 40))) if (entry + shift) % period < size}
+    return regular ^ draw(st.sets(st.integers(0, 39), max_size=8))
+
+
 @given(
     gone=st.sets(st.sampled_from("abcd"), max_size=3),
-    lacking=st.dictionaries(st.sampled_from("abcd"), st.sets(st.integers(0, 11), max_size=8), max_size=4),
-    first=st.integers(0, 6),
+    lacking=st.dictionaries(st.sampled_from("abcd"), _denied(), max_size=4),
+    first=st.integers(0, 16),
     quorum=st.integers(1, 4),
 )
 def test_lost_positions_are_those_of_entries_without_any_copy(
     gone: set[str], lacking: dict[str, set[int]], first: int, quorum: int
 ) -> None:
-    metadata = make_metadata((0, "a b c d"), *([(first, "b a d c")] if first else []), quorum=(quorum, 1), last=11)
+    metadata = make_metadata((0, "a b c d"), *([(first, "b a d c")] if first else []), quorum=(quorum, 1), last=39)
     held = {
-        BookieId(bookie): EntryRuns.of(entry for entry in range(12) if entry not in lacking[bookie])
+        BookieId(bookie): EntryRuns.of(entry for entry in range(40) if entry not in lacking[bookie])
         for bookie in lacking
         if bookie not in gone
     }
     expected: dict[int, set[int]] = {}
-    for entry in range(12):
+    for entry in range(40):
         fragment = metadata.fragments[metadata.fragment_index(EntryId(entry))]
         where = metadata.stripe.write_set(entry)
         copies = [
@@ -173,6 +183,23 @@ def test_lost_positions_are_those_of_entries_without_any_copy(
         assert part.bookies == tuple(members[position] for position in part.positions)
         assert gone.issuperset(part.bookies)
         assert gone.isdisjoint(denial.bookie for denial in part.denials)
+
+
+def test_the_cost_of_a_striped_ledger_does_not_grow_with_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = make_metadata((0, "a b c"), quorum=(2, 2), last=29_999)
+    entry, steps, real = EntryRuns.of([15_000]), 0, RunGroup.runs
+
+    def counted(group: RunGroup) -> Iterator[tuple[int, int]]:
+        nonlocal steps
+        for run in real(group):
+            steps += 1
+            yield run
+
+    held = {BookieId(bookie): Stripe(3, 2).runs(place, 0, 29_999).without(entry) for place, bookie in enumerate("abc")}
+    monkeypatch.setattr(RunGroup, "runs", counted)
+    (lost,) = lost_fragments(metadata, frozenset(), held)
+    assert lost.denials == (Denial(0, BookieId("a"), 1), Denial(1, BookieId("b"), 1))
+    assert steps < 50
 
 
 @pytest.mark.parametrize("fault", list(Fault))

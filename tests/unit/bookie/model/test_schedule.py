@@ -126,3 +126,33 @@ def test_huge_ranges_cost_no_more_than_small_ones() -> None:
     assert Stripe(4, 1).last_entry(3, 0, last) == last - 1
     assert Stripe(4, 1).starts(0, last) == {0, 1, 2, 3}
     assert len(Stripe(4, 2).runs(1, 0, last).groups) <= 3
+
+
+@st.composite
+def lists_of_entries(draw: st.DrawFn) -> set[int]:
+    """Entries as a bookie of a striped ledger has them in a part of the ledger, with up to two more or fewer."""
+    period, size, shift = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.integers(0, 7))
+    start, count = draw(st.integers(0, 30)), draw(st.integers(0, 90))
+    striped = {entry for entry in range(start, start + count) if (entry + shift) % period < size}
+    return striped ^ draw(st.sets(st.integers(0, 120), max_size=2))
+
+
+@given(st.integers(1, 5), st.lists(lists_of_entries(), max_size=3), st.integers(0, 40), st.integers(-2, 90))
+def test_stretches_have_each_kind_of_entry(ensemble_size: int, lists: list[set[int]], first: int, more: int) -> None:
+    def kind(entry: int) -> tuple[int, ...]:
+        return entry % ensemble_size, *(entry in each for each in lists)
+
+    runs = [EntryRuns.of(sorted(each)) for each in lists]
+    found = list(Stripe(ensemble_size, 1).stretches(runs, first, first + more))
+    shown = [entry for begin, end in found for entry in range(begin, end + 1)]
+    assert shown == sorted(set(shown))
+    assert set(shown) <= set(range(first, first + more + 1))
+    assert {kind(entry) for entry in shown} == {kind(entry) for entry in range(first, first + more + 1)}
+    assert all(kind(entry)[1:] == kind(begin)[1:] for begin, end in found for entry in range(begin, end + 1))
+
+
+def test_the_number_of_stretches_does_not_grow_with_the_entries() -> None:
+    stripe, last = Stripe(5, 3), (1 << 62) - 1
+    lists = [stripe.runs(position, 0, last) for position in range(5)]
+    lists[0] = lists[0].without(EntryRuns.of([last // 2 - last // 2 % 5]))
+    assert len(list(stripe.stretches(lists, 0, last))) < 50
