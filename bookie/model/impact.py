@@ -71,16 +71,27 @@ def effect_of(component: Component, role: SystemRole | None, *, is_closed: bool)
             return Effect.UNKNOWN
 
 
-def is_unrecoverable(*, is_open_end: bool, copies_min: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Return whether too few bookies of a write set are left to determine the end of an open ledger.
+def is_unrecoverable(
+    *, is_open_end: bool, copies_min: int, missing_positions: int, write_quorum: int, ack_quorum: int
+) -> bool:
+    """Return whether too few positions of a write set are left to determine the end of an open ledger.
 
-    docs/formats.md#coverage: fewer than the ack quorum of each write set may be unknown.
+    docs/formats.md#coverage: fewer than the ack quorum of each write set may be unknown. A bookie that the fragment
+    names twice has one copy, but answers for two positions. So the missing positions are a second bound of their number
+    in a write set.
+
+    Args:
+        is_open_end: whether the fragment is the last one of a ledger that is not closed.
+        copies_min: number of copies of the entry with the fewest.
+        missing_positions: number of positions of the fragment without a registered bookie, or with a draining one.
+        write_quorum: Qw.
+        ack_quorum: Qa.
     """
-    return is_open_end and write_quorum - copies_min >= ack_quorum
+    return is_open_end and min(write_quorum - copies_min, missing_positions) >= ack_quorum
 
 
 def standing_of(severity: Severity, *, is_end_unknown: bool) -> Standing:
     """Return whether the effect of a finding is present. For ``is_end_unknown`` see ``is_unrecoverable``."""
-    if severity <= Severity.NO_LIVE_COPY or is_end_unknown:
-        return Standing.NOW
-    return Standing.AT_RISK if severity <= Severity.BELOW_WRITE_QUORUM else Standing.NONE
+    if severity > Severity.BELOW_WRITE_QUORUM:
+        return Standing.NONE
+    return Standing.NOW if severity <= Severity.NO_LIVE_COPY or is_end_unknown else Standing.AT_RISK

@@ -50,10 +50,13 @@ _LEFT_OUT: Final = pa.array(
     ]
 )
 _NUMBERS: Final = ("severity_rank", "copies_min", "write_quorum", "ack_quorum")
-_COLUMNS: Final = ("kind", "ledger_id", "state", "is_last_fragment", "bytes_estimate", *_NUMBERS, *OWNER_COLUMNS)
+_COLUMNS: Final = (
+    *("kind", "ledger_id", "state", "is_last_fragment", "missing_positions", "bytes_estimate"),
+    *(*_NUMBERS, *OWNER_COLUMNS),
+)
 _SIZE: Final = pa.decimal128(38, 0)
 """For sums of bytes: damaged lengths of ledgers can give more than 64 bits."""
-_KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", *_NUMBERS[1:])
+_KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", "missing_count", *_NUMBERS[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class _Groups:
             "is_last_fragment",
             pc.fill_null(found["is_last_fragment"], False),
         )
+        found = found.append_column("missing_count", pc.list_value_length(found["missing_positions"]))
         column = found.column_names.index("bytes_estimate")
         found = found.set_column(column, "bytes_estimate", found["bytes_estimate"].cast(_SIZE))
         counted: set[tuple[Any, ...]] = set()
@@ -206,12 +210,13 @@ def _row_key(group: dict[str, Any]) -> tuple[Any, ...]:
         return _UNNAMED
     severity = Severity(group["severity_rank"])
     component = _COMPONENTS.get(group["component"], Component.UNKNOWN)
-    quorums = group["copies_min"], group["write_quorum"], group["ack_quorum"]
-    is_end_unknown = None not in quorums and is_unrecoverable(
+    numbers = group["copies_min"], group["missing_count"], group["write_quorum"], group["ack_quorum"]
+    is_end_unknown = None not in numbers and is_unrecoverable(
         is_open_end=group["is_last_fragment"] and not group["is_closed"],
-        copies_min=quorums[0],
-        write_quorum=quorums[1],
-        ack_quorum=quorums[2],
+        copies_min=numbers[0],
+        missing_positions=numbers[1],
+        write_quorum=numbers[2],
+        ack_quorum=numbers[3],
     )
     role = system_role(group["namespace"], group["topic"])
     return (

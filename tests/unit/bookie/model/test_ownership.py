@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.model.coverage import is_covered
 from bookie.model.impact import Effect, Standing, effect_of, is_unrecoverable, standing_of
 from bookie.model.ownership import (
     NAME_BYTES_MAX,
@@ -23,7 +24,8 @@ from bookie.model.ownership import (
     system_role,
     topic_of_managed_ledger,
 )
-from bookie.model.severity import Severity
+from bookie.model.schedule import Stripe
+from bookie.model.severity import Severity, fragment_health
 
 ORDERS = Topic("shop", "shop/eu", "persistent://shop/eu/orders")
 
@@ -188,15 +190,53 @@ def test_the_effect_of_a_ledger_follows_from_its_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "write_quorum", "ack_quorum", "expected"),
-    [(1, 2, 2, False), (0, 2, 2, True), (1, 3, 2, True), (2, 3, 2, False), (1, 2, 1, True)],
+    ("copies", "missing", "write_quorum", "ack_quorum", "expected"),
+    [
+        (1, 1, 2, 2, False),
+        (0, 2, 2, 2, True),
+        (1, 2, 3, 2, True),
+        (2, 1, 3, 2, False),
+        (1, 1, 2, 1, True),
+        (1, 1, 3, 2, False),  # the bookie with the copy answers for two positions
+        (2, 3, 3, 2, False),  # the write sets lack one position each
+    ],
 )
 def test_an_open_ledger_needs_a_quorum_of_each_write_set(
-    copies: int, write_quorum: int, ack_quorum: int, expected: bool
+    copies: int, missing: int, write_quorum: int, ack_quorum: int, expected: bool
 ) -> None:
-    quorums = {"copies_min": copies, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
-    assert is_unrecoverable(is_open_end=True, **quorums) is expected
-    assert not is_unrecoverable(is_open_end=False, **quorums)
+    def is_unknown(*, is_open_end: bool) -> bool:
+        return is_unrecoverable(
+            is_open_end=is_open_end,
+            copies_min=copies,
+            missing_positions=missing,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+        )
+
+    assert is_unknown(is_open_end=True) is expected
+    assert not is_unknown(is_open_end=False)
+
+
+@given(st.data())
+def test_the_end_of_an_open_ledger_is_unknown_if_a_recovery_cannot_be_covered(data: st.DataObject) -> None:
+    members = data.draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6))
+    lost = data.draw(st.sets(st.sampled_from("abcdef"), max_size=3))
+    write_quorum = data.draw(st.integers(1, len(members)))
+    ack_quorum = data.draw(st.integers(1, write_quorum))
+    is_live = [member not in lost for member in members]
+    health = fragment_health(is_live, write_quorum, ack_quorum, 0, None, members=members)
+    is_unknown = is_unrecoverable(
+        is_open_end=True,
+        copies_min=health.copies_min,
+        missing_positions=len(health.missing_positions),
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+    )
+    known = [position for position, live in enumerate(is_live) if live]
+    if not is_covered(known, Stripe(len(members), write_quorum), ack_quorum):
+        assert is_unknown
+    elif write_quorum == len(members) or len(set(members)) == len(members):
+        assert not is_unknown
 
 
 def test_only_missing_copies_put_a_topic_at_risk() -> None:
@@ -206,3 +246,4 @@ def test_only_missing_copies_put_a_topic_at_risk() -> None:
     assert now == {Severity.LOST, Severity.NO_LIVE_COPY}
     assert none == {Severity.METADATA_ONLY, Severity.MISPLACED, Severity.DRAIN}
     assert standing_of(Severity.CRITICAL, is_end_unknown=True) is Standing.NOW
+    assert standing_of(Severity.DRAIN, is_end_unknown=True) is Standing.NONE, "a draining bookie answers"

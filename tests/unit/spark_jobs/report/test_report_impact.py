@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         *((name, pa.int32()) for name in ("fragment_index", "severity_rank", "copies_min")),
         *((name, pa.int32()) for name in ("write_quorum", "ack_quorum")),
         ("is_last_fragment", pa.bool_()),
+        ("missing_positions", pa.list_(pa.int32())),
         ("missing", pa.list_(pa.string())),
         *((name, pa.string()) for name in ("tenant", "namespace", "topic", "component", "subscription")),
     ]
@@ -50,6 +51,7 @@ def finding(
         "fragment_index": 0,
         "state": "CLOSED",
         "is_last_fragment": True,
+        "missing_positions": [0],
         "severity": None if severity is None else severity.label,
         "severity_rank": None if severity is None else severity.value,
         "copies_min": 1,
@@ -104,8 +106,9 @@ def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) ->
         finding(3, "__transaction_log_1", Severity.CRITICAL),
         finding(4, "__change_events", Severity.CRITICAL),
         finding(5, "c", Severity.CRITICAL, state="OPEN"),
-        finding(6, "d", Severity.CRITICAL, state="OPEN", write_quorum=3),
+        finding(6, "d", Severity.CRITICAL, state="OPEN", write_quorum=3, missing_positions=[1, 2]),
         finding(7, "e", Severity.METADATA_ONLY, state="OPEN"),
+        finding(8, "f", Severity.CRITICAL, state="OPEN", write_quorum=3, missing_positions=[2]),
     ]
     impact = read_impact(written(tmp_path, rows), RUN)
     assert [(row.topic.rpartition("/")[2], row.effect, row.standing) for row in impact.topics] == [
@@ -114,6 +117,7 @@ def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) ->
         ("__change_events", Effect.NAMESPACE_DOWN, Standing.AT_RISK),
         ("__transaction_log_1", Effect.SYSTEM_DOWN, Standing.AT_RISK),
         ("c", Effect.TOPIC_DOWN, Standing.AT_RISK),
+        ("f", Effect.TOPIC_DOWN, Standing.AT_RISK),  # its bookie with two positions answers for both
         ("a", Effect.READS_STOP, Standing.AT_RISK),
         ("e", Effect.TOPIC_DOWN, Standing.NONE),
     ]
