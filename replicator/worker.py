@@ -48,7 +48,7 @@ from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, EventSink, Load, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,11 @@ class Worker:
         """Look at the tasks once, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
+            self._events.tasks_listed(Outlook())  # others may have ended the tasks since
             await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
+            now = self._ports.store.session
+            if now.is_connected and now.epoch == session.epoch:
+                self._events.tasks_listed(self._queue.outlook)
             return None
         await self._wait_for_work()
         if self._stop.is_set():
@@ -235,6 +239,7 @@ class Worker:
                 _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
                 return RunEnd.UNSETTLED
             self._note_allowed(_TASKS)
+            self._events.tasks_listed(Outlook())
             await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
             self._queue.note_change()  # the tasks were not watched since
             return None

@@ -51,7 +51,7 @@ _TASKS = Row(
     (
         Panel(
             "Tasks of the cluster by state",
-            "As a replicator listed them last. Each task is in one state.",
+            "As a replicator listed them last. Each task is in one state. All are 0 while no replicator looks.",
             {"{{state}}": f"max by (state) (bkheal_replicator_listed_tasks{{{_OURS}}})"},
             is_stacked=True,
         ),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replicator.telemetry.events import Ending
+from replicator.telemetry.events import Ending, Outlook
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -69,6 +70,48 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         assert running.recorder.endings() == []
         await world.tasks.switches.enable()
         await until(world.is_clean, seconds=SOON_S)
+        await running.stop()
+
+
+async def interrupted(_: RepairWorld, running: Running) -> None:
+    running.store.suspend()
+
+
+async def expired(_: RepairWorld, running: Running) -> None:
+    running.store.expire()
+
+
+async def reconnected(_: RepairWorld, running: Running) -> None:
+    running.store.resume()
+
+
+async def disabled(world: RepairWorld, _: Running) -> None:
+    await world.tasks.switches.disable()
+    await world.register("a", is_read_only=True)  # a changed bookie makes the worker look
+
+
+async def enabled(world: RepairWorld, _: Running) -> None:
+    await world.tasks.switches.enable()
+
+
+Change = Callable[[RepairWorld, Running], Awaitable[None]]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(interrupted, reconnected), (expired, reconnected), (disabled, enabled)])
+@in_virtual_time
+async def test_a_worker_that_cannot_look_shows_no_tasks(begin: Change, end: Change) -> None:
+    """Other workers may end the tasks meanwhile, and an alert takes the maximum over workers."""
+    async with a_world("a b") as world:
+        await a_loss(world)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = await an_idle_worker(world)
+        assert running.recorder.outlook == Outlook(parked=1)
+        await begin(world, running)
+        await asyncio.sleep(600)
+        assert running.recorder.outlook == Outlook()
+        await end(world, running)
+        await asyncio.sleep(10)
+        assert running.recorder.outlook == Outlook(parked=1)
         await running.stop()
 
 
