@@ -232,9 +232,10 @@ _REPAIR = Row(
         ),
         Panel(
             "From loss to mark",
-            "From a bookie first seen down to its ledgers marked; contains the lost-bookie delay.",
+            "From a bookie first seen down to its ledgers marked, mean of a day; contains the lost-bookie delay.",
             {
-                **percentiles("bkheal_time_to_detect_seconds", window="1d"),
+                "mean": "sum(rate(bkheal_time_to_detect_seconds_sum{<>}[1d]))"
+                " / sum(rate(bkheal_time_to_detect_seconds_count{<>}[1d]))",
                 "lost-bookie delay": "max(bkheal_lost_bookie_delay_seconds{<>})",
             },
             "s",

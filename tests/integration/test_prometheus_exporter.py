@@ -40,7 +40,8 @@ SUM = "cluster:bkheal_underreplicated_ledgers:sum"
 DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
 DETECTED = "sum(bkheal_time_to_detect_seconds_count)"
-AT_ONCE = {"detect_slack_seconds": 0}
+AT_ONCE = {"detect_slack_seconds": -1}
+"""A loss that is marked before the exporter sees it takes 0 s."""
 ELSEWHERE = BookieId("x1:1")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
 
