@@ -27,6 +27,8 @@ RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
 AUDITOR: Final = "https://bkheal.example"
 """The address of the auditors of these tests, for browsers."""
 ANY_RELEASE: Final = 'namespace=~".*"'
+SCOPE: Final = "cluster, namespace"
+"""The labels that processes of one cluster share, if the cluster has no name."""
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
 """Labels added by a scrape."""
 _USE: Final = re.compile(r"(?<![:\w])(bkheal_\w+)(?::|(\{[^}]*\})?)")
@@ -43,7 +45,11 @@ def thresholds() -> Mapping[str, object]:
 
 
 def filled_in(
-    text: str, changed: Mapping[str, object] | None = None, selector: str = "", own: str = ANY_RELEASE
+    text: str,
+    changed: Mapping[str, object] | None = None,
+    selector: str = "",
+    own: str = ANY_RELEASE,
+    scope: str = SCOPE,
 ) -> str:
     """Return a rules file as the chart makes it; ``changed`` replaces thresholds."""
     values = {
@@ -51,6 +57,7 @@ def filled_in(
         "runbook_base": RUNBOOK,
         "public_url": AUDITOR,
         "selector": selector,
+        "scope": scope,
         "own": own,
         **(changed or {}),
     }
@@ -58,9 +65,9 @@ def filled_in(
 
 
 @functools.cache
-def groups(own: str = ANY_RELEASE) -> list[dict[str, Any]]:
+def groups(own: str = ANY_RELEASE, scope: str = SCOPE, selector: str = "") -> list[dict[str, Any]]:
     """The groups of all files, with the chart's defaults; ``own`` is the matcher of the release."""
-    texts = [filled_in(path.read_text(), own=own) for path in RULE_FILES]
+    texts = [filled_in(path.read_text(), own=own, scope=scope, selector=selector) for path in RULE_FILES]
     return [group for text in texts for group in yaml.load(text, yaml.CSafeLoader)["groups"]]
 
 

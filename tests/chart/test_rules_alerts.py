@@ -13,7 +13,7 @@ import yaml
 
 from auditor.metrics.catalog import CATALOG
 from tests.chart.rendering import NAMESPACE, render
-from tests.chart.rule_files import AUDITOR, RUNBOOK, alerts, groups, promtool, recorded_in, write_rules
+from tests.chart.rule_files import AUDITOR, RUNBOOK, SCOPE, alerts, groups, promtool, recorded_in, rules, write_rules
 from tests.required import missing
 
 OF_LEADER = {one.name for one in CATALOG["auditor"] if one.is_leader_only}
@@ -27,6 +27,16 @@ IMMEDIATE = {
 }
 """All other alerts must hold for some time."""
 TARGET = {"cluster": "eu", "namespace": "bk"}
+APART = {"cluster": "eu", "namespace": "repair"}
+"""The target of replicators in a namespace of their own."""
+JOINED = {
+    "BkhealBacklogNotShrinking": TARGET,
+    "BkhealRepairTakesTooLong": TARGET,
+    "BkhealReplicatorMissing": TARGET,
+    "BkhealReplicatorStuck": APART,
+    "BkhealReplicatorThrottled": APART,
+}
+"""Alerts on what replicators and another process show, and the target that they name."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,24 @@ class Case:
     is_absent: bool = False
 
     def as_test(
-        self, target: Mapping[str, str], *, is_doubled: bool = False, is_scraped_twice: bool = False
+        self,
+        target: Mapping[str, str],
+        *,
+        is_doubled: bool = False,
+        is_scraped_twice: bool = False,
+        are_replicators_apart: bool = False,
     ) -> dict[str, Any]:
         """Return the case in promtool's form. The series of the alerts is queried, as it shows labels without texts."""
-        alert = alerts()[self.alert]
+        series = list(
+            self._series(
+                target,
+                APART if are_replicators_apart else target,
+                is_doubled=is_doubled,
+                is_scraped_twice=is_scraped_twice,
+            )
+        )
+        target = JOINED[self.alert] if are_replicators_apart else target
+        alert = alert_named(self.alert, "cluster" if are_replicators_apart else SCOPE)
         name = f'alertname="{self.alert}"'
         firing: list[dict[str, Any]] = []
         asked = []
@@ -63,22 +87,34 @@ class Case:
         return {
             "name": f"{self.alert}: {self.name}",
             "interval": self.every,
-            "input_series": list(self._series(target, is_doubled=is_doubled, is_scraped_twice=is_scraped_twice)),
+            "input_series": series,
             "promql_expr_test": [
                 {"expr": query, "eval_time": self.at, "exp_samples": expected} for query, expected in asked
             ],
         }
 
     def _series(
-        self, target: Mapping[str, str], *, is_doubled: bool, is_scraped_twice: bool
+        self,
+        target: Mapping[str, str],
+        of_replicators: Mapping[str, str],
+        *,
+        is_doubled: bool,
+        is_scraped_twice: bool,
     ) -> Iterator[dict[str, str]]:
         for series, values in self.series.items():
             is_shown_twice = is_doubled and "instance=" not in series and series.partition("{")[0] in OF_LEADER
             copies: tuple[dict[str, str], ...] = ({"instance": "a"}, {"instance": "b"}) if is_shown_twice else ({},)
             if is_scraped_twice and "job=" not in series:
                 copies = ({"job": "service"}, {"job": "pod"})
+            shared = of_replicators if series.startswith("bkheal_replicator_") else target
             for more in copies:
-                yield {"series": with_labels(series, {**target, **more}), "values": values}
+                yield {"series": with_labels(series, {**shared, **more}), "values": values}
+
+
+def alert_named(name: str, scope: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    [found] = [rule for group in groups(scope=scope) for rule in group["rules"] if rule.get("alert") == name]
+    return found
 
 
 def selector(name: str, labels: Mapping[str, str]) -> str:
@@ -110,11 +146,13 @@ def cases() -> Iterator[Case]:
 CASES = tuple(cases())
 
 
-def tried(alert: str, folder: Path, every: str, tests: list[dict[str, Any]]) -> tuple[bool, str]:
+def tried(alert: str, folder: Path, every: str, tests: list[dict[str, Any]], scope: str = SCOPE) -> tuple[bool, str]:
     """Run promtool on one alert and, if it uses some, the recording rules before it."""
-    recording = next(group for group in groups() if group["name"] == "bkheal-recording")
-    chosen = [recording] if recorded_in(alerts()[alert]["expr"]) else []
-    chosen.append({"name": "alert", "rules": [alerts()[alert]]})
+    made = groups(scope=scope)
+    recording = next(group for group in made if group["name"] == "bkheal-recording")
+    rule = alert_named(alert, scope)
+    chosen = [recording] if recorded_in(rule["expr"]) else []
+    chosen.append({"name": "alert", "rules": [rule]})
     (folder / "rules.yaml").write_text(yaml.dump({"groups": chosen}, Dumper=yaml.CSafeDumper))
     document = {
         "rule_files": ["rules.yaml"],
@@ -149,6 +187,22 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, tmp_path: P
         assert content, said
 
 
+@pytest.mark.parametrize("alert", JOINED)
+def test_replicators_of_a_named_cluster_may_be_in_another_namespace(alert: str, tmp_path: Path) -> None:
+    mine = [case for case in CASES if case.alert == alert]
+    [every] = {case.every for case in mine}
+    tests = [case.as_test(TARGET, are_replicators_apart=True) for case in mine]
+    content, said = tried(alert, tmp_path, every, tests, scope="cluster")
+    assert content, said
+
+
+def test_only_these_alerts_join_what_replicators_and_another_process_show() -> None:
+    named = [rule for group in groups(scope="cluster") for rule in group["rules"]]
+    changed = {rule.get("alert") or rule["record"] for rule in named if rule not in rules()}
+    changed |= {name for name, alert in alerts().items() if recorded_in(alert["expr"]) & changed}
+    assert changed & alerts().keys() == JOINED.keys()
+
+
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
     """promtool prints the texts of unexpected alerts, so the test expects none."""
@@ -165,11 +219,21 @@ def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
 def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
     if importlib.util.find_spec("helm_python") is None:
         missing("helm", "helm-python-sdk is not installed; run pip install -e '.[dev]'")
-    rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
-    values = {
+    rule: dict[str, Any] = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
+    values: dict[str, Any] = {
         "bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"},
         "auditor": {"publicUrl": AUDITOR},
         "metrics": {"prometheusRule": rule},
     }
+    assert rules_of(values) == groups(f'namespace="{NAMESPACE}"')
+    values["bookkeeper"]["clusterName"] = "eu1"
+    assert rules_of(values) == groups('cluster="eu1"', scope="cluster")
+    for selector, scope in (('job="x",namespace="bk"', SCOPE), ('namespace=~"bk|repair"', "cluster")):
+        rule["selector"] = selector
+        assert rules_of(values) == groups('cluster="eu1"', scope, selector)
+
+
+def rules_of(values: dict[str, Any]) -> list[dict[str, Any]]:
     [made] = render(values).of("PrometheusRule")
-    assert made["spec"]["groups"] == groups(f'namespace="{NAMESPACE}"')
+    found: list[dict[str, Any]] = made["spec"]["groups"]
+    return found

@@ -45,6 +45,12 @@
 {{- with .Values.bookkeeper.clusterName }}cluster={{ . | quote }}{{ else }}namespace={{ $.Release.Namespace | quote }}{{ end -}}
 {{- end -}}
 
+{{/* The labels that series of one cluster share. With a name, replicators may be in another namespace; a selector of one
+namespace keeps clusters with the same name apart. */}}
+{{- define "bkheal.scope" -}}
+{{- if and .Values.bookkeeper.clusterName (not (regexMatch `\bnamespace *= *[^~ ]` .Values.metrics.prometheusRule.selector)) }}cluster{{ else }}cluster, namespace{{ end -}}
+{{- end -}}
+
 {{/* The values of the TLS of a component's HTTP port, as JSON; empty: it is plain. Of (dict "root" $ "component" c). */}}
 {{- define "bkheal.httpTls" -}}
 {{- if has .component (list "auditor" "exporter") -}}
