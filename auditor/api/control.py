@@ -130,7 +130,8 @@ class ServiceStatus:
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind."""
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
-    """The runs with the results of each kind: the newest complete one, after a newer one that was not complete."""
+    """The runs with the results of each kind: the newest complete one, after a newer one that was not complete. A run
+    of everything is also in the results of each check that it contains (``RunRecord.by_check``)."""
     ended: Sequence[RunRecord] = ()
     """The newest completed runs of all kinds, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)

@@ -264,7 +264,8 @@ STATE: Final = (
     _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although no client deleted ledgers"),
     _state(
         LAST_FINDINGS,
-        "Ledgers with findings in the last complete run, by severity; or in a newer incomplete one, if it found more",
+        "Ledgers with findings in the last complete run, by severity; or in a newer incomplete one, if it found more. "
+        "A check within a run of everything counts for its own kind as well",
         {"kind": KINDS, "severity": SEVERITIES},
         "lost or no_live_copy is not 0",
     ),
@@ -287,7 +288,8 @@ STATE: Final = (
     ),
     _state(
         IMAGE_READ,
-        "When the reading of the image began that the last run wrote, seconds since the epoch; 0: it wrote none",
+        "When the reading of the image began that the last run of bookies or of everything wrote, seconds since the "
+        "epoch; 0: it wrote none",
         _OF_BOOKIES,
         "it is 0: the next reaction to a lost bookie may read all ledgers before its first mark",
     ),

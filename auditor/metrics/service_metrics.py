@@ -7,6 +7,7 @@ maximum over all auditors is right. ``show`` and the events are called on the ev
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -19,6 +20,7 @@ from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBack
 from auditor.metrics import definitions as names
 from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
+from bookie.metadata.runs.notes import KindPause
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
@@ -137,9 +139,9 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     values |= {(names.HELD_BACK_BOOKIES, reason): count for reason, count in held_back.items()}
     values |= _backlog_values(status.backlog, now_ms)
     values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}
-    for kind, pause in status.paused_kinds.items():
+    for kind, pause in _paused_schedules(status).items():
         values |= {(names.PAUSED, kind.value): 1, (names.PAUSE_ENDS, kind.value): pause.until_ms / 1000}
-    for last in status.last.values():
+    for last in sorted(status.last.values(), key=lambda record: record.started_ms):  # the newest image is shown
         values |= last_run_values(last)
     for kind, records in status.results.items():
         values |= result_values(kind, records)
@@ -148,6 +150,22 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     for record in status.running:
         values |= _running_values(record, now_ms)
     return values
+
+
+def _paused_schedules(status: ServiceStatus) -> Mapping[RunKind, KindPause]:
+    """The pauses by kind. A schedule also waits for the pauses of the checks that it contains.
+
+    A check without a schedule of its own has that of the kind that contains it, with its pause.
+    """
+    paused = dict(status.paused_kinds)
+    for kind in status.schedules:
+        pauses = [status.paused_kinds[each] for each in (kind, *kind.contained) if each in status.paused_kinds]
+        if not kind.contained or not pauses:
+            continue
+        last = max(pauses, key=lambda pause: pause.until_ms or math.inf)
+        paused[kind] = last
+        paused |= {each: last for each in kind.contained if each not in status.schedules}
+    return paused
 
 
 def _is_held_back(lost: LostBookie, now_ms: int) -> bool:
@@ -191,9 +209,9 @@ def result_values(kind: RunKind, records: Iterable[RunRecord]) -> dict[Key, floa
 
 
 def _image_values(record: RunRecord) -> dict[Key, float]:
-    image, kind = record.image, record.kind.value
-    if not image:
+    if RunKind.BOOKIES not in (record.kind, *record.kind.contained):
         return {}
+    image, kind = record.image, RunKind.BOOKIES.value
     return {
         (names.LAST_IMAGE_MARKS, kind): image.get("marked", 0),
         (names.IMAGE_READ, kind): image.get("written_from_ms", 0) / 1000,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from bookie.model.exit_codes import ExitCode
 from bookie.model.records import decode_record, encode_record
+from bookie.model.severity import Severity
 from bookie.model.times import rfc3339_if_known
 
 PAUSE_S: Final = 3600
@@ -134,12 +135,37 @@ class RunRecord:
     """Whether the run was to check every ledger; a replicas check may be limited to a range or a sample."""
     pause_ends_ms: int = 0
     """Time at which a paused run goes on by itself; 0 if not paused."""
+    contained_done: tuple[RunKind, ...] = ()
+    """The contained checks that saw every ledger; the run as a whole may be incomplete."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the run ended and saw every ledger: what it did not find did not exist. The brake did not hold it."""
         is_whole = self.is_every_ledger and self.exit_code not in (ExitCode.HELD, ExitCode.PARTIAL)
         return self.state is RunState.DONE and is_whole and self.verdict not in ("held", "incomplete")
+
+    def by_check(self) -> tuple[RunRecord, ...]:
+        """Return the record, and the result of each contained check as if it had run alone. Pure.
+
+        Misplaced ledgers are findings of the placement check, and everything else belongs to the check of bookies. A
+        contained check is complete if the run is, or if the record names it. Records of earlier releases name none.
+        """
+        return (self, *(self._as_alone(kind) for kind in self.kind.contained))
+
+    def _as_alone(self, kind: RunKind) -> RunRecord:
+        def is_own(severity: str) -> bool:
+            return (severity.lower() == Severity.MISPLACED.label) == (kind is RunKind.PLACEMENT)
+
+        alone = replace(
+            self,
+            kind=kind,
+            findings={name: count for name, count in self.findings.items() if is_own(name)},
+            namespaces={name: counts for name, counts in self.namespaces.items() if is_own(name)},
+            held_back={} if kind is RunKind.PLACEMENT else self.held_back,
+        )
+        if self.state is RunState.DONE and kind in self.contained_done and not self.is_complete:
+            return replace(alone, exit_code=int(ExitCode.OK), verdict="", detail="")
+        return alone
 
     @property
     def eta_ms(self) -> int | None:

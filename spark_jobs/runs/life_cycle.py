@@ -70,7 +70,8 @@ class RunOutcome:
     also_done: tuple[RunKind, ...] = ()
     """Other kinds of checks the run did with success: it counts for their schedules as well."""
     is_every_ledger: bool = True
-    """As in ``RunRecord``."""
+    """This and the next one are as in ``RunRecord``."""
+    contained_done: tuple[RunKind, ...] = ()
 
     def of_record(self) -> dict[str, Any]:
         """The fields of the run's record."""
@@ -88,6 +89,7 @@ class RunOutcome:
             "namespaces": self.namespaces,
             "report": self.report,
             "is_every_ledger": self.is_every_ledger,
+            "contained_done": self.contained_done,
         }
 
 
@@ -122,6 +124,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         summary.impact.by_namespace(namespaces_max),
         _also_done(summary, has_report=not why_no_report) if is_success else (),
         summary.is_every_ledger,
+        tuple(kind for kind in summary.kinds_done if kind is not summary.kind),
     )
 
 

@@ -151,11 +151,12 @@ class Overview:
         if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage
             newest = await self._runs.list(_RUNS_READ_FIRST, now_ms)
         ended = tuple(record for record in newest if record.state.is_final)
+        by_check = chain.from_iterable(record.by_check() for record in ended)
         earlier = chain.from_iterable(before.results.values())
         history = History(
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=_last((*ended, *before.last.values())),
-            results=_results((*ended, *earlier)),
+            results=_results(chain(by_check, earlier)),
             ended=ended[:RUNS_READ],
             last_success_ms=await self._runs.last_success_ms(),
             paused_kinds=await self._runs.paused_kinds(now_ms),
@@ -182,7 +183,7 @@ def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:
 
 
 def _results(ended: Iterable[RunRecord]) -> Mapping[RunKind, Sequence[RunRecord]]:
-    """The runs with the results of each kind; ``ended`` begins with the newest.
+    """The runs with the results of each kind, for ``ended`` by check, the newest first.
 
     A run that is not complete may have found more than the last complete one. What it did not find may still exist.
     Runs that did not reach their end have no results, and neither have dry runs.

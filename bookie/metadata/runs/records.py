@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, child_names, create_with_parents, remove, reread
@@ -154,7 +155,8 @@ class Runs(RunLocks, RunNotes):
         """Delete all but the newest records, and return the number of deletions. ``now_ms`` is as for ``list``.
 
         Unfinished runs stay, and the newest complete run of each kind that was not a dry run: its findings are the
-        state of the cluster until the next one.
+        state of the cluster until the next one. The same holds for a check that was complete within a run of
+        everything.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -201,9 +203,9 @@ class Runs(RunLocks, RunNotes):
 
 
 def _newest_complete(records: Iterable[RunRecord]) -> Iterable[RunRecord]:
-    """The newest complete run of each kind that was not a dry run; ``records`` begins with the newest."""
+    """The newest complete result of each kind that was not of a dry run; ``records`` begins with the newest."""
     newest: dict[RunKind, RunRecord] = {}
-    for record in records:
+    for record in chain.from_iterable(record.by_check() for record in records):
         if record.is_complete and not record.is_dry_run:
             newest.setdefault(record.kind, record)
     return newest.values()

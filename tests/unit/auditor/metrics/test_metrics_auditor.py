@@ -185,6 +185,35 @@ def test_a_run_under_way_is_shown() -> None:
     assert shown.value(names.LAST_START, kind="bookies") == NOW_MS / 1000 - 8
 
 
+def test_checks_without_a_schedule_of_their_own_are_paused_with_the_run_of_everything() -> None:
+    schedules = {RunKind.EVERYTHING: "24h", RunKind.BOOKIES: "1h"}
+    status = replace(STATUS, schedules=schedules, paused_kinds={RunKind.EVERYTHING: KindPause("me", 7_000)})
+    shown = Shown(status)
+    assert {kind: shown.value(names.PAUSED, kind=kind) for kind in names.KINDS} == {
+        "bookies": 0,
+        "placement": 1,
+        "replicas": 0,
+        "references": 0,
+        "everything": 1,
+    }
+    assert shown.value(names.PAUSE_ENDS, kind="placement") == 7
+    shown = Shown(replace(status, paused_kinds={RunKind.BOOKIES: KindPause("me", 9_000)}))
+    assert [shown.value(names.PAUSED, kind=kind) for kind in ("bookies", "placement", "everything")] == [1, 1, 1]
+    shown = Shown(replace(status, schedules={RunKind.BOOKIES: "1h"}))
+    assert [shown.value(names.PAUSED, kind=kind) for kind in ("bookies", "placement", "everything")] == [0, 0, 1]
+
+
+def test_the_image_of_a_run_of_everything_is_shown_until_a_newer_run_of_bookies() -> None:
+    image = {"marked": 1, "written_from_ms": 5_000, "written_ledgers": 77, "written_bytes": 888}
+    everything = replace(RECORD, kind=RunKind.EVERYTHING, image=image, started_ms=RECORD.started_ms + 1)
+    last = {RunKind.EVERYTHING: everything, RunKind.BOOKIES: RECORD}
+    shown = Shown(replace(STATUS, last=last))
+    assert (shown.value(names.IMAGE_READ, kind="bookies"), shown.value(names.IMAGE_LEDGERS, kind="bookies")) == (5, 77)
+    newer = replace(RECORD, started_ms=RECORD.started_ms + 2)
+    shown = Shown(replace(STATUS, last=last | {RunKind.BOOKIES: newer}))
+    assert shown.value(names.IMAGE_LEDGERS, kind="bookies") == 0
+
+
 def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
     held = replace(RECORD, kind=RunKind.REPLICAS, exit_code=6, verdict="held", findings={"CRITICAL": 7})
     last = {RunKind.BOOKIES: RECORD, RunKind.REPLICAS: held}

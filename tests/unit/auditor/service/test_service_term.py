@@ -19,6 +19,7 @@ from auditor.service.watch.overview import RUNS_READ, History, Overview
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.cluster import ROOT
@@ -164,6 +165,39 @@ async def test_findings_stay_until_another_complete_run() -> None:
     assert found(await seen_by(overview, newest)) == {"replicas": [{"lost": 8}, {"lost": 7}]}
 
     assert found(await seen_by(overview, await records.write(RunKind.REPLICAS))) == {"replicas": [{}]}
+
+
+@in_virtual_time
+async def test_a_check_within_a_run_of_everything_has_results_as_if_it_had_run_alone() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    first, later = (Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15) for _ in range(2))
+    await records.write(RunKind.PLACEMENT, findings={"misplaced": 9})
+    newest = await records.write(
+        RunKind.EVERYTHING, findings={"misplaced": 5, "critical": 2}, held_back={"limit": 7}, exit_code=0
+    )
+    history = await seen_by(first, newest)
+    assert found(history) == {
+        "placement": [{"misplaced": 5}],
+        "everything": [{"misplaced": 5, "critical": 2}],
+        "bookies": [{"critical": 2}],
+    }
+    assert [record.held_back for record in history.results[RunKind.BOOKIES]] == [{"limit": 7}]
+    assert [record.held_back for record in history.results[RunKind.PLACEMENT]] == [{}]
+
+    partial: dict[str, Any] = {"exit_code": ExitCode.PARTIAL, "verdict": "incomplete"}
+    newest = await records.write(RunKind.EVERYTHING, contained_done=(RunKind.BOOKIES,), **partial)
+    assert found(await seen_by(first, newest)) == {
+        "placement": [{}, {"misplaced": 5}],
+        "everything": [{}, {"misplaced": 5, "critical": 2}],
+        "bookies": [{}],
+    }, "a check that was not complete ends no earlier finding"
+
+    newest = await records.write(RunKind.EVERYTHING, contained_done=(RunKind.PLACEMENT,), **partial)
+    assert found(await seen_by(first, newest))["placement"] == [{}]
+    await runs.prune(0, world.clock.epoch_ms())
+    assert found(await seen_by(later, newest))["placement"] == [{}], "the record of the complete check is kept"
 
 
 @in_virtual_time

@@ -51,6 +51,7 @@ def test_a_check_that_is_not_complete_keeps_only_its_own_success_away() -> None:
     assert run.exit_code() is ExitCode.PARTIAL
     outcome = outcome_of(run, PATH)
     assert (outcome.is_success, outcome.also_done) == (False, (RunKind.BOOKIES,))
+    assert outcome.of_record()["contained_done"] == (RunKind.BOOKIES,)
     assert outcome.detail == "placement: 7 fragments were not judged: their bookies have no location"
 
 
