@@ -133,7 +133,7 @@ class ServiceStatus:
     """The runs with the results of each kind: the newest complete one, after a newer one that was not complete. A run
     of everything is also in the results of each check that it contains (``RunRecord.by_check``)."""
     ended: Sequence[RunRecord] = ()
-    """The newest completed runs of all kinds, the newest first; a bounded number."""
+    """The newest completed runs of all kinds, and some of each kind, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     """Start of the last run of each kind that checked every ledger and came to a complete end; over all leaders."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -28,6 +29,9 @@ RUNS_READ: Final = 100
 """Number of newest runs read at each look."""
 _RUNS_READ_FIRST: Final = 100_100
 """Number of newest runs read at the first look: more than ``runs_kept`` can be, because a kind may run rarely."""
+RUNS_READ_OF_KIND: Final = 10
+"""Number of newest runs of each kind in ``History.ended``, if they are not among the newest of all kinds any more. Dry
+runs and cancelled runs are not counted."""
 _REST_FACTOR: Final = 3.0
 """Share of time spent counting: a million marked ledgers take minutes, and load the store."""
 _REST_S_MAX: Final = 120.0
@@ -45,7 +49,7 @@ class History:
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
     """As in ``ServiceStatus``."""
     ended: Sequence[RunRecord] = ()
-    """The completed ones among the newest, the newest first."""
+    """The completed ones among the newest, and the newest of each kind. The newest come first."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
@@ -157,7 +161,7 @@ class Overview:
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=_last((*ended, *before.last.values())),
             results=_results(chain(by_check, earlier)),
-            ended=ended[:RUNS_READ],
+            ended=_ended((*ended, *before.ended)),
             last_success_ms=await self._runs.last_success_ms(),
             paused_kinds=await self._runs.paused_kinds(now_ms),
         )
@@ -173,6 +177,21 @@ class Overview:
             for record in records
             if (holder := holders[lane_of(record)]) is not None and holder.run_id == record.run_id
         )
+
+
+def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
+    """The newest runs of all kinds, and the newest of each kind; ``ended`` begins with the newest."""
+    kept: dict[str, RunRecord] = {}
+    decided: Counter[RunKind] = Counter()
+    for record in ended:
+        does_count = not record.is_dry_run and record.state is not RunState.CANCELLED
+        if record.run_id in kept or (
+            len(kept) >= RUNS_READ and not (does_count and decided[record.kind] < RUNS_READ_OF_KIND)
+        ):
+            continue
+        kept[record.run_id] = record
+        decided[record.kind] += does_count
+    return tuple(kept.values())
 
 
 def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:

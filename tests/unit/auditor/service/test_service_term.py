@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from auditor.api.control import Backlog, NotLeaderError
+from auditor.metrics.service_metrics import failed_in_a_row
 from auditor.service.runs.spark_runner import UnknownOptionError
 from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
-from auditor.service.watch.overview import RUNS_READ, History, Overview
+from auditor.service.watch.overview import RUNS_READ, RUNS_READ_OF_KIND, History, Overview
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.records import Runs
@@ -233,7 +234,28 @@ async def test_findings_of_a_rare_kind_stay_while_another_kind_runs_often() -> N
         history = await seen_by(overview, newest)
         assert found(history) == {"replicas": [{"lost": 7}], "bookies": [{}]}
         assert history.last[RunKind.REPLICAS].run_id == lost
-        assert len(history.ended) == RUNS_READ
+        assert len(history.ended) == RUNS_READ + 1
+
+
+@in_virtual_time
+async def test_failures_of_a_rare_kind_are_counted_while_another_kind_runs_often() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    leader, new_leader = (Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15) for _ in range(2))
+    weeks = RUNS_READ_OF_KIND + 2
+    for week in range(1, weeks + 1):
+        await seen_by(leader, await records.write(RunKind.REPLICAS, exit_code=ExitCode.PARTIAL, verdict="incomplete"))
+        for _ in range(2):  # 168 runs, an hour apart
+            for _ in range(84):
+                newest = await records.write(RunKind.BOOKIES)
+            history = await seen_by(leader, newest)
+        assert failed_in_a_row(history.ended) == {"replicas": min(week, RUNS_READ_OF_KIND)}
+    history = await seen_by(new_leader, newest)
+    assert failed_in_a_row(history.ended) == {"replicas": RUNS_READ_OF_KIND}
+    assert len(history.ended) == RUNS_READ + RUNS_READ_OF_KIND
+    newest = await records.write(RunKind.REPLICAS)
+    assert failed_in_a_row((await seen_by(new_leader, newest)).ended) == {}
 
 
 @in_service_world
