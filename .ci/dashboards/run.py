@@ -102,7 +102,7 @@ _RUNS = Row(
             is_stacked=True,
         ),
         Panel(
-            "Time of the last run",
+            "Time of the last complete run",
             "How long it took.",
             {"{{kind}}": f"max by (kind) (bkheal_audit_last_run_duration_seconds{{{_KIND}}})"},
             "s",

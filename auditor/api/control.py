@@ -128,7 +128,9 @@ class ServiceStatus:
     backlog: Backlog = field(default_factory=Backlog)
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
-    """The newest completed run of each kind."""
+    """The newest completed run of each kind, with any result. Dry runs and runs of some ledgers are left out."""
+    last_complete: Mapping[RunKind, RunRecord] = field(default_factory=dict)
+    """The newest complete one of each kind."""
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
     """The runs with the results of each kind: the newest complete one, after a newer one that was not complete. A run
     of everything is also in the results of each check that it contains (``RunRecord.by_check``)."""

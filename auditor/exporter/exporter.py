@@ -148,6 +148,7 @@ class Exporter:
             backlog=self._overview.backlog,
             running=history.running,
             last=history.last,
+            last_complete=history.last_complete,
             results=history.results,
             ended=history.ended,
             last_success_ms=history.last_success_ms,

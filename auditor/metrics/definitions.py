@@ -244,7 +244,12 @@ STATE: Final = (
     ),
     _state(PAUSED, "Whether the run, or the schedule of this kind, is paused (1)", _BY_KIND, "it is 1 for a day"),
     _state(PAUSE_ENDS, "When the pause of the run or of the schedule ends by itself; 0: there is none", _BY_KIND),
-    _state(LAST_START, "When the newest run began; 0 means never", _BY_KIND),
+    _state(
+        LAST_START,
+        "When the newest run began; 0 means never. Dry runs and runs of a range or a sample are not counted, here and "
+        "in the other metrics of the last run",
+        _BY_KIND,
+    ),
     _state(LAST_COMPLETION, "End of the last run, with any result; 0 means never", _BY_KIND),
     _state(
         LAST_SUCCESS,
@@ -260,7 +265,7 @@ STATE: Final = (
         _BY_KIND,
         "it is 2",
     ),
-    _state(LAST_DURATION, "Time that the last run took", _BY_KIND),
+    _state(LAST_DURATION, "Time that the last complete run took", _BY_KIND),
     _state(LAST_LEDGERS, "Ledgers that the last run checked", _BY_KIND, "it drops although no client deleted ledgers"),
     _state(
         LAST_FINDINGS,

@@ -2,7 +2,8 @@
 
 Only the age and the quality of the last run: gauges by kind, no counters, as the next run is another process. A run
 that failed keeps the time of the last success and the findings of the last complete run, as they are in the file or at
-the gateway. An incomplete run may have found more than the last complete one: the file then has the higher numbers.
+the gateway. An incomplete run may have found more than the last complete one: the file then has the higher numbers. A
+dry run, or one of a range or a sample, is a last run here, but no success.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from auditor.metrics.definitions import LAST_FINDINGS, LAST_HELD_BACK, LAST_RUN, LAST_SUCCESS, STATE
-from auditor.metrics.service_metrics import Key, last_run_values, result_values
+from auditor.metrics.definitions import LAST_DURATION, LAST_FINDINGS, LAST_HELD_BACK, LAST_RUN, LAST_SUCCESS, STATE
+from auditor.metrics.service_metrics import Key, duration_s, last_run_values, result_values
 from bookie.model.errors import TransientError
 from bookie.model.run import RunRecord, RunState
 
 PUSH_JOB: Final = "bkheal_audit"
 _PUSH_TIMEOUT_S: Final = 10.0
-_KEPT: Final = frozenset({LAST_SUCCESS, LAST_FINDINGS, LAST_HELD_BACK})
-"""Metrics that only a run with a result changes."""
+_OF_SUCCESS: Final = frozenset({LAST_SUCCESS, LAST_DURATION})
+"""Metrics that only a complete run changes, and no dry run."""
+_KEPT: Final = _OF_SUCCESS | {LAST_FINDINGS, LAST_HELD_BACK}
+"""Those, and the metrics that only a run with a result changes."""
 
 
 class MetricsExportError(TransientError):
@@ -45,7 +48,7 @@ def export_to_file(record: RunRecord, path: Path) -> None:
         MetricsExportError: it cannot be written.
     """
     try:
-        write_to_textfile(str(path), _registry(record, {} if record.is_complete else _earlier(record, path)))
+        write_to_textfile(str(path), _registry(record, {} if _is_success(record) else _earlier(record, path)))
     except OSError as error:
         raise MetricsExportError(
             f"cannot write metrics to {path}: {error.strerror or error}; give a path in a folder that can be written"
@@ -87,8 +90,11 @@ def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorR
     """
     values = last_run_values(record)
     found = result_values(record.kind, [record])
-    if record.is_complete:
-        values |= found | {(LAST_SUCCESS, record.kind.value): record.started_ms / 1000}
+    if _is_success(record):
+        kind = record.kind.value
+        values |= found | {(LAST_SUCCESS, kind): record.started_ms / 1000, (LAST_DURATION, kind): duration_s(record)}
+    elif record.is_complete:
+        values |= found | {key: value for key, value in (earlier or {}).items() if key[0] in _OF_SUCCESS}
     elif earlier is not None:
         values |= earlier
         if record.state is RunState.DONE:
@@ -96,6 +102,10 @@ def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorR
     registry = CollectorRegistry()
     registry.register(_OneRun(record, values))
     return registry
+
+
+def _is_success(record: RunRecord) -> bool:
+    return record.is_complete and not record.is_dry_run
 
 
 def _earlier(record: RunRecord, path: Path) -> dict[Key, float]:
@@ -124,7 +134,8 @@ class _OneRun(Collector):
         for definition in STATE:
             if definition.name not in LAST_RUN:
                 continue
-            if definition.name in _KEPT and definition.name not in known and not self._record.is_complete:
+            is_set = _is_success(self._record) if definition.name in _OF_SUCCESS else self._record.is_complete
+            if definition.name in _KEPT and definition.name not in known and not is_set:
                 continue  # unknown is not none
             family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
             for labels in definition.combinations():

@@ -74,7 +74,7 @@ class AuditorMetrics:
             return
         result, kind = result_of(record), record.kind.value
         self.metrics.counter(names.RUNS, kind=kind, result=result).inc()
-        self.metrics.histogram(names.DURATION, kind=kind).observe(_duration_s(record))
+        self.metrics.histogram(names.DURATION, kind=kind).observe(duration_s(record))
         if self._apache is not None:
             self._apache.run_ended(record, is_success=result not in _UNSUCCESSFUL)
 
@@ -143,6 +143,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
         values |= {(names.PAUSED, kind.value): 1, (names.PAUSE_ENDS, kind.value): pause.until_ms / 1000}
     for last in sorted(status.last.values(), key=lambda record: record.started_ms):  # the newest image is shown
         values |= last_run_values(last)
+    values |= {(names.LAST_DURATION, kind.value): duration_s(run) for kind, run in status.last_complete.items()}
     for kind, records in status.results.items():
         values |= result_values(kind, records)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
@@ -178,12 +179,11 @@ def does_another_lead(status: ServiceStatus) -> bool:
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
-    """The values of one completed run, except its results and the time of the last success."""
+    """The values of one completed run, except its results, and the time and duration of the last success."""
     kind = record.kind.value
     return {
         (names.LAST_START, kind): record.started_ms / 1000,
         (names.LAST_COMPLETION, kind): record.finished_ms / 1000,
-        (names.LAST_DURATION, kind): _duration_s(record),
         (names.LAST_LEDGERS, kind): record.ledgers,
         (names.LAST_HELD, kind): result_of(record) == "held",
         **{(names.LAST_WITHDRAWN, kind, reason): count for reason, count in record.withdrawn.items()},
@@ -256,7 +256,8 @@ def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
     kind = record.kind.value
     values: dict[Key, float] = {(names.RUNNING, kind): 1}
     if record.started_ms:
-        values[names.LAST_START, kind] = record.started_ms / 1000
+        if not record.is_dry_run:
+            values[names.LAST_START, kind] = record.started_ms / 1000
         values[names.RUNNING_SECONDS, kind] = max(0, now_ms - record.started_ms) / 1000
     if record.total > 0:
         values[names.PROGRESS, kind] = min(1.0, record.done / record.total)
@@ -265,7 +266,8 @@ def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
     return values
 
 
-def _duration_s(record: RunRecord) -> float:
+def duration_s(record: RunRecord) -> float:
+    """The time that a completed run took; 0 if its start is unknown."""
     return max(0, record.finished_ms - record.started_ms) / 1000 if record.started_ms else 0.0
 
 

@@ -226,6 +226,7 @@ class AuditorService(Control):
             backlog=Backlog() if parts is None else parts.overview.backlog,
             running=(*own, *(record for record in history.running if record.run_id not in own_ids)),
             last=history.last,
+            last_complete=history.last_complete,
             results=history.results,
             ended=history.ended,
             last_success_ms=history.last_success_ms,

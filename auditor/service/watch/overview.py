@@ -45,7 +45,9 @@ class History:
     running: Sequence[RunRecord] = ()
     """Of all processes."""
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
-    """The newest completed run of each kind."""
+    """As in ``ServiceStatus``."""
+    last_complete: Mapping[RunKind, RunRecord] = field(default_factory=dict)
+    """As in ``ServiceStatus``."""
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
     """As in ``ServiceStatus``."""
     ended: Sequence[RunRecord] = ()
@@ -160,6 +162,7 @@ class Overview:
         history = History(
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=_last((*ended, *before.last.values())),
+            last_complete=_last(filter(_is_complete, (*ended, *before.last_complete.values()))),
             results=_results(chain(by_check, earlier)),
             ended=_ended((*ended, *before.ended)),
             last_success_ms=await self._runs.last_success_ms(),
@@ -195,10 +198,16 @@ def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
 
 
 def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:
+    """The newest of each kind. Dry runs and runs of a range or a sample are left out: they take less time."""
     last: dict[RunKind, RunRecord] = {}
     for record in ended:
-        last.setdefault(record.kind, record)
+        if record.is_every_ledger and not record.is_dry_run:
+            last.setdefault(record.kind, record)
     return last
+
+
+def _is_complete(record: RunRecord) -> bool:
+    return record.is_complete
 
 
 def _results(ended: Iterable[RunRecord]) -> Mapping[RunKind, Sequence[RunRecord]]:

@@ -183,6 +183,8 @@ def test_a_run_under_way_is_shown() -> None:
     assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     assert shown.value(names.PROGRESS, kind="replicas") == 0
     assert shown.value(names.LAST_START, kind="bookies") == NOW_MS / 1000 - 8
+    shown = Shown(replace(STATUS, running=(replace(running, is_dry_run=True),)))
+    assert (shown.value(names.RUNNING, kind="bookies"), shown.value(names.LAST_START, kind="bookies")) == (1, 0)
 
 
 def test_checks_without_a_schedule_of_their_own_are_paused_with_the_run_of_everything() -> None:
@@ -220,8 +222,9 @@ def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
     complete = replace(held, exit_code=0, verdict="clean", findings={"CRITICAL": 2, "LOST": 1})
     results = {RunKind.REPLICAS: [held, complete]}
     success_ms = {RunKind.REPLICAS: NOW_MS - 10_000_000}
-    shown = Shown(replace(STATUS, last=last, results=results, last_success_ms=success_ms))
+    shown = Shown(replace(STATUS, last=last, last_complete=last, results=results, last_success_ms=success_ms))
     assert shown.value(names.LAST_DURATION, kind="bookies") == 30
+    assert Shown(replace(STATUS, last=last)).value(names.LAST_DURATION, kind="bookies") == 0, "there is no complete run"
     assert shown.value(names.LAST_LEDGERS, kind="bookies") == 1000
     assert shown.value(names.LAST_COMPLETION, kind="bookies") == NOW_MS / 1000 - 30
     assert shown.value(names.LAST_SUCCESS, kind="replicas") == NOW_MS / 1000 - 10_000
@@ -307,6 +310,7 @@ def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
         values = values_in(path.read_text())
         assert values[names.LAST_SUCCESS, "bookies"] == RECORD.started_ms / 1000
         assert values[names.LAST_COMPLETION, "bookies"] == NOW_MS / 1000
+        assert values[names.LAST_DURATION, "bookies"] == 30
     with pytest.raises(MetricsExportError, match="nothing"):
         export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
 
@@ -326,6 +330,21 @@ def test_a_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> N
         assert values[names.LAST_HELD_BACK, "bookies", "delay"] == 3
     export_to_file(replace(RECORD, findings={}, held_back={}), path)
     assert not values_in(path.read_text())[names.LAST_FINDINGS, "bookies", "lost"]
+
+
+def test_a_dry_run_is_no_success(tmp_path: Path) -> None:
+    path = tmp_path / "bookies.prom"
+    dry = replace(RECORD, is_dry_run=True, started_ms=NOW_MS, finished_ms=NOW_MS, findings={"critical": 3})
+    export_to_file(dry, path)
+    values = values_in(path.read_text())
+    assert values[names.LAST_FINDINGS, "bookies", "critical"] == 3
+    assert not {names.LAST_SUCCESS, names.LAST_DURATION} & {key[0] for key in values}, "unknown is not none"
+    for record in (RECORD, dry):
+        export_to_file(record, path)
+    values = values_in(path.read_text())
+    assert values[names.LAST_SUCCESS, "bookies"] == RECORD.started_ms / 1000
+    assert values[names.LAST_DURATION, "bookies"] == 30
+    assert values[names.LAST_FINDINGS, "bookies", "critical"] == 3
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -351,6 +370,7 @@ def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) ->
         host = f"127.0.0.1:{server.server_address[1]}"
         push(RECORD, f"http://prometheus:s%40cret@{host}", "east")
         push(replace(RECORD, state=RunState.FAILED), host, "east")
+        push(replace(RECORD, is_dry_run=True), host, "east")
         monkeypatch.setattr(Gateway, "status", 500)
         with pytest.raises(MetricsExportError, match=host) as raised:
             push(RECORD, f"http://prometheus:s%40cret@{host}", "east")
@@ -359,12 +379,13 @@ def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) ->
         server.shutdown()
         thread.join()
         server.server_close()
-    (method, path, access, good), (_, _, no_access, failed), _ = Gateway.pushed
+    (method, path, access, good), (_, _, no_access, failed), (*_, dry), _ = Gateway.pushed
     assert (method, path) == ("POST", "/metrics/job/bkheal_audit/cluster/east/kind/bookies")
     assert access == "Basic cHJvbWV0aGV1czpzQGNyZXQ="
     assert not no_access
-    for name in (names.LAST_SUCCESS, names.LAST_FINDINGS, names.LAST_HELD_BACK):
+    for name in (names.LAST_SUCCESS, names.LAST_DURATION, names.LAST_FINDINGS, names.LAST_HELD_BACK):
         assert (name in good, name in failed) == (True, False)
+    assert (names.LAST_SUCCESS in dry, names.LAST_DURATION in dry, names.LAST_FINDINGS in dry) == (False, False, True)
     with pytest.raises(MetricsExportError, match="refused"):
         push(RECORD, host, "east")
     for wrong in ("http://bad host:x/", "file:///etc/passwd", "http://u:secret@:1/"):

@@ -155,17 +155,41 @@ async def test_findings_stay_until_another_complete_run() -> None:
 
     await records.write(RunKind.REPLICAS, findings={"lost": 7})
     for state in (RunState.ABANDONED, RunState.FAILED, RunState.CANCELLED):
-        await records.write(RunKind.REPLICAS, state)
+        last = await records.write(RunKind.REPLICAS, state)
     newest = await records.write(RunKind.REPLICAS, is_dry_run=True)
     history = await seen_by(overview, newest)
     assert found(history) == {"replicas": [{"lost": 7}]}
-    assert history.last[RunKind.REPLICAS].run_id == newest
+    assert history.last[RunKind.REPLICAS].run_id == last
 
     for fields in ({"is_every_ledger": False}, {"exit_code": 5, "findings": {"lost": 8}}):
         newest = await records.write(RunKind.REPLICAS, **fields)
     assert found(await seen_by(overview, newest)) == {"replicas": [{"lost": 8}, {"lost": 7}]}
 
     assert found(await seen_by(overview, await records.write(RunKind.REPLICAS))) == {"replicas": [{}]}
+
+
+@in_virtual_time
+async def test_short_runs_do_not_replace_the_figures_of_the_last_complete_one() -> None:
+    world = await ServiceWorld.create()
+    runs = Runs(world.session(), ROOT)
+    records, counter = Records(runs), SlowCounter(world, 1)
+    overview = Overview(runs, counter, world.clock, is_leader=lambda: True, interval_s=15)
+    dry = await records.write(RunKind.BOOKIES, is_dry_run=True)
+    sample = await records.write(RunKind.REPLICAS, is_every_ledger=False)
+    history = await seen_by(overview, sample)
+    assert (history.last, history.last_complete) == ({}, {}), f"{dry} and {sample} are no success that could be missed"
+
+    complete = await records.write(RunKind.REPLICAS)
+    for state in (RunState.ABANDONED, RunState.CANCELLED, RunState.FAILED):
+        failed = await records.write(RunKind.REPLICAS, state)
+    await records.write(RunKind.REPLICAS, is_dry_run=True)
+    newest = await records.write(RunKind.REPLICAS, is_every_ledger=False)
+    history = await seen_by(overview, newest)
+    assert history.last[RunKind.REPLICAS].run_id == failed
+    assert history.last_complete[RunKind.REPLICAS].run_id == complete
+    for _ in range(RUNS_READ):
+        newest = await records.write(RunKind.BOOKIES)
+    assert (await seen_by(overview, newest)).last_complete[RunKind.REPLICAS].run_id == complete
 
 
 @in_virtual_time
