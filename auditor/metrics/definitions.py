@@ -95,7 +95,7 @@ DETECTION: Final = Definition(
     _HISTOGRAM,
     "Time from a bookie first seen down to its ledgers being marked; contains the lost-bookie delay",
     buckets=WAIT_BUCKETS_S,
-    watch="the 95th percentile exceeds the lost-bookie delay by more than an audit takes",
+    watch="the mean of a day exceeds the lost-bookie delay by more than an audit takes",
 )
 """Counted by a leading auditor, and by an exporter."""
 

@@ -26,6 +26,8 @@ RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
 """The address at which these tests publish docs/operations.md."""
 AUDITOR: Final = "https://bkheal.example"
 """The address of the auditors of these tests, for browsers."""
+CRON_KINDS: Final = "bookies|placement"
+"""The kinds of audits that have CronJobs by default."""
 ANY_RELEASE: Final = 'namespace=~".*"'
 SCOPE: Final = "cluster, namespace"
 """The labels that processes of one cluster share, if the cluster has no name."""
@@ -59,6 +61,7 @@ def filled_in(
         "selector": selector,
         "scope": scope,
         "own": own,
+        "cron_kinds": CRON_KINDS,
         **(changed or {}),
     }
     return TOKEN.sub(lambda found: str(values[found[1]]), text)

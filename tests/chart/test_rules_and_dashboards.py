@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.chart.rendering import CHART, Release, render
-from tests.chart.rule_files import RUNBOOK, thresholds
+from tests.chart.rule_files import CRON_KINDS, RUNBOOK, thresholds
 
 RULES = """
 groups:
@@ -151,6 +151,27 @@ def test_a_disk_is_soon_full_where_its_bookie_turns_read_only(
 def test_the_chart_knows_the_default_of_the_reserve_of_a_disk() -> None:
     default = thresholds()["disk_reserve_bytes"]
     assert f"disk_reserve_bytes) {default})" in (CHART / "templates" / "prometheusrule.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"mode": "cron"}, CRON_KINDS),
+        (
+            {"mode": "cron", "cron": {"kinds": {"placement": {"enabled": False}, "replicas": {"enabled": True}}}},
+            "bookies|replicas",
+        ),
+        ({"mode": "cron", "cron": {"dryRun": True}}, "none"),
+        ({}, ".+"),
+    ],
+)
+def test_successes_are_expected_of_the_kinds_that_have_a_cron_job(values: dict[str, Any], expected: str) -> None:
+    rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
+    made = render(
+        {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}, **values}
+    )
+    assert expression(made, "BkhealCronAuditStale").count(f'kind=~"{expected}",kind') == 2
+    assert f'success_timestamp_seconds{{kind=~"{expected}",}}' in expression(made, "BkhealAuditNeverSucceeded")
 
 
 def never_scraped(made: Release) -> str:

@@ -90,7 +90,7 @@ def test_commands_of_the_runbook_exist() -> None:
 
 def test_thresholds_are_those_that_the_rules_use() -> None:
     used = {name for path in RULE_FILES for name in TOKEN.findall(path.read_text())}
-    assert used - {"selector", "scope", "own", "public_url"} == thresholds().keys()
+    assert used - {"selector", "scope", "own", "public_url", "cron_kinds"} == thresholds().keys()
 
 
 def test_recorded_names_are_level_metric_operation_and_each_is_recorded_once() -> None:

@@ -1,3 +1,15 @@
+{{/* A regular expression of the kinds that CronJobs of this release run, not as dry runs. In other modes, CronJobs of
+other releases may run any kind. */}}
+{{- define "bkheal.cronKinds" -}}
+{{- if ne .Values.mode "cron" }}.+{{ else -}}
+{{- $kinds := list -}}
+{{- range $kind := keys .Values.cron.kinds | sortAlpha -}}
+{{- if and (get $.Values.cron.kinds $kind).enabled (not $.Values.cron.dryRun) }}{{ $kinds = append $kinds $kind }}{{ end -}}
+{{- end -}}
+{{- join "|" $kinds | default "none" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Jobs of audits, of (dict "root" $ "kind" k "deadline" seconds "args" list). */}}
 {{- define "bkheal.auditJob" -}}
 {{- $root := .root -}}
