@@ -52,6 +52,7 @@ def filled_in(
     selector: str = "",
     own: str = ANY_RELEASE,
     scope: str = SCOPE,
+    cron_kinds: str = CRON_KINDS,
 ) -> str:
     """Return a rules file as the chart makes it; ``changed`` replaces thresholds."""
     values = {
@@ -61,16 +62,21 @@ def filled_in(
         "selector": selector,
         "scope": scope,
         "own": own,
-        "cron_kinds": CRON_KINDS,
+        "cron_kinds": cron_kinds,
         **(changed or {}),
     }
     return TOKEN.sub(lambda found: str(values[found[1]]), text)
 
 
 @functools.cache
-def groups(own: str = ANY_RELEASE, scope: str = SCOPE, selector: str = "") -> list[dict[str, Any]]:
+def groups(
+    own: str = ANY_RELEASE, scope: str = SCOPE, selector: str = "", cron_kinds: str = CRON_KINDS
+) -> list[dict[str, Any]]:
     """The groups of all files, with the chart's defaults; ``own`` is the matcher of the release."""
-    texts = [filled_in(path.read_text(), own=own, scope=scope, selector=selector) for path in RULE_FILES]
+    texts = [
+        filled_in(path.read_text(), own=own, scope=scope, selector=selector, cron_kinds=cron_kinds)
+        for path in RULE_FILES
+    ]
     return [group for text in texts for group in yaml.load(text, yaml.CSafeLoader)["groups"]]
 
 

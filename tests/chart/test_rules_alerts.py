@@ -225,12 +225,12 @@ def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
         "auditor": {"publicUrl": AUDITOR},
         "metrics": {"prometheusRule": rule},
     }
-    assert rules_of(values) == groups(f'namespace="{NAMESPACE}"')
+    assert rules_of(values) == groups(f'namespace="{NAMESPACE}"', cron_kinds=".+")
     values["bookkeeper"]["clusterName"] = "eu1"
-    assert rules_of(values) == groups('cluster="eu1"', scope="cluster")
+    assert rules_of(values) == groups('cluster="eu1"', scope="cluster", cron_kinds=".+")
     for selector, scope in (('job="x",namespace="bk"', SCOPE), ('namespace=~"bk|repair"', "cluster")):
         rule["selector"] = selector
-        assert rules_of(values) == groups('cluster="eu1"', scope, selector)
+        assert rules_of(values) == groups('cluster="eu1"', scope, selector, ".+")
 
 
 def rules_of(values: dict[str, Any]) -> list[dict[str, Any]]:
