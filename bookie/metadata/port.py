@@ -112,6 +112,13 @@ class Children:
 
     names: tuple[str, ...]
     version: int
+    czxid: int
+    """The transaction that created the node. A recreated node counts its versions from 0 again."""
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Different after each change of the children, also if the node was deleted and created again."""
+        return self.czxid, self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +238,7 @@ class MetadataStore(Protocol):
         ...
 
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
-        """Children of many nodes, None for each missing node. Listing versions may be -1 (unknown) here.
+        """Children of many nodes, None for each missing node. ``version`` and ``czxid`` may be -1 (unknown) here.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -312,7 +319,7 @@ class MetadataStore(Protocol):
         return await self.get_many(paths)
 
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """Return once the listing's version differs from ``seen``, or the node was deleted.
+        """Return once the listing differs from ``seen``, or the node was deleted, also if it was created again.
 
         Never misses a change.
 

@@ -150,14 +150,15 @@ async def test_names_with_every_character_of_a_bookie_id_are_taken(store: Metada
 
 
 async def test_children_version_moves_with_creates_and_deletes_only(store: MetadataStore, base: str) -> None:
-    assert await store.children(base) == Children((), 0)
+    created = (await store.get(base)).stat.czxid
+    assert await store.children(base) == Children((), 0, created)
     await store.create(f"{base}/a")
     await store.create(f"{base}/b")
     await store.set(f"{base}/a", b"x", 0)
     listing = await store.children(base)
     assert (set(listing.names), listing.version) == ({"a", "b"}, 2)
     await store.delete(f"{base}/a")
-    assert await store.children(base) == Children(("b",), 3)
+    assert await store.children(base) == Children(("b",), 3, created)
     stat = await store.stat(base)
     assert stat is not None
     assert (stat.children_version, stat.children_count) == (3, 1)
@@ -398,6 +399,22 @@ async def test_wait_for_children_sees_creates_deletes_and_the_end(
         assert not any(waiter.done() for waiter in waiters)
         await change()
         await soon(asyncio.gather(*waiters))
+
+
+async def test_wait_for_children_sees_that_their_parent_was_made_anew(
+    store: MetadataStore, backend: Any, base: str, soon: Soon
+) -> None:
+    other = await backend.open()
+    node = await store.create(f"{base}/node")
+    await store.create(f"{node}/a")
+    seen = await store.children(node)
+    await other.delete(f"{node}/a")
+    await other.delete(node)
+    await other.create(node)
+    await other.create(f"{node}/b")
+    await store.sync(base)
+    assert (await store.children(node)).version == seen.version
+    await soon(store.wait_children_changed(node, seen))
 
 
 async def test_wait_for_a_node_sees_its_creation_change_and_end(

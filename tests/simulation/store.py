@@ -153,10 +153,10 @@ class SimCell(MemoryCell):
             if states and states[-1].zxid == zxid:
                 states.pop()
             if node is None:
-                states.append(_State(zxid, None, Children((), 0)))
+                states.append(_State(zxid, None, Children((), 0, 0)))
             else:
                 stat = node.stat()
-                children = Children(tuple(sorted(node.children)), stat.children_version)
+                children = Children(tuple(sorted(node.children)), stat.children_version, stat.czxid)
                 states.append(_State(zxid, Node(node.data, stat), children))
         self._times.append((self._loop.time(), zxid))
         super()._changed(*paths)

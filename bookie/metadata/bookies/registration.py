@@ -378,7 +378,7 @@ class Registrations:
             after = await self._children(is_read_only=True)
             if writable is None and await self._store.stat(f"{self._root}/{INSTANCE_ID}") is None:
                 raise NotAClusterError(f"no cluster at {self._root}: it has no node for registrations")
-            is_stable = (before and before.version) == (after and after.version)
+            is_stable = (before and before.stamp) == (after and after.stamp)
             if is_stable or attempt == _STABLE_LISTING_ATTEMPTS:
                 read_only = _bookies(before) | _bookies(after)
                 bookies = Bookies(_bookies(writable) - read_only, read_only)

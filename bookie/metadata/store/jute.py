@@ -148,7 +148,7 @@ def read_nodes(reply: bytes, count: int, on_error: OnError) -> list[Node | None]
 
 
 def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children | None]:
-    """Listings of a ``multiRead`` reply, None for a missing node. Their versions are not known (-1)."""
+    """Listings of a ``multiRead`` reply, None for a missing node. Their versions and ``czxid`` are not known (-1)."""
     result: list[Children | None] = []
     unpack_int = _INT.unpack_from
     offset = 0
@@ -164,7 +164,7 @@ def read_children(reply: bytes, count: int, on_error: OnError) -> list[Children 
             end = offset + 4 + _length(unpack_int(reply, offset)[0])
             names.append(reply[offset + 4 : end].decode())
             offset = end
-        result.append(Children(tuple(names), -1))
+        result.append(Children(tuple(names), -1, -1))
     _check_end(reply, offset)
     return result
 

@@ -151,7 +151,7 @@ class MemoryStore(MetadataStore):
         def listings() -> list[Children | None]:
             children = self.view().children
             found = [_or_none(children, path) for path in paths]
-            return [None if listing is None else Children(listing.names, -1) for listing in found]
+            return [None if listing is None else Children(listing.names, -1, -1) for listing in found]
 
         return await self._read("children_many", _first(paths), listings)
 
@@ -195,7 +195,7 @@ class MemoryStore(MetadataStore):
 
         def is_changed() -> bool:
             try:
-                return self.cell.children(path).version != seen.version
+                return self.cell.children(path).stamp != seen.stamp
             except NoNodeError:
                 return True
 

@@ -114,7 +114,8 @@ class MemoryCell:
     def children(self, path: str) -> Children:
         """The names of the children."""
         node = self._find(path, "list")
-        return Children(tuple(node.children), node.stat().children_version)
+        stat = node.stat()
+        return Children(tuple(node.children), stat.children_version, stat.czxid)
 
     def create(self, session_id: int, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> str:
         """Create a node."""

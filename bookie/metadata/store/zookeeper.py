@@ -174,7 +174,7 @@ class ZooKeeperStore(MetadataStore):
 
         async def is_changed(watcher: Watcher) -> bool:
             try:
-                return (await self._list(path, watcher)).version != seen.version
+                return (await self._list(path, watcher)).stamp != seen.stamp
             except NoNodeError:
                 return True
 
@@ -215,7 +215,8 @@ class ZooKeeperStore(MetadataStore):
 
     async def _list(self, path: str, watcher: Watcher | None) -> Children:
         names, fields = await self._connection.get_children(path, watcher)
-        return Children(tuple(names), stat_of(fields).children_version)
+        stat = stat_of(fields)
+        return Children(tuple(names), stat.children_version, stat.czxid)
 
     async def _send_multi_read(self, body: bytes) -> bytes:
         reply = await self._connection.raw_read(OP_MULTI_READ, body, _rest, "bulk read")
