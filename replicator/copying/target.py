@@ -24,6 +24,7 @@ from bookie.wire.port import AddBatch, AddReply, CopyReply, ReplyT, Status, Tran
 from bookie.wire.requests import Copy
 from replicator.copying.pace import Pace
 from replicator.knowledge.evidence import Answer
+from replicator.knowledge.refusals import fenced
 
 ADD_TIMEOUT_S: Final = 15.0
 PULL_TIMEOUT_S: Final = 20.0
@@ -96,6 +97,8 @@ class Target:
         for batch in batches(packets):
             size = sum(map(len, batch))
             reply = await self._add(batch, size)
+            if reply.status is Status.FENCED:
+                return fenced(self._bookie, reply.detail)
             if reply.status is not Status.OK:
                 return Answer(self._bookie, reply.status, reply.detail)
             self.entries += len(batch)

@@ -349,7 +349,7 @@ class _FragmentPlan:
         elif self._spare():
             detail += f" in bookie groups that the ledger may have: {isolation_of(self.metadata.custom)}"
         if failed:
-            detail += f", not counting {', '.join(sorted(failed))} which just refused copies"
+            detail += f", not counting {', '.join(sorted(failed))} which refused copies"
         return self._blocked(position, ParkReason.NO_CANDIDATE_BOOKIE, detail)
 
     def _sources(self, position: int) -> tuple[BookieId | None, ...]:

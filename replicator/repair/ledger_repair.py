@@ -48,7 +48,7 @@ from bookie.metadata.ledgers.ledgers import (
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason, Refusal
 from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
@@ -62,6 +62,7 @@ from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
+from replicator.knowledge.refusals import fenced, lasting_refusals
 from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
 from replicator.plan.moves import planning_moves
@@ -159,6 +160,8 @@ class LedgerRepair:
         self._is_first_look = lease.beside is not None
         self._started_ms = context.ports.clock.epoch_ms()
         self._log = TurnLog()
+        self._refusals: dict[BookieId, Refusal] | None = None
+        """Lasting refusals recorded by an earlier turn. None before they are read."""
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
         self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.delays, self._holdings, self._log)
@@ -223,6 +226,7 @@ class LedgerRepair:
         if not await self._lease.wait_connected():
             return self._stopped()
         try:
+            await self._recall_refusals()
             view = await self._look()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
@@ -249,6 +253,13 @@ class LedgerRepair:
         except PreconditionFailedError:
             self._reserving.lost()
             return None
+
+    async def _recall_refusals(self) -> None:
+        """Let the plans of this turn leave out the bookies that would only refuse copies again."""
+        if self._refusals is None:
+            is_parked = self._turn.is_parked
+            self._refusals = await lasting_refusals(self._ports, self._task.ledger_id) if is_parked else {}
+            self._log.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
 
     async def _look(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
@@ -417,6 +428,8 @@ class LedgerRepair:
         failed = self._log.failed_targets
         if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
+            if self._refusals and failed.keys() <= self._refusals.keys():  # nothing was tried
+                return await self._park(ParkReason.TARGETS_REFUSE, detail, bookies)
             if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
                 return await self._fail_or_park(ParkReason.TARGETS_REFUSE, detail, bookies)
         return await self._park(reason, detail, bookies)
@@ -435,12 +448,27 @@ class LedgerRepair:
         attempts = 0 if before is None else before.attempts + 1
         topology = "" if self._task.missing else self._ports.placement.judge().fingerprint
         record = ParkedTask(
-            self._task.ledger_id, reason, detail, since_ms, known, self._task.version, attempts, topology
+            self._task.ledger_id,
+            reason,
+            detail,
+            since_ms,
+            known,
+            self._task.version,
+            attempts,
+            topology,
+            self._lasting_refusals(),
         )
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)
         await self._forget_failures()
         return self._ended(Ending.PARKED, reason=reason, detail=detail)
+
+    def _lasting_refusals(self) -> tuple[Refusal, ...]:
+        """Return the refusals to record: those of this turn, and those recorded before with their first time."""
+        now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock_czxid
+        fenced_by = [each.bookie for each in self._log.failed_targets.values() if each.status is Status.FENCED]
+        recorded = self._refusals or {}
+        return tuple(recorded.get(bookie) or Refusal(bookie, now_ms, zxid) for bookie in fenced_by)
 
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
         """Delete the task, unless the verdict based on ``view`` is outdated (None: the ledger was deleted).

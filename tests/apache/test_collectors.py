@@ -14,9 +14,13 @@ from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import ManagedProcess
-from bookie.model.ids import LedgerId
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Read
 from tests.apache.driver import JavaDriver, expected, payloads
-from tests.apache.programs import Audit
+from tests.apache.programs import Audit, Replicator
 from tests.apache.waiting import until
 from tests.apache.worlds import (
     PASSWORD,
@@ -25,14 +29,17 @@ from tests.apache.worlds import (
     Ledger,
     all_is_well,
     connect,
+    end_cluster,
     gone,
     held,
     seen,
+    start_cluster,
     world,
     written,
 )
-from tests.deadlines import STATE_S
-from tests.sessions import LONG_SESSION_S
+from tests.deadlines import PROGRAM_S, STATE_S
+from tests.sessions import LONG_SESSION_S, kill9
+from tests.worlds.ledgers import make_metadata, make_packets
 
 pytestmark = pytest.mark.apache
 
@@ -46,6 +53,7 @@ COLLECTS_OFTEN = {
 }
 ENTRIES, SIZE = 160, 60_000
 """Much more than one request carries, so a slow repair stands still in the middle."""
+ENTRIES_MOVED = 10
 RECOVERY_ADD = 2
 PASSES = 2
 """Surplus copies deleted one after the other during the pause of a copy: a whole pass lies between them."""
@@ -195,3 +203,64 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
         await collected(here, surplus[PASSES:], target)
         assert await copied() == ENTRIES
         await large_is_well(java, large)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_a_bookie_takes_copies_of_a_ledger_that_its_collector_deleted_after_a_restart_only(
+    apache_jvm: ApacheJvm, tmp_path: Path
+) -> None:
+    cluster = await start_cluster(
+        tmp_path / "cluster", apache_jvm, bookies=3, options=ApacheOptions(extra=COLLECTS_OFTEN)
+    )
+    try:
+        former, other, lost = (BookieId(bookie.bookie_id) for bookie in cluster.bookies)
+        async with await connect(cluster.metadata_uri) as client:
+            ledger_id = await collected_after_a_move(client, former, other, lost)
+            await kill9(cluster.zookeeper, cluster.bookies[2])
+            await gone(client, lost)
+            await client.ports.tasks.marking.mark(ledger_id, [lost])
+            first = await Replicator.start(cluster.metadata_uri, tmp_path / "first", "--once")
+            await first.wait(STATE_S)
+            [parked] = await client.parked.list()
+            assert parked.reason is ParkReason.TARGETS_REFUSE
+            [refusal] = parked.refusals
+            assert refusal.bookie == former
+            assert (await client.ports.registrations.numbers([former]))[former] < refusal.zxid
+
+            await cluster.bookies[0].stop()
+            await cluster.bookies[0].start()
+            assert (await client.ports.registrations.numbers([former]))[former] > refusal.zxid
+            await client.parked.unpark(ledger_id)
+            second = await Replicator.start(cluster.metadata_uri, tmp_path / "second", "--once")
+            assert await second.wait(STATE_S) == 0
+            assert second.repaired == [ledger_id]
+            assert (await client.ports.ledgers.read(ledger_id)).metadata.members() == {former, other}
+    finally:
+        await end_cluster(cluster)
+
+
+async def collected_after_a_move(
+    client: ConnectedBookKeeper, former: BookieId, other: BookieId, new: BookieId
+) -> LedgerId:
+    """Write a ledger whose copies moved from ``former`` to ``new``, and wait until the first ones are collected.
+
+    Another ledger follows it on ``former``; see ``write_large``.
+    """
+    moved, following = [await client.ports.ledgers.new_id() for _ in range(2)]
+    for ledger_id, members in ((moved, f"{new} {other}"), (following, f"{former} {other}")):
+        metadata = make_metadata((0, members), quorum=(2, 2), last=ENTRIES_MOVED - 1)
+        await client.ports.ledgers.create(ledger_id, metadata)
+        packets = list(make_packets(ledger_id, ENTRIES_MOVED).values())
+        for bookie in (former, other, new):
+            reply = await client.ports.transport.add(
+                bookie, AddBatch(ledger_id, master_key(PASSWORD), packets), PROGRAM_S
+            )
+            assert reply.status is Status.OK
+
+    async def found() -> Status:
+        reply = await client.ports.transport.ask(former, Read(moved, [EntryId(0)]), PROGRAM_S)
+        return reply.results[0].status if reply.results else reply.status
+
+    await until(found, lambda status: status is not Status.OK, "the moved copies are collected")
+    return moved

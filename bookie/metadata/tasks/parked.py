@@ -44,6 +44,8 @@ _NEWEST: Final = 2
 _HASH_DIGITS: Final = 32
 _DETAIL_MAX: Final = 4000
 """Characters kept of a detail: enough for a person, and far below the limit of a node."""
+_REFUSALS_MAX: Final = 200
+"""Refusals kept of a task: with more, some bookies are asked again."""
 
 
 class ParkReason(enum.Enum):
@@ -67,6 +69,16 @@ class ParkReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """The refusal of copies by a bookie that will refuse them until it registers again."""
+
+    bookie: BookieId
+    at_ms: int
+    zxid: int
+    """A transaction before the refusal. A registration created by a later one may be of a restarted bookie."""
+
+
+@dataclass(frozen=True, slots=True)
 class ParkedTask:
     """A task waiting for a change of the cluster."""
 
@@ -82,6 +94,8 @@ class ParkedTask:
     """Number of retries that ended in parking again. A change shows other workers that an attempt was made."""
     topology: str = ""
     """For a misplaced ledger: the policy and the topology of the verdict (``EnsembleJudge``)."""
+    refusals: tuple[Refusal, ...] = ()
+    """Bookies that would refuse another attempt as well. Without them, another attempt is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,7 @@ class _Record:
     bookies_seen: frozenset[BookieId] = frozenset()
     """Format 1: the bookies themselves."""
     topology: str = ""
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +148,10 @@ class ParkedTasks:
             task.attempts,
             name,
             topology=task.topology,
+            refusals=task.refusals[:_REFUSALS_MAX],
         )
-        left_out = ["bookies_seen"] if task.topology else ["bookies_seen", "topology"]
+        optional = {"topology": task.topology, "refusals": task.refusals}
+        left_out = ["bookies_seen", *(name for name, value in optional.items() if not value)]
         await put(self._store, self.path(task.ledger_id), encode_record(record, without=left_out, number=_NEWEST))
 
     async def get(self, ledger_id: LedgerId) -> ParkedTask | None:
@@ -243,6 +260,7 @@ def _task(ledger_id: LedgerId, record: _Record, lists: Mapping[str, frozenset[Bo
         record.task_version,
         record.attempts,
         record.topology,
+        record.refusals,
     )
 
 

@@ -22,7 +22,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyP
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTask, FailedTasks
-from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, Refusal
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError
@@ -158,6 +158,10 @@ async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
     assert (await store.get(path)).data == b'{"format":1,"bookies":["b1:3181","b2:3181"]}'
     assert await ParkedTasks(store, ROOT).get(LEDGER) == task
     assert await ParkedTasks(store, ROOT).list() == [task]
+    refused = replace(task, refusals=(Refusal(B3, SINCE_MS, 17),))
+    await ParkedTasks(store, ROOT).park(refused)
+    assert await ParkedTasks(store, ROOT).get(LEDGER) == refused
+    await ParkedTasks(store, ROOT).park(task)
     await store.delete(path)
     assert await ParkedTasks(store, ROOT).get(LEDGER) == replace(task, bookies_seen=frozenset())
 

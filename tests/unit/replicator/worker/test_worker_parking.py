@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, NotEmptyError
 from bookie.metadata.store.memory import Fault
-from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
 from replicator.queue.task_queue import TaskQueue
@@ -19,7 +20,7 @@ from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
-from tests.worlds.repair import a_world, answers, flipped
+from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 
@@ -120,6 +121,78 @@ async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
         (parked,) = await world.parked.list()
         assert parked.reason is ParkReason.TARGETS_REFUSE
         assert "t=UNAUTHORIZED" in parked.detail
+
+
+def made_earlier(task: ParkedTask, *, days: int) -> ParkedTask:
+    """Return the record as it would be if the bookies had refused days before."""
+    refusals = tuple(replace(each, at_ms=each.at_ms - days * 86_400_000) for each in task.refusals)
+    return replace(task, refusals=refusals)
+
+
+async def wait_parked(world: RepairWorld) -> None:
+    async def is_parked() -> bool:
+        return [task.reason for task in await world.parked.list()] == [ParkReason.TARGETS_REFUSE]
+
+    await until(is_parked)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("help_by", ["restart", "another bookie", "retry", "eight days"])
+async def test_a_bookie_whose_collector_deleted_the_ledger_is_not_asked_again_before_that_can_help(
+    help_by: str,
+) -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        target = world.bookies["t"]
+        target.add_replies = [Status.FENCED] * 100
+        running = world.worker(once=False).start()
+        await wait_parked(world)
+        asked = len(target.adds)
+        await asyncio.sleep(3600)
+        await running.stop()
+        running = world.worker(once=False, seed=1).start()
+        await asyncio.sleep(3600)
+        assert len(target.adds) == asked
+        [parked] = await world.parked.list()
+        assert parked.reason is ParkReason.TARGETS_REFUSE
+        assert "t=FENCED (an Apache bookie refuses a ledger that its collector deleted, until it is restarted" in (
+            parked.detail
+        )
+        target.add_replies.clear()
+        if help_by == "restart":
+            await world.kill("t")
+            await asyncio.sleep(600)
+            await world.register("t")
+        elif help_by == "another bookie":
+            await world.add_bookies("u")
+        elif help_by == "retry":
+            await world.parked.unpark(LEDGER)
+        else:
+            await world.parked.park(made_earlier(parked, days=7))
+            await asyncio.sleep(3600)
+            assert len(target.adds) == asked
+            await world.parked.park(made_earlier(parked, days=8))
+        await until(world.is_clean)
+        assert await running.stop() is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "u" if help_by == "another bookie" else "t")
+
+
+@in_virtual_time
+async def test_a_bookie_that_refuses_for_another_reason_is_asked_again_beside_one_that_goes_on_refusing() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        world.bookies["t"].add_replies = [Status.FENCED] * 100
+        world.bookies["u"].add_replies = [Status.IO_ERROR] * 100
+        running = world.worker(once=False).start()
+        await wait_parked(world)
+        asked = len(world.bookies["t"].adds)
+        world.bookies["u"].add_replies.clear()
+        await until(world.is_clean)
+        assert await running.stop() is RunEnd.STOPPED
+        assert len(world.bookies["t"].adds) == asked
+        await world.assert_whole(LEDGER, packets, "u")
 
 
 @in_virtual_time

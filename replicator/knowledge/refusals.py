@@ -1,0 +1,45 @@
+"""Refusals that last: copies of a ledger that the collector of an Apache bookie deleted.
+
+Since BookKeeper 4.16.7 and 4.17.2, a bookie remembers such ledgers until it is restarted, or until nothing has asked it
+for one of them for seven days. Until then it answers FENCED to every add of the ledger, also to recovery adds. Each
+attempt starts the seven days again. So the refusals are part of the parked record, and these bookies are not chosen
+again before an attempt can succeed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bookie.metadata.tasks.parked import Refusal
+from bookie.model.ids import BookieId, LedgerId
+from bookie.wire.port import Status
+from replicator.knowledge.evidence import Answer
+from replicator.ports import RepairPorts
+
+ASKED_AGAIN_MS: Final = 8 * 86_400_000
+"""Time after which such a bookie is asked again without a restart: longer than the seven days of Apache's bookies."""
+_WHY: Final = (
+    "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or not asked for 7 days"
+)
+
+
+def fenced(bookie: BookieId, detail: str = "") -> Answer:
+    """Return the refusal of a recovery add by a bookie that answered FENCED."""
+    return Answer(bookie, Status.FENCED, f"{_WHY}: {detail}" if detail else _WHY)
+
+
+async def lasting_refusals(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:
+    """Return the recorded refusals of a parked task that still hold. Read under the lock of the task.
+
+    A refusal ends with the registration of the bookie: a restarted bookie registers again.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    record = await ports.parked.get(ledger_id)
+    if record is None:
+        return {}
+    now_ms = ports.clock.epoch_ms()
+    recent = {each.bookie: each for each in record.refusals if now_ms - each.at_ms < ASKED_AGAIN_MS}
+    numbers = await ports.registrations.numbers(recent)
+    return {bookie: recent[bookie] for bookie, czxid in numbers.items() if czxid < recent[bookie].zxid}
