@@ -118,7 +118,10 @@ class ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class FenceReply:
-    """OK only after the fence is durable. ``last_entry`` is the greatest stored entry, if there is one."""
+    """OK only after the fence is durable. ``last_entry`` is the greatest stored entry, if there is one.
+
+    An Apache bookie may have stored a greater one (R137).
+    """
 
     status: Status
     last_entry: EntryResult | None = None
@@ -137,7 +140,7 @@ class LacReply:
     explicit: bytes = field(default=b"", repr=False)
     """The newest explicit LAC, as ``packet.pack_lac`` made it; empty if there is none."""
     last_entry: EntryResult | None = None
-    """The entry with the greatest id, whose header names a LAC; None if there is none."""
+    """The entry with the greatest id, whose header names a LAC; None if there is none. As in ``FenceReply``."""
     entry: EntryResult | None = None
     """The entry requested along with a long poll, if this bookie has it; else None."""
     detail: str = ""

@@ -51,7 +51,10 @@ class Read(Request[ReadReply]):
 
 @dataclass(frozen=True, slots=True)
 class ReadLast(Request[ReadReply]):
-    """Read the entry with the greatest id that the bookie holds; the reply has one result, with the true id."""
+    """Read the entry with the greatest id that the bookie holds; the reply has one result, with the true id.
+
+    An Apache bookie may answer with an older entry (R137).
+    """
 
     ledger_id: LedgerId
     failed: ClassVar = ReadReply

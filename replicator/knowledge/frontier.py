@@ -4,6 +4,9 @@ Entries up to the last add confirmed are final. After it, an entry held by some 
 recovery would keep it. An entry held by no member was not acknowledged, nor was any later one, because adds are
 acknowledged in order. So the written part ends before the first entry missing on every member.
 
+The last entries named by the members are a lower bound, because an Apache bookie may hold greater entries than the one
+it names (R137). So the members are asked for the entries after it as well, until a gap is found.
+
 A bookie that returned with empty disks denies entries it once acknowledged. Apache's bookies give no sign of this, and
 Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the written
 part changes no metadata and does not affect the writer.
@@ -32,6 +35,10 @@ _GROWING: Final = 2
 """Fragments without a settled end: the last two."""
 _WINDOW: Final = READ_ENTRIES_MAX
 """Entries requested at a time."""
+_GROWTH: Final = 4
+"""After the last named entry, one entry is requested first, and then this many times as many as before."""
+_UNNAMED_MAX: Final = 1 << 16
+"""Written entries after the last named one; with more, the end is unknown for now. A flush of the bookie ends this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +71,47 @@ class Frontier:
         fragments = ledger.metadata.fragments[-_GROWING:]
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
-        top: int = NO_ENTRY
+        named: int = NO_ENTRY
         silent: list[Answer] = []
         for told in await asyncio.gather(*(self._last(ledger, member) for member in members)):
             if isinstance(told, Answer):
                 silent.append(told)
             else:
-                confirmed, top = max(confirmed, told.confirmed), max(top, told.entry_id)
-        acknowledged = EntryId(confirmed)
-        while confirmed < top:
-            wanted = [EntryId(entry_id) for entry_id in range(confirmed + 1, min(top, confirmed + _WINDOW) + 1)]
+                confirmed, named = max(confirmed, told.confirmed), max(named, told.entry_id)
+        last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # before it, all is final
+        while last < named:
+            wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(named, last + _WINDOW) + 1)]
             last, unknown = await self._up_to_a_gap(ledger, members, wanted)
             if last < wanted[-1]:
-                return Written(last, (*silent, *unknown), acknowledged)
-            confirmed = last
-        return Written(EntryId(confirmed), tuple(silent), acknowledged)
+                return Written(last, (*silent, *unknown), EntryId(confirmed))
+        end, unknown = await self._after_named(ledger, members, last)
+        if end > last:
+            confirmed = max(confirmed, await self._confirmed_by(ledger, members, end))
+        return Written(end, (*silent, *unknown), EntryId(confirmed))
+
+    async def _after_named(
+        self, ledger: Versioned, members: Sequence[BookieId], named: EntryId
+    ) -> tuple[EntryId, list[Answer]]:
+        """Return the last written entry from ``named`` on, and the members that may hold a later one."""
+        last, count = named, 1
+        while last - named < _UNNAMED_MAX:
+            wanted = [EntryId(entry_id) for entry_id in range(last + 1, last + 1 + count)]
+            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
+            if last < wanted[-1]:
+                return last, unknown
+            count = min(_GROWTH * count, _WINDOW)
+        detail = f"its last entry is not known: it names none after {named}, and there are entries up to {last}"
+        return last, [Answer(member, Status.IO_ERROR, detail) for member in members]
+
+    async def _confirmed_by(self, ledger: Versioned, members: Sequence[BookieId], entry_id: EntryId) -> int:
+        """Return the last add confirmed in a verified copy of an entry, -1 if there is no such copy."""
+        holders = _write_set(ledger.metadata, entry_id)
+        for member in (member for member in members if member in holders):
+            for result in (await self._held.read(member, ledger.ledger_id, [entry_id])).results:
+                entry = proven(ledger, result)
+                if entry is not None and entry.entry_id == entry_id:
+                    return min(entry.last_add_confirmed, entry_id - 1)
+        return NO_ENTRY
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
         """Ask a member for its last entry, and evaluate the answer; a damaged entry counts as written."""

@@ -15,10 +15,12 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack, packet_ids, unpack
-from bookie.wire.port import Status
+from bookie.wire.port import EntryResult, Status
+from replicator.knowledge import frontier
+from replicator.knowledge.holdings import Holdings
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names, should_hold
-from tests.worlds.repair import RepairWorld, a_world, answers, flipped
+from tests.worlds.repair import RepairWorld, Tamper, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 GRACE_S = 30.0
@@ -182,6 +184,106 @@ async def test_a_damaged_last_entry_is_no_proof_that_nothing_was_written() -> No
         await running.stop()
 
 
+NAMES_NEWEST = [
+    pytest.param(((0, "y a"), (10, "a c")), 3, id="in the fragment before"),
+    pytest.param(((0, "y a"), (10, "a c")), 9, id="at the end of the fragment before"),
+    pytest.param(((0, "y a"), (10, "a c")), 12, id="in the last fragment"),
+    pytest.param(((0, "a c y"),), 0, id="striped"),
+]
+
+
+@pytest.mark.parametrize(("fragments", "named"), NAMES_NEWEST)
+def test_entries_after_the_one_that_a_member_names_as_its_last_are_copied(
+    fragments: tuple[tuple[int, str], ...], named: int
+) -> None:
+    """An Apache bookie names the greatest of its newest entries, which a repair may have stored after later ones."""
+
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("y a c t") as world:
+            packets = await world.ledger(LEDGER, make_metadata(*fragments, quorum=(2, 2)), 60)
+            metadata = await world.metadata(LEDGER)
+            await wipe(world, "c", has_no_lists=True)
+            for bookie in ("a", "y"):
+                world.bookies[bookie].has_no_lists = True
+                world.bookies[bookie].last = names_as_last(packets, named)
+            await assert_filled_up(world, packets, metadata)
+
+    test()
+
+
+@in_virtual_time
+async def test_after_the_last_entry_each_member_is_asked_for_one_more() -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2)), 10)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        assert (await world.heal()).endings() == [Ending.NOTHING_MISSING]
+        assert [world.bookies[name].reads for name in "abc"] == [[(9,), (10,)]] * 3
+
+
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.IO_ERROR, Status.CORRUPT])
+def test_while_a_member_may_have_a_later_entry_than_it_names_the_task_stays(status: Status) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with a_world("y a c t") as world:
+            packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 20)
+            await wipe(world, "c", has_no_lists=True)
+            world.bookies["a"].last = names_as_last(packets, 9)
+            world.bookies["a"].results[EntryId(10)] = answers(status)
+            running = world.worker(once=False).start()
+            await asyncio.sleep(5 * GRACE_S)
+            assert set(running.recorder.endings()) <= {Ending.FAILED, Ending.PARKED}
+            assert await world.task(LEDGER) is not None
+            world.bookies["a"].results.clear()
+            await until(world.is_clean, seconds=4000, every_s=1)
+            await world.assert_whole(LEDGER, packets)
+            await running.stop()
+
+    test()
+
+
+@in_virtual_time
+async def test_an_end_far_after_the_last_named_entry_is_found_in_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "_UNNAMED_MAX", 16)
+    async with a_world("y a c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 60)
+        metadata = await world.metadata(LEDGER)
+        await wipe(world, "c", has_no_lists=True)
+        world.bookies["a"].last = names_as_last(packets, 9)
+        await assert_filled_up(world, packets, metadata)
+
+
+@in_virtual_time
+async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frontier, "_UNNAMED_MAX", 16)
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2)), 60)
+        for bookie in ("a", "b"):
+            world.bookies[bookie].last = names_as_last(packets, 9)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False).start()
+        await asyncio.sleep(5 * GRACE_S)
+        assert running.recorder.results[-1].reason is ParkReason.SILENT_BOOKIES
+        assert "none after 9" in running.recorder.results[-1].detail
+        for bookie in ("a", "b"):
+            world.bookies[bookie].last = lambda result: result  # a flush
+        await until(world.is_clean, seconds=4000, every_s=1)
+        await running.stop()
+
+
+@in_virtual_time
+async def test_a_loss_after_the_last_named_entry_is_a_loss_of_acknowledged_entries() -> None:
+    async with a_world("y a c") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 20)
+        await wipe(world, "c", has_no_lists=True)
+        world.bookies["a"].last = world.bookies["y"].last = names_as_last(packets, 9)
+        holdings = Holdings(world.bookies.transport, world.clock)
+        judged = await holdings.judge_members(await world.ledgers.read(LEDGER), await world.registrations.list())
+        assert judged.lost == {BookieId("c")}
+
+
 @in_virtual_time
 async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
     async with a_world("a b c t") as world:
@@ -291,6 +393,16 @@ async def lose_too(world: RepairWorld, bookie: str) -> None:
     """Lose another bookie together with its disks, and mark its ledger."""
     await world.kill(bookie)
     await world.tasks.marking.mark(LEDGER, names(bookie))
+
+
+def names_as_last(packets: dict[EntryId, bytes], named: int) -> Tamper:
+    """Return a change of the last entry to this one, as after its store into an Apache bookie."""
+
+    def change(result: EntryResult) -> EntryResult:
+        entry_id = EntryId(named)
+        return result if result.status.is_absent else EntryResult(entry_id, Status.OK, packets[entry_id])
+
+    return change
 
 
 def repacked(packet: bytes, *, lac: int) -> bytes:
