@@ -1,8 +1,9 @@
 """Bookies that behave like Apache's: no limbo, no record of their disks, no list of entries, no reservations.
 
 Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
-processes can learn from them. A bookie on new disks denies what its former disks held, and forgets its fences. Its
-collector respects the lock of a ledger, and nothing else.
+processes can learn from them. They name as their last entry the greatest of those added since a flush (R137). A bookie
+on new disks denies what its former disks held, and forgets its fences. Its collector respects the lock of a ledger, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
@@ -20,34 +22,80 @@ from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import NodeExistsError, NoNodeError
 from bookie.model.errors import BkhealError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import packet_ids
+from bookie.runtime.clock import Clock
 from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
-from bookie.wire.requests import ListEntries
+from bookie.wire.port import (
+    AddBatch,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    LacReply,
+    ReadReply,
+    Reply,
+    ReplyT,
+    Request,
+    Status,
+)
+from bookie.wire.requests import Fence, ListEntries, Read, ReadLac, ReadLast, WaitLac
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimBookie
 
 _PAGE: Final = 1000
+_FLUSH_INTERVAL_S: Final = 60.0
+"""As in Pulsar's configuration of bookies."""
 
 
-class WithoutLists(BookieHandler):
-    """A handler without a list of entries."""
+class LikeApache(BookieHandler):
+    """A handler without a list of entries. Entries since the last flush determine the last entry of a ledger."""
 
-    def __init__(self, inner: BookieHandler) -> None:
+    def __init__(self, inner: BookieHandler, clock: Clock) -> None:
         self._inner = inner
+        self._clock = clock
+        self._flush = 0
+        self._unflushed: dict[LedgerId, EntryId] = {}
+        """The greatest entry of each ledger since the last flush."""
 
     @override
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        return await self._inner.add(incarnation, batch)
+        reply = await self._inner.add(incarnation, batch)
+        if reply.status is Status.OK:
+            added = max(packet_ids(packet)[1] for packet in batch.entries)
+            newest = self._since_flush()
+            newest[batch.ledger_id] = max(added, newest.get(batch.ledger_id, added))
+        return reply
 
     @override
     async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
         if isinstance(request, ListEntries):
             return cast(ReplyT, request.failed(Status.UNSUPPORTED, detail="no lists"))
-        return await self._inner.answer(incarnation, request)
+        reply: Reply = await self._inner.answer(incarnation, request)
+        if reply.status is Status.OK and isinstance(request, ReadLast | Fence | ReadLac | WaitLac):
+            last = await self._last(incarnation, request.ledger_id)
+            if last is not None and isinstance(reply, ReadReply):
+                reply = replace(reply, results=[last])
+            elif last is not None and isinstance(reply, FenceReply | LacReply):
+                reply = replace(reply, last_entry=last)
+        return cast(ReplyT, reply)
+
+    async def _last(self, incarnation: str, ledger_id: LedgerId) -> EntryResult | None:
+        """Return the greatest entry since the last flush, None if there is none or it was deleted."""
+        entry_id = self._since_flush().get(ledger_id)
+        if entry_id is None:
+            return None
+        reply = await self._inner.answer(incarnation, Read(ledger_id, [entry_id]))
+        return next((result for result in reply.results if result.status is Status.OK), None)
+
+    def _since_flush(self) -> dict[LedgerId, EntryId]:
+        flush = int(self._clock.monotonic_s() / _FLUSH_INTERVAL_S)
+        if flush != self._flush:
+            self._flush = flush
+            self._unflushed.clear()
+        return self._unflushed
 
 
 async def join(node: SimBookie, cluster: Cluster) -> None:

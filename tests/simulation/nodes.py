@@ -47,7 +47,7 @@ from bookie.wire.port import (
 )
 from bookie.wire.requests import Copy, Fence, ListEntries, Read
 from tests.simulation import journals
-from tests.simulation.apache import WithoutLists
+from tests.simulation.apache import LikeApache
 from tests.simulation.late_disk import LateDisk
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
@@ -404,7 +404,7 @@ class SimBookie:
         identity = BookieIdentity(incarnation, "sim")
         service = BookieService(self.storage, self.spread, identity, copying=WitnessedCopying(self, sources))
         self.service = service
-        self.handler = Witnessed(self, WithoutLists(service) if self.is_apache else service)
+        self.handler = Witnessed(self, LikeApache(service, self.clock) if self.is_apache else service)
         world.read_only_since_s.pop(self.bookie, None)
         world.network.listen(self.process.name, self)
         self.is_listening = True
