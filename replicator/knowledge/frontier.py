@@ -2,7 +2,8 @@
 
 Entries up to the last add confirmed are final. After it, an entry held by some member may have been acknowledged, and a
 recovery would keep it. An entry held by no member was not acknowledged, nor was any later one, because adds are
-acknowledged in order. So the written part ends before the first entry missing on every member.
+acknowledged in order. So the written part ends before the first entry missing on every member. A member that is not
+registered may have it: then the end is unknown.
 
 The last entries named by the members are a lower bound, because an Apache bookie may hold greater entries than the one
 it names (R137). So the members are asked for the entries after it as well, until a gap is found.
@@ -133,14 +134,10 @@ class Frontier:
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:
-            holders = _write_set(ledger.metadata, entry_id) & replies.keys()
-            if not any(_serves(replies[bookie], entry_id) for bookie in holders):
-                unknown = [
-                    Answer(bookie, replies[bookie].status, replies[bookie].detail)
-                    for bookie in sorted(holders)
-                    if replies[bookie].status not in (Status.OK, Status.LIMBO)
-                ]
-                return EntryId(entry_id - 1), unknown
+            holders = _write_set(ledger.metadata, entry_id)
+            if not any(_serves(replies[bookie], entry_id) for bookie in holders & replies.keys()):
+                answers = (_answer(bookie, replies.get(bookie)) for bookie in sorted(holders))
+                return EntryId(entry_id - 1), [each for each in answers if each.status not in (Status.OK, Status.LIMBO)]
         return wanted[-1], []
 
 
@@ -148,6 +145,12 @@ def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
     """Return the write set of an entry. Copies on replaced members do not count: no acknowledgement relied on them."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return {members[position] for position in metadata.stripe.write_set(entry_id)}
+
+
+def _answer(bookie: BookieId, reply: ListReply | None) -> Answer:
+    if reply is None:
+        return Answer(bookie, Status.UNRESOLVED, "it is not registered, and may have later entries")
+    return Answer(bookie, reply.status, reply.detail)
 
 
 def _serves(reply: ListReply, entry_id: EntryId) -> bool:

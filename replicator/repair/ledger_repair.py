@@ -411,7 +411,7 @@ class LedgerRepair:
             return await self._give_up(plan.blocked, view.bookies)
         if view.shortfall.silent:
             who = ", ".join(map(str, view.shortfall.silent))
-            detail = f"registered, but does not list its entries: {who}"
+            detail = f"not all entries of these bookies are known: {who}"
             return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
         is_repaired = self._log.fragments or self._log.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)

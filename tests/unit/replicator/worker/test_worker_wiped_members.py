@@ -116,22 +116,41 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
 
 @in_virtual_time
 async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believed_later() -> None:
-    """The repair of b ends within the delay of c, which may have entries that no other member has. Then c is marked."""
+    """b is filled within the delay of c, which may have entries that no other member has. Then c is marked."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 600)
         packets = await lose_b_and_miss_c(world, "b")
         running = world.worker(once=False).start()
 
-        async def has_no_task() -> bool:
-            return await world.tasks.read(LEDGER) is None
+        async def is_filled() -> bool:
+            return await world.bookies.nodes[BookieId("b")].holds(LEDGER) == list(range(10))
 
-        await until(has_no_task)
+        await until(is_filled)
         assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
         await asyncio.sleep(600)
         await world.tasks.marking.mark(LEDGER, names("c"))
         await stays_unclosed(world, running, 10 * MINUTES)
         await world.register("c")
         await assert_nothing_is_lost(world, packets)
+        await running.stop()
+
+
+@in_virtual_time
+async def test_the_task_of_a_wiped_bookie_waits_for_a_member_that_may_have_all_entries() -> None:
+    """The entries of b are on a alone, which is restarting and is not named by the task."""
+    async with a_world("a b t") as world:
+        await with_cookies(world, "a b t", 3600)
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await world.kill("a", "b")
+        await world.add_bookies("b", incarnation="2")
+        world.bookies["b"].has_no_lists = True
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False).start()
+        await asyncio.sleep(20 * MINUTES)
+        assert await world.tasks.read(LEDGER) is not None
+        await world.register("a")
+        await until(world.is_clean, seconds=4000, every_s=1)
+        await world.assert_whole(LEDGER, packets)
         await running.stop()
 
 
