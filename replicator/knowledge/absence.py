@@ -5,9 +5,9 @@ restarting, and replacing it would copy all of its data. It counts as lost in tw
 bookie will return under its id; this counts only if every registered bookie has one, because a partial restore of the
 store may lack cookies. Or its delay, counted from an auditor's first sight of its absence, has passed, and no
 maintenance window names it (R71). Until then it is awaited: its position stays unchanged, nothing is read from it, and
-the task can end without it, because the auditor marks the ledger afterwards. In an open ledger, the task stays while the
-awaited member may have entries that a registered one lacks (``frontier``). If an auditor names a bookie earlier, because
-the ledger has one copy left (R70), the worker follows.
+the task can end without it, because the auditor marks the ledger afterwards. In an open ledger, the task stays while
+the awaited member may have entries that a registered one lacks (``frontier``). If an auditor names a bookie earlier,
+because the ledger has one copy left (R70), the worker follows.
 
 An absence counts for nothing while more bookies are missing than a cluster loses at once (S12), or soon after this
 process was disconnected from the store: bookies register again only after they have noticed the end of their sessions.
