@@ -81,7 +81,7 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
             RunRecord("20261120T101500Z-000001", RunKind.REPLICAS, RunCause.COMMAND, "cron", "job/1", RunState.DONE,
                       started_ms=1000, finished_ms=9000, exit_code=1, verdict="findings", findings={"LOST": 3})
         )  # fmt: skip
-        await runs.note_success(RunKind.REPLICAS, 1000, 1000)
+        await runs.note_success(RunKind.BOOKIES, 1000, 1000)
         prometheus.start()
         async with prometheus.running:
             await prometheus.until_fire("BkhealAuditorNeverScraped")
