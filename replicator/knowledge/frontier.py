@@ -38,6 +38,8 @@ _WINDOW: Final = READ_ENTRIES_MAX
 """Entries requested at a time."""
 _GROWTH: Final = 4
 """After the last named entry, one entry is requested first, and then this many times as many as before."""
+_UNNAMED_FEW: Final = 1000
+"""After so many entries without a name, the members are asked again for their last ones: a writer may add entries."""
 _UNNAMED_MAX: Final = 1 << 16
 """Written entries after the last named one; with more, the end is unknown for now. A flush of the bookie ends this."""
 
@@ -80,11 +82,9 @@ class Frontier:
             else:
                 confirmed, named = max(confirmed, told.confirmed), max(named, told.entry_id)
         last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # before it, all is final
-        while last < named:
-            wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(named, last + _WINDOW) + 1)]
-            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
-            if last < wanted[-1]:
-                return Written(last, (*silent, *unknown), EntryId(confirmed))
+        last, unknown = await self._up_to(ledger, members, last, EntryId(named))
+        if last < named:
+            return Written(last, (*silent, *unknown), EntryId(confirmed))
         end, unknown = await self._after_named(ledger, members, last)
         if end > last:
             confirmed = max(confirmed, await self._confirmed_by(ledger, members, end))
@@ -93,9 +93,14 @@ class Frontier:
     async def _after_named(
         self, ledger: Versioned, members: Sequence[BookieId], named: EntryId
     ) -> tuple[EntryId, list[Answer]]:
-        """Return the last written entry from ``named`` on, and the members that may hold a later one."""
+        """Return the last written entry from ``named`` on, and the members that may hold a later one.
+
+        If the members name a later entry by now, a writer goes on. What it adds after that entry is not of this look.
+        """
         last, count = named, 1
         while last - named < _UNNAMED_MAX:
+            if last - named >= _UNNAMED_FEW and (later := await self._named(ledger, members)) > last:
+                return await self._up_to(ledger, members, last, EntryId(later))
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, last + 1 + count)]
             last, unknown = await self._up_to_a_gap(ledger, members, wanted)
             if last < wanted[-1]:
@@ -103,6 +108,11 @@ class Frontier:
             count = min(_GROWTH * count, _WINDOW)
         detail = f"its last entry is not known: it names none after {named}, and there are entries up to {last}"
         return last, [Answer(member, Status.IO_ERROR, detail) for member in members]
+
+    async def _named(self, ledger: Versioned, members: Sequence[BookieId]) -> int:
+        """Return the greatest entry that a member names as its last one, -1 if none does."""
+        told = await asyncio.gather(*(self._last(ledger, member) for member in members))
+        return max((each.entry_id for each in told if isinstance(each, _MemberAnswer)), default=NO_ENTRY)
 
     async def _confirmed_by(self, ledger: Versioned, members: Sequence[BookieId], entry_id: EntryId) -> int:
         """Return the last add confirmed in a verified copy of an entry, -1 if there is no such copy."""
@@ -126,6 +136,17 @@ class Frontier:
             return _MemberAnswer(result.entry_id)
         status = Status.IO_ERROR if result.status is Status.OK else result.status
         return Answer(bookie, status, reply.detail or "its last entry cannot be read")
+
+    async def _up_to(
+        self, ledger: Versioned, members: Sequence[BookieId], last: EntryId, end: EntryId
+    ) -> tuple[EntryId, list[Answer]]:
+        """Return the last written entry from ``last`` to ``end``, and the members that may hold the entry after it."""
+        while last < end:
+            wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(end, last + _WINDOW) + 1)]
+            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
+            if last < wanted[-1]:
+                return last, unknown
+        return last, []
 
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]

@@ -185,6 +185,13 @@ class Memory:
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
 
+    def still_parked(self, ledger_id: LedgerId, circumstances: Seen, attempts: int) -> None:
+        """Record that a parked task waits under other circumstances, without starting its rest again."""
+        known = self._resting.get(ledger_id)
+        since_s = self._clock.monotonic_s() if known is None else known.since_s
+        self._failures.pop(ledger_id, None)
+        self._resting[ledger_id] = _Resting(circumstances, since_s, attempts)
+
     def note_attempts(self, ledger_id: LedgerId, attempts: int) -> None:
         """Start the rest of a parked task again if another worker has tried it since."""
         known = self._resting.get(ledger_id)

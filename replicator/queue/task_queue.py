@@ -408,7 +408,7 @@ class TaskQueue:
             return _Verdict.ELIGIBLE
         if self._memory.is_rested(ledger_id, parked.reason):
             return _Verdict.RECHECK
-        self._memory.parked(ledger_id, circumstances, parked.attempts)
+        self._memory.still_parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
     def _sum_up(self, tally: _Tally) -> None:

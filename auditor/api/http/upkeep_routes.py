@@ -203,7 +203,9 @@ class UpkeepRoutes:
 
         async def work(client: ClusterClient) -> Document:
             try:
-                return await drains.start_drains(client, actor, bookies, recording)
+                found = await drains.start_drains(client, actor, bookies, recording)
+                drained = self._marking.get(key, set(bookies))
+                return {**found, "bookies": [bookie for bookie in bookies if bookie in drained]}
             finally:
                 self._marking.pop(key, None)
 

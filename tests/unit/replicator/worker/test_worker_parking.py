@@ -196,6 +196,25 @@ async def test_a_bookie_that_refuses_for_another_reason_is_asked_again_beside_on
 
 
 @in_virtual_time
+async def test_changes_of_another_bookie_do_not_delay_the_next_attempt() -> None:
+    async with a_world("a b t z") as world:
+        await world.kill("z")
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        world.bookies["t"].add_replies = [Status.UNAUTHORIZED] * 100
+        running = world.worker(once=False).start()
+        await wait_parked(world)
+        world.bookies["t"].add_replies.clear()
+        for _ in range(4):
+            await asyncio.sleep(100)
+            await world.register("z", is_read_only=True)
+            await asyncio.sleep(100)
+            await world.kill("z")
+        assert await world.is_clean()
+        await running.stop()
+
+
+@in_virtual_time
 async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_until_a_bookie_joins() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

@@ -6,10 +6,12 @@ Apache's bookies have no limbo, so only the other members show that something is
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from bookie.client.recovery.recovery import recover_ledger
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId
@@ -17,6 +19,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack, packet_ids, unpack
 from bookie.wire.port import EntryResult, Status
 from replicator.knowledge import frontier
+from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names, should_hold
@@ -271,6 +274,29 @@ async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stay
             world.bookies[bookie].last = lambda result: result  # a flush
         await until(world.is_clean, seconds=4000, every_s=1)
         await running.stop()
+
+
+@in_virtual_time
+async def test_a_look_ends_although_a_writer_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "_UNNAMED_FEW", 8)
+    monkeypatch.setattr(frontier, "_UNNAMED_MAX", 40)
+    packets, asks = make_packets(LEDGER, 2000), frontier.Frontier._up_to_a_gap
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
+
+        async def write_on(
+            of: frontier.Frontier, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
+        ) -> tuple[EntryId, list[Answer]]:
+            for bookie in "abc":
+                await world.bookies.put(
+                    bookie, LEDGER, [packets[EntryId(each)] for each in range(wanted[0], wanted[-1] + 6)]
+                )
+            return await asks(of, ledger, members, wanted)
+
+        monkeypatch.setattr(frontier.Frontier, "_up_to_a_gap", write_on)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.NOTHING_MISSING]
 
 
 @in_virtual_time
