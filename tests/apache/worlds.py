@@ -16,6 +16,8 @@ from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.embedded.apache_settings import ApacheOptions
 from bookie.embedded.process import ManagedProcess
+from bookie.metadata.nodes import child_names, remove
+from bookie.metadata.own_state import own_path
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from bookie.wire.security import PLAINTEXT, BookieSecurity
@@ -61,6 +63,9 @@ _KNOWN_TO_APACHE: Final = (
     rf"underreplication/locks(/{_TASK})?",
 )
 """Paths below a ledgers root, except those with a bookie's id at the end."""
+
+_ABOUT_LOSSES: Final = ("first-seen-down", "maintenance", "returned")
+"""Records of our auditors that delay the marks of a bookie lost later."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -170,6 +175,10 @@ async def as_at_first(here: ApacheWorld) -> None:
         if await ours.ports.tasks.switches.is_disabled():
             await ours.ports.tasks.switches.enable()
         await ours.ports.tasks.switches.set_lost_bookie_delay_s(0)
+        for records in _ABOUT_LOSSES:
+            parent = own_path(records, ours.cluster.root)
+            for name in await child_names(ours.store, parent):
+                await remove(ours.store, f"{parent}/{name}")
         names = {bookie.bookie_id for bookie in cluster.bookies}
         await until(ours.ports.registrations.list, lambda found: found.writable == names, "all bookies are there")
 
