@@ -37,8 +37,8 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
     ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
     "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
     ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
-    "add a bookie; the task is tried again every five minutes. Restart an Apache bookie with FENCED in the detail: until "
-    "then it refuses a ledger that its collector deleted, and is not asked again",
+    "add a bookie; the task is tried again every five minutes. Restart an Apache bookie with FENCED in the detail: "
+    "until then it refuses a ledger that its collector deleted, and is not asked again",
     ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
     "then replaced; the task is tried again every five minutes",
     ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
