@@ -33,8 +33,11 @@ _CREATE_FIELDS: Final = 21
 _KNOWN_PATHS: Final = 4096
 """Cached results: the repair of a ledger uses the same few paths several times."""
 
-# ZooKeeper's own client refuses empty and relative parts, control characters, surrogates and private use.
-_PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]++)+")
+# ZooKeeper refuses empty and relative parts, control characters, surrogates and private use. It looks at UTF-16, where
+# each character beyond U+FFFF is two surrogates.
+_PATH: Final = re.compile(
+    r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]++)+"
+)
 
 
 def check_path(path: str) -> None:

@@ -109,7 +109,11 @@ class DiskFile(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close without syncing. Idempotent."""
+        """Close without syncing. Idempotent.
+
+        Raises:
+            DiskError: of a network file system, for what was not synced. The file is closed.
+        """
         ...
 
 

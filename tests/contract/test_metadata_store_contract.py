@@ -128,7 +128,7 @@ async def test_too_much_data_is_refused_and_the_session_lives(store: MetadataSto
     assert store.session == seen
 
 
-@pytest.mark.parametrize("path", ["", "relative", "/a/", "//", "/a//b", "/a/../b", "/.", "/a\x00"])
+@pytest.mark.parametrize("path", ["", "relative", "/a/", "//", "/a//b", "/a/../b", "/.", "/a\x00", "/a\U0001f600"])
 async def test_malformed_path_is_refused(store: MetadataStore, path: str) -> None:
     with pytest.raises(RequestRefusedError):
         await store.get(path)

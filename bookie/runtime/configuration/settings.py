@@ -54,7 +54,7 @@ def resolve_metadata_uri(flag: str | None, env: Mapping[str, str], flag_file: Pa
     configured = _read(named, problems) if named is not None else None
     uri = (flag or "").strip() or env.get(URI_VARIABLE, "").strip() or configured
     default = _default_file(env)
-    if uri is None and named is None and default is not None and default.is_file():
+    if uri is None and named is None and default is not None and _is_file(default):
         uri = _read(default, problems)
     if uri is None and not problems:
         problems.append(
@@ -71,7 +71,7 @@ def config_file(flag_file: Path | None, env: Mapping[str, str]) -> Path | None:
     if flag_file is not None or env.get(CONFIG_VARIABLE):
         return flag_file or Path(env[CONFIG_VARIABLE])
     default = _default_file(env)
-    return default if default is not None and default.is_file() else None
+    return default if default is not None and _is_file(default) else None
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -128,6 +128,14 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
     if env.get("XDG_CONFIG_HOME"):
         return Path(env["XDG_CONFIG_HOME"]) / "bkheal" / "config.toml"
     return Path(env["HOME"]) / ".config" / "bkheal" / "config.toml" if env.get("HOME") else None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether the default file exists. In a home directory that this user may not search, there is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _read(path: Path, problems: list[str]) -> str | None:

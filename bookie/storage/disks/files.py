@@ -254,7 +254,7 @@ class _File(DiskFile):
             return os.fstat(descriptor).st_size
 
     def _close(self) -> None:
-        with self._busy:
+        with self._busy, _disk_errors("close", self._path):
             if self._descriptor is not None:
                 descriptor, self._descriptor = self._descriptor, None
                 os.close(descriptor)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.runtime.configuration.settings import ConfigurationError, resolve_metadata_uri
+from bookie.runtime.configuration.settings import ConfigurationError, config_file, resolve_metadata_uri
 
 FLAG = "zk://flag:2181/ledgers"
 VARIABLE = "zk://variable:2181/ledgers"
@@ -54,6 +54,13 @@ def test_a_broken_default_file_is_no_matter_when_it_is_not_needed(tmp_path: Path
     assert resolve_metadata_uri(FLAG, {"XDG_CONFIG_HOME": str(tmp_path)}, None) == FLAG
     with pytest.raises(ConfigurationError, match="cannot read"):
         resolve_metadata_uri(None, {"XDG_CONFIG_HOME": str(tmp_path)}, None)
+
+
+def test_a_home_directory_that_cannot_be_searched_has_no_default_file() -> None:
+    env = {"HOME": f"/{'h' * 300}"}  # the system answers with an error, as it does without the permission to search
+    assert config_file(None, env) is None
+    with pytest.raises(ConfigurationError, match="no cluster is named"):
+        resolve_metadata_uri(None, env, None)
 
 
 def test_nothing_at_all_teaches_every_way() -> None:

@@ -148,6 +148,21 @@ async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
     assert not files.is_thread_waiting()
 
 
+async def test_a_failed_close_is_a_failure_of_the_disk(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.close
+
+    def fail(descriptor: int) -> None:  # as network file systems do
+        real(descriptor)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    file = await disk.create("d/a")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fail)
+        with pytest.raises(DiskFullError, match=r"cannot close .*d/a"):
+            await file.close()
+    await file.close()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
 async def test_no_space_is_told_apart(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def full(*arguments: object) -> int:
