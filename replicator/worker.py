@@ -64,6 +64,7 @@ LETTING_GO_S: Final = 10.0
 """Time for cancelled work to release its locks; remaining locks end with the session."""
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
+_DEBTS: Final = "the placement debts"
 
 
 class RunEnd(enum.Enum):
@@ -106,8 +107,9 @@ class Worker:
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False
         """Whether this worker left the line of idle workers to look for work by itself."""
-        self._looking: asyncio.Task[BkhealError | None] | None = None
-        """The last look for repayable debts of a lookout, and its error."""
+        self._looking: asyncio.Task[None] | None = None
+        """The last search of a lookout for repayable debts, with the pause after its failure."""
+        self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         self._watchers: list[asyncio.Task[None]] = []
         """Watches of the bookies and of the switch, while this worker is active or a lookout."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
@@ -145,10 +147,7 @@ class Worker:
 
     @property
     def problem(self) -> str:
-        """Data this process lacks permission to read; empty if none. Nothing is repaired until an operator acts.
-
-        For any thread.
-        """
+        """Data this process lacks permission to read, until an operator acts; empty if none. For any thread."""
         return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
@@ -245,8 +244,10 @@ class Worker:
             return None
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
+            if self._settings.once:
+                await self._repayment.look()  # before the listing, which then contains its marks
             await self._queue.refresh()
-            await self._follow_debts()
+            self._follow_debts()
             self._events.tasks_listed(self._queue.outlook)
         self._note_allowed(_TASKS)
         self._start_turns()
@@ -260,33 +261,31 @@ class Worker:
         await first_of(changes)
         return None
 
-    async def _follow_debts(self) -> None:
-        """Note the result of the last look for repayable debts, and begin another if this worker looks for them.
+    def _follow_debts(self) -> None:
+        """Begin another search for repayable debts if this worker is a lookout and its last search has ended.
 
-        A look at many debts takes long, so repairs start beside it. With ``once``, its marks are part of the work.
+        A search among many debts takes long, so listings and repairs do not wait for it, and its failure affects
+        neither.
         """
-        if self._settings.once:
-            if await self._repayment.look():
-                self._queue.note_change()
-            return
-        looking = self._looking
-        if looking is not None and looking.done():
-            self._looking = None
-            if (error := looking.result()) is not None:
-                raise error
-        if self._looking is None and self._duty.is_lookout:
+        if self._looking is not None and self._looking.done():
+            looking, self._looking = self._looking, None
+            looking.result()
+        if self._looking is None and self._duty.is_lookout and not self._settings.once:
             self._looking = guarded("placement debts", self._look_for_repayable())
 
-    async def _look_for_repayable(self) -> BkhealError | None:
+    async def _look_for_repayable(self) -> None:
         try:
             if await self._repayment.look():
                 self._queue.note_change()
                 self._wake.set()
-        except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
-            self._queue.note_change()
-            self._wake.set()
-            return error
-        return None
+        except (TransientError, OutcomeUnknownError, ConflictError) as error:
+            _log.warning("search for placement debts failed, trying again", extra={"error": str(error)})
+            await self._ports.clock.sleep(STORE_PAUSE_S)
+        except PermanentError as error:
+            await self._pause_refused(_DEBTS, error, self._debts_refused.next_s())
+        else:
+            self._debts_refused.reset()
+            self._note_allowed(_DEBTS)
 
     async def _wait_for_work(self) -> None:
         """Wait in line with the other idle workers if this one has no work.
@@ -311,6 +310,7 @@ class Worker:
         """Forget all observations: a worker in line sees no changes."""
         self._queue.forget()
         self._repayment.forget()
+        self._note_allowed(_DEBTS)
         self._events.tasks_listed(self._queue.outlook)
 
     async def _end_watches(self) -> None:

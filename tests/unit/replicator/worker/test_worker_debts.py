@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.client.placement.feed import feed_of, load_placement
+from bookie.metadata.own_state import own_path
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks import debts as debts_module
 from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
@@ -16,13 +17,16 @@ from bookie.runtime.tasks import cancel, guarded
 from replicator.queue.repayment import PAUSE_S, ROUND_S, Repayment
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending
-from replicator.worker import Worker
+from replicator.worker import RunEnd, Worker
 from tests.unit.replicator.worker.test_worker_moves import RACKS, heal, write_topology
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until, when
 
 OTHER = LedgerId(8)
+HOUR_S = 3600.0
+REFUSALS_MAX = 70
+"""In an hour: one a minute, and a few more at the beginning."""
 
 
 def debts(world: RepairWorld) -> PlacementDebts:
@@ -190,6 +194,75 @@ async def test_repairs_do_not_wait_for_a_look_at_many_debts(monkeypatch: pytest.
             await until(world.is_clean)
         await world.assert_whole(LEDGER, packets, "t")
         assert looks == 1
+
+
+@in_virtual_time
+async def test_a_run_with_once_pays_a_debt_although_the_first_read_of_the_debts_fails() -> None:
+    async with a_world("a b x") as world:
+        packets = await in_one_rack(world)
+        await heal(world)
+        await world.add_bookies("y")
+        store, recorder, failed = world.session(), Recorder(), 0
+
+        async def fail_once(operation: str, path: str) -> Fault | None:
+            nonlocal failed
+            if "debts" not in path or failed:
+                return None
+            failed += 1
+            return Fault.FAIL_BEFORE
+
+        ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+        store.fault_hook = fail_once
+        worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers", once=True), recorder, "worker")
+        assert await worker.run() is RunEnd.SETTLED
+        assert failed == 1
+        assert recorder.endings() == [Ending.MOVED]
+        await world.assert_whole(LEDGER, packets, "y")
+        assert await debts(world).list() == []
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+def test_a_lookout_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
+    caplog: pytest.LogCaptureFixture, is_denied: bool
+) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b x") as world:
+            await in_one_rack(world)
+            await heal(world)
+            packets = await world.ledger(OTHER, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
+            store = world.session()
+            is_readable, parent = False, own_path("debts", world.cluster.root)
+
+            async def fail(operation: str, path: str) -> Fault | None:
+                return Fault.FAIL_BEFORE if "debts" in path and not (is_readable or is_denied) else None
+
+            store.fault_hook = fail
+            if is_denied:
+                world.cell.deny(parent)
+            ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+            recorder = Recorder()
+            worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers"), recorder, "worker")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(worker.run())
+                await asyncio.sleep(HOUR_S)
+                assert ("the placement debts: " in worker.problem) is is_denied
+                assert "the tasks: " not in worker.problem
+                refusals = sum("store refused" in record.getMessage() for record in caplog.records)
+                assert refusals == 0 or 2 <= refusals <= REFUSALS_MAX
+                assert refusals > 0 or not is_denied
+                await world.add_bookies("y")
+                await world.tasks.marking.mark(OTHER, names("x"))
+                await when(lambda: recorder.endings() == [Ending.REPAIRED], seconds=10)
+                await world.assert_whole(OTHER, packets, "y")
+                is_readable = True
+                world.cell.allow(parent)
+                await when(lambda: recorder.endings() == [Ending.REPAIRED, Ending.MOVED], seconds=2 * PAUSE_S)
+                assert worker.problem == ""
+                worker.stop()
+            assert await debts(world).list() == []
+
+    story()
 
 
 @in_virtual_time
