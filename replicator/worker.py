@@ -151,7 +151,9 @@ class Worker:
         return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
-        """Change the rate of copying (0: unlimited), from the next batch on. Reads have their own bucket.
+        """Change the rate of copying (0: unlimited), from the next batch on.
+
+        Requests to read and to add are limited separately (``Pace``).
 
         Raises:
             ValueError: negative.
@@ -485,6 +487,7 @@ class Worker:
 
 
 def _failure(turn: Turn, error: Exception) -> TaskResult:
-    is_ours = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
-    _log.warning("repair failed", extra={"ledger_id": turn.ledger_id}, exc_info=None if is_ours else error)
+    is_expected = isinstance(error, (TransientError, OutcomeUnknownError, AccessDeniedError))
+    extra = {"ledger_id": turn.ledger_id, "error": str(error)}
+    _log.warning("repair failed", extra=extra, exc_info=None if is_expected else error)
     return TaskResult(turn.ledger_id, Ending.FAILED, detail=f"{type(error).__name__}: {error}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
+from bookie.metadata.layout import lock_path
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.failures import FailedTask
 from bookie.metadata.tasks.parked import ParkReason
@@ -63,6 +66,32 @@ async def test_a_ledger_that_fails_is_tried_by_the_fleet_as_often_as_by_one_work
                 await running.stop()
     assert 5 <= tried[1] <= 12
     assert tried[WORKERS] <= tried[1] + 2  # pauses are random
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), RuntimeError("a bug")], ids=["store", "bug"])
+def test_a_failed_repair_logs_its_reason_and_only_a_bug_has_a_traceback(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b t") as world:
+            await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await world.lose("b")
+            running = world.worker()
+
+            async def fail_first_turn(operation: str, path: str) -> Fault | None:
+                if not running.recorder.results and path == lock_path(ROOT, LEDGER):
+                    raise error
+                return None
+
+            running.store.fault_hook = fail_first_turn
+            await running.worker.run()
+            assert running.recorder.endings() == [Ending.FAILED, Ending.REPAIRED]
+
+    story()
+    (failed,) = [record for record in caplog.records if record.getMessage() == "repair failed"]
+    assert failed.__dict__["error"] == str(error)
+    assert bool(failed.exc_info) is isinstance(error, RuntimeError)
 
 
 @in_virtual_time
