@@ -242,7 +242,7 @@ class Worker:
             self._note_allowed(_TASKS)
             self._events.tasks_listed(Outlook())
             await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
-            self._queue.note_change()  # the tasks were not watched since
+            self._queue.mark_stale()  # the tasks were not watched since
             return None
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
@@ -278,7 +278,7 @@ class Worker:
     async def _look_for_repayable(self) -> None:
         try:
             if await self._repayment.look():
-                self._queue.note_change()
+                self._queue.mark_stale()
                 self._wake.set()
         except (TransientError, OutcomeUnknownError, ConflictError) as error:
             _log.warning("search for placement debts failed, trying again", extra={"error": str(error)})
@@ -300,7 +300,7 @@ class Worker:
                 return
             await self._end_watches()
             self._is_called = False
-            self._is_called = await self._duty.wait_for_work(self._stop, self._note_waiting)
+            self._is_called = await self._duty.wait_for_work(self._stop, self._forget_observations)
             self._ports.recent.forget()
         if not self._watchers:
             self._watchers = [
@@ -308,8 +308,8 @@ class Worker:
                 guarded("switch watch", self._watch_switch()),
             ]
 
-    def _note_waiting(self) -> None:
-        """Forget all observations: a worker in line sees no changes."""
+    def _forget_observations(self) -> None:
+        """Forget all observations, because a worker in line sees no changes."""
         self._queue.forget()
         self._repayment.forget()
         self._note_allowed(_DEBTS)
@@ -410,7 +410,7 @@ class Worker:
             self._unreleased.append(lease)
 
     async def _give_back_again(self) -> None:
-        """Retry the release of locks that could not be released before."""
+        """Retry failed releases, and settle locks whose creation had no answer."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
             await self._give_back(lease)
@@ -433,7 +433,7 @@ class Worker:
             if session.state is SessionState.LOST or session.epoch != known.epoch:
                 _log.warning("session with the store ended, all work is released", extra={"epoch": known.epoch})
                 self._abandon()
-                self._queue.note_change()
+                self._queue.mark_stale()
             known = session
             self._wake.set()
 
@@ -447,7 +447,7 @@ class Worker:
                     seen = await self._ports.registrations.list()
                     if _BOOKIES in self._refused:  # changes since are unknown
                         self._note_allowed(_BOOKIES)
-                        self._queue.note_change()
+                        self._queue.mark_stale()
                         self._wake.set()
                 seen = await self._ports.registrations.wait_changed(seen)
                 self._ports.circuits.keep_only(seen.registered)
@@ -462,7 +462,7 @@ class Worker:
             self._ports.recent.note_bookies_changed()
             self._absences.note_bookies_changed()
             if self._settings.once or self._duty.is_lookout:  # a lookout calls the others if there is work for them
-                self._queue.note_change()
+                self._queue.mark_stale()
                 self._wake.set()
 
     async def _watch_switch(self) -> None:

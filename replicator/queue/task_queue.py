@@ -176,7 +176,7 @@ class TaskQueue:
         self._seen.clear()
         self._empty_top = None
         self.outlook = Outlook()
-        self.note_change()
+        self.mark_stale()
 
     @property
     def is_stale(self) -> bool:
@@ -193,8 +193,8 @@ class TaskQueue:
         due_s = self._renew_after_change_s if is_used_up else self._renew_anyway_s
         return due_s - self._ports.clock.monotonic_s()
 
-    def note_change(self) -> None:
-        """Renew the list at once: an event may have made other tasks eligible."""
+    def mark_stale(self) -> None:
+        """Make the list stale: an event may have made other tasks eligible."""
         self._changes_noted += 1
         self._renew_anyway_s = -1.0
 

@@ -161,7 +161,7 @@ def _(stack: ExitStack) -> None:
         def once(self: TaskQueue) -> Any:
             turn = take(self)
             self._order.clear()
-            self.note_change()
+            self.mark_stale()
             return turn
 
         return once
