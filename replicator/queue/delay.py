@@ -16,7 +16,7 @@ from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
 from replicator.plan.planner import Choose, PositionKey, plan_repair
-from replicator.queue.parking import Seen
+from replicator.queue.parking import Circumstances
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Waiting:
     """Positions with an unregistered bookie, each with the time of its first sight."""
     doubtful: dict[PositionKey, float] = field(default_factory=dict)
     """Positions whose registered bookie may lack entries. Listings omit them, because only a turn finds them."""
-    rests_on: Seen | None = None
+    rests_on: Circumstances | None = None
     """The circumstances at the end of its last turn."""
     failed_with: frozenset[BookieId] | None = None
     """Bookies registered at the time of a failed recovery."""
@@ -50,12 +50,12 @@ class Delays:
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
 
-    def rest(self, ledger_id: LedgerId, circumstances: Seen) -> None:
+    def rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
         """Record the end of a turn because of the delay, under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 
     def is_resting(
-        self, ledger_id: LedgerId, circumstances: Seen, ledger: Versioned | Unreadable | None, choose: Choose
+        self, ledger_id: LedgerId, circumstances: Circumstances, ledger: Versioned | Unreadable | None, choose: Choose
     ) -> bool:
         """Whether the last turn ended in the grace period, which goes on, and a new turn would change nothing.
 

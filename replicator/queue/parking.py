@@ -46,7 +46,7 @@ _MAY_END_UNSEEN: Final = frozenset({ParkReason.SILENT_BOOKIES, ParkReason.TARGET
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Circumstances:
     """The circumstances of a task visible in the store. Equal circumstances promise the same outcome."""
 
     task_version: int
@@ -57,9 +57,11 @@ class Seen:
     """Of a placement mark: the policy and the topology (``EnsembleJudge.fingerprint``)."""
 
 
-def seen(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, topology: str = "") -> Seen:
+def circumstances_of(
+    task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, topology: str = ""
+) -> Circumstances:
     """Return the comparable circumstances, without metadata because there may be a million tasks."""
-    return Seen(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
+    return Circumstances(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
 def would_act(
@@ -126,7 +128,7 @@ class _Failures:
 
 @dataclass(frozen=True, slots=True)
 class _Resting:
-    seen: Seen
+    circumstances: Circumstances
     since_s: float
     attempts: int
     """The attempts in the parked record."""
@@ -145,7 +147,7 @@ class Memory:
         self._failures: dict[LedgerId, _Failures] = {}
         self._resting: dict[LedgerId, _Resting] = {}
 
-    def failed(self, ledger_id: LedgerId) -> FailedTask:
+    def record_failure(self, ledger_id: LedgerId) -> FailedTask:
         """Record a failure; its pause doubles from 5 s to 5 minutes. Return the record for other workers."""
         count, now_s = self.failures(ledger_id) + 1, self._clock.monotonic_s()
         pause_s = min(_BACKOFF_S * 2 ** min(count - 1, _DOUBLINGS_MAX), _BACKOFF_S_MAX) * (
@@ -155,8 +157,8 @@ class Memory:
         self._failures[ledger_id] = _Failures(count, now_s + pause_s, math.inf, token, is_own=True)
         return FailedTask(ledger_id, count, pause_s, token)
 
-    def recorded(self, record: FailedTask) -> None:
-        """Record the end of an attempt to write a record of ``failed``."""
+    def finish_recording(self, record: FailedTask) -> None:
+        """Record the end of an attempt to write a record of ``record_failure``."""
         known = self._failures.get(record.ledger_id)
         if known is not None and known.token == record.token:
             self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
@@ -180,12 +182,12 @@ class Memory:
         known = self._failures.get(ledger_id)
         return "" if known is None else known.token
 
-    def parked(self, ledger_id: LedgerId, circumstances: Seen, attempts: int) -> None:
+    def record_parked(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
         """Record a task as parked, by this worker or another, under these circumstances."""
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
 
-    def still_parked(self, ledger_id: LedgerId, circumstances: Seen, attempts: int) -> None:
+    def keep_parked(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
         """Record that a parked task waits under other circumstances, without starting its rest again."""
         known = self._resting.get(ledger_id)
         since_s = self._clock.monotonic_s() if known is None else known.since_s
@@ -196,9 +198,9 @@ class Memory:
         """Start the rest of a parked task again if another worker has tried it since."""
         known = self._resting.get(ledger_id)
         if known is not None and known.attempts != attempts:
-            self._resting[ledger_id] = _Resting(known.seen, self._clock.monotonic_s(), attempts)
+            self._resting[ledger_id] = _Resting(known.circumstances, self._clock.monotonic_s(), attempts)
 
-    def succeeded(self, ledger_id: LedgerId) -> None:
+    def forget(self, ledger_id: LedgerId) -> None:
         """Forget everything about a ledger."""
         self._failures.pop(ledger_id, None)
         self._resting.pop(ledger_id, None)
@@ -218,10 +220,10 @@ class Memory:
         known = self._failures.get(ledger_id)
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 
-    def is_resting(self, ledger_id: LedgerId, circumstances: Seen, reason: ParkReason) -> bool:
+    def is_resting(self, ledger_id: LedgerId, circumstances: Circumstances, reason: ParkReason) -> bool:
         """Whether the task was recorded as parked under the same circumstances, and its rest goes on."""
         known = self._resting.get(ledger_id)
-        return known is not None and known.seen == circumstances and not self.is_rested(ledger_id, reason)
+        return known is not None and known.circumstances == circumstances and not self.is_rested(ledger_id, reason)
 
     def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
         """Whether the rest of the task has ended, so that it is tried without any change."""

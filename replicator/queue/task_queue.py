@@ -49,7 +49,7 @@ from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.delay import Delays
 from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, is_of_system_topic, rank
-from replicator.queue.parking import Memory, Seen, seen, would_act, would_move
+from replicator.queue.parking import Circumstances, Memory, circumstances_of, would_act, would_move
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class Turn:
     """A task's turn to be worked on."""
 
     ledger_id: LedgerId
-    seen: Seen
-    """The circumstances as listed."""
+    circumstances: Circumstances
+    """As listed."""
     rank: int = NO_COPY_LEFT
     """Smaller is more urgent (``ordering.rank``)."""
     failures: int = 0
@@ -138,7 +138,7 @@ class TaskQueue:
         self._order = Order()
         self._failures_noted: set[LedgerId] = set()
         """Recorded failures of turns not settled yet."""
-        self._seen: dict[LedgerId, Seen] = {}
+        self._circumstances: dict[LedgerId, Circumstances] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
         self.unmarked_locks: frozenset[LedgerId] = frozenset()
@@ -173,7 +173,7 @@ class TaskQueue:
         self._memory.forget_parked()
         self._delays.keep_only(())
         self._order.clear()
-        self._seen.clear()
+        self._circumstances.clear()
         self._empty_top = None
         self.outlook = Outlook()
         self.mark_stale()
@@ -219,7 +219,7 @@ class TaskQueue:
         ledger_id = candidate.ledger_id
         return Turn(
             ledger_id,
-            self._seen.pop(ledger_id),
+            self._circumstances.pop(ledger_id),
             candidate.rank,
             self._memory.failures(ledger_id),
             candidate.is_parked,
@@ -242,17 +242,17 @@ class TaskQueue:
         """Record the end of a turn."""
         if ending is Ending.FAILED:
             if turn.ledger_id not in self._failures_noted:
-                self._memory.recorded(self._memory.failed(turn.ledger_id))
+                self._memory.finish_recording(self._memory.record_failure(turn.ledger_id))
             self._failures_noted.discard(turn.ledger_id)
         elif ending is Ending.PARKED:
             attempts = turn.parked_attempts + 1 if turn.is_parked else 0
-            self._memory.parked(turn.ledger_id, turn.seen, attempts)
+            self._memory.record_parked(turn.ledger_id, turn.circumstances, attempts)
         elif ending not in _UNCHANGED:
-            self._memory.succeeded(turn.ledger_id)
+            self._memory.forget(turn.ledger_id)
         if ending in _COMPLETED:
             self._completed.add(turn.ledger_id)
         if ending is Ending.DELAYED:
-            self._delays.rest(turn.ledger_id, turn.seen)
+            self._delays.rest(turn.ledger_id, turn.circumstances)
         self._is_changed |= ending not in _UNCHANGED
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
@@ -270,12 +270,12 @@ class TaskQueue:
     async def note_failure(self, turn: Turn) -> None:
         """Record a failed turn for all workers while its lock is held. Best effort."""
         self._failures_noted.add(turn.ledger_id)
-        record = self._memory.failed(turn.ledger_id)
+        record = self._memory.record_failure(turn.ledger_id)
         try:
             await self._ports.failures.note(record)
         except BkhealError as error:
             _log.info("failure is not recorded", extra={"ledger_id": turn.ledger_id, "error": str(error)})
-        self._memory.recorded(record)
+        self._memory.finish_recording(record)
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
         """Record whether an attempt to lock was answered. If not, the lock may be ours: the next attempt shows this."""
@@ -308,7 +308,7 @@ class TaskQueue:
         lists: dict[str, frozenset[BookieId]] = {}
         tally = _Tally()
         candidates: list[Candidate] = []
-        circumstances: dict[LedgerId, Seen] = {}
+        circumstances: dict[LedgerId, Circumstances] = {}
         async for ids in in_steps(marked, READ_LEDGERS):
             part = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
             records = await self._ports.parked.read_many([i for i in ids if i in parked_ids], lists)
@@ -327,7 +327,7 @@ class TaskQueue:
                 self._observe(task, ledger, bookies)
                 is_move = _is_placement_mark(task, ledger, bookies)
                 topology = self._ports.placement.judge().fingerprint if is_move else ""
-                circumstance = seen(task, ledger, bookies, topology)
+                circumstance = circumstances_of(task, ledger, bookies, topology)
                 if is_move and why_left:
                     verdict = _Verdict.LEFT
                 else:
@@ -346,7 +346,7 @@ class TaskQueue:
                     candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, *judged))
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
-        self._order, self._seen = order, circumstances
+        self._order, self._circumstances = order, circumstances
         self._memory.keep_only(tally.ledger_ids)
         await asyncio.sleep(0)
         self._delays.keep_only(tally.ledger_ids)
@@ -382,7 +382,7 @@ class TaskQueue:
         self,
         task: Task,
         ledger: Versioned | Unreadable | None,
-        circumstances: Seen,
+        circumstances: Circumstances,
         is_locked: bool,
         parked: ParkedTask | None,
     ) -> _Verdict:
@@ -408,7 +408,7 @@ class TaskQueue:
             return _Verdict.ELIGIBLE
         if self._memory.is_rested(ledger_id, parked.reason):
             return _Verdict.RECHECK
-        self._memory.still_parked(ledger_id, circumstances, parked.attempts)
+        self._memory.keep_parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
     def _sum_up(self, tally: _Tally) -> None:

@@ -37,7 +37,7 @@ from bookie.model.isolation import (
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
 from replicator.plan.planner import Plan, plan_repair, target_chooser
-from replicator.queue.parking import Memory, seen
+from replicator.queue.parking import Memory, circumstances_of
 from tests.worlds import recovery as recovery_world
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import make_metadata, name_set
@@ -325,7 +325,7 @@ async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() ->
 async def test_other_groups_are_another_state_for_a_ledger_that_waits() -> None:
     memory, task = Memory(VirtualClock(), random.Random(1)), Task(LEDGER, (BookieId("b"),), 0, 0)
     ledger = Versioned(LEDGER, LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("b"),)),)), 0)
-    memory.parked(LEDGER, seen(task, ledger, registered("a x")), 0)
-    assert memory.is_resting(LEDGER, seen(task, ledger, registered("a x")), ParkReason.NEEDS_RECOVERY)
+    memory.record_parked(LEDGER, circumstances_of(task, ledger, registered("a x")), 0)
+    assert memory.is_resting(LEDGER, circumstances_of(task, ledger, registered("a x")), ParkReason.NEEDS_RECOVERY)
     regrouped = dataclasses.replace(registered("a x"), groups=BookieGroups({"red": frozenset({"x"})}))
-    assert not memory.is_resting(LEDGER, seen(task, ledger, regrouped), ParkReason.NEEDS_RECOVERY)
+    assert not memory.is_resting(LEDGER, circumstances_of(task, ledger, regrouped), ParkReason.NEEDS_RECOVERY)

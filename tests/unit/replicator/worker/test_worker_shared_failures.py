@@ -136,7 +136,7 @@ async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
         await world.lose("b")
         ports = world.ports(world.session())
         for _ in range(3 * ATTEMPTS_MAX):
-            record = world.worker().worker._queue._memory.failed(LEDGER)
+            record = world.worker().worker._queue._memory.record_failure(LEDGER)
         await ports.failures.note(record)
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
@@ -146,11 +146,11 @@ async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
 def test_a_failure_is_not_forgotten_by_a_listing_that_ran_while_its_record_was_written() -> None:
     clock = ManualClock()
     memory = Memory(clock, random.Random(1))
-    record = memory.failed(LEDGER)
+    record = memory.record_failure(LEDGER)
     clock.now_s += 1
     memory.keep_shared((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 1
-    memory.recorded(record)
+    memory.finish_recording(record)
     clock.now_s += 1
     memory.keep_shared((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 0
@@ -186,7 +186,7 @@ async def test_a_damaged_record_of_failures_counts_as_none_and_goes_with_the_tas
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
-        await world.ports(world.session()).failures.note(world.worker().worker._queue._memory.failed(LEDGER))
+        await world.ports(world.session()).failures.note(world.worker().worker._queue._memory.record_failure(LEDGER))
         path = own_path("failures", ROOT) + f"/{LEDGER}"
         await world.store.set(path, b"{", ANY_VERSION)
         await world.heal()
