@@ -128,15 +128,15 @@ class Worker:
     def load(self) -> Load:
         """Return the current load."""
         return Load(
-            len(self._running),
-            self._copier.budget.held_bytes,
-            self._pace.bytes_per_second,
-            self._copier.copied_entries,
-            self._copier.copied_bytes,
-            self._pace.waited_s,
-            self._ports.circuits.open_count,
-            self._copier.pulled_bytes,
-            self._repayment.count,
+            ledgers_in_flight=len(self._running),
+            bytes_in_flight=self._copier.budget.held_bytes,
+            bytes_per_second=self._pace.bytes_per_second,
+            copied_entries=self._copier.copied_entries,
+            copied_bytes=self._copier.copied_bytes,
+            throttled_s=self._pace.waited_s,
+            unreachable_bookies=self._ports.circuits.open_count,
+            pulled_bytes=self._copier.pulled_bytes,
+            placement_debts=self._repayment.count,
         )
 
     def _is_avoided(self, bookie: BookieId) -> bool:

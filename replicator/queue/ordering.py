@@ -39,7 +39,7 @@ SMALL_ENTRIES: Final = 1000
 """A small ledger has fewer entries: one request reads them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """A task with the properties that determine the order."""
 
@@ -104,11 +104,6 @@ def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
 _Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
 """Candidates sorted between two turns of the event loop: some milliseconds."""
-
-
-def in_order(candidates: Iterable[Candidate], rng: random.Random) -> list[Candidate]:
-    """Return the candidates in the order of their repair."""
-    return [candidate for _, candidate in _ranked(candidates, rng)]
 
 
 class Order:

@@ -114,7 +114,7 @@ def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
     return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Failures:
     count: int
     until_s: float
@@ -154,7 +154,9 @@ class Memory:
             0.75 + 0.5 * self._rng.random()
         )
         token = f"{self._rng.getrandbits(_TOKEN_BITS):012x}"
-        self._failures[ledger_id] = _Failures(count, now_s + pause_s, math.inf, token, is_own=True)
+        self._failures[ledger_id] = _Failures(
+            count=count, until_s=now_s + pause_s, noted_s=math.inf, token=token, is_own=True
+        )
         return FailedTask(ledger_id, count, pause_s, token)
 
     def finish_recording(self, record: FailedTask) -> None:
@@ -168,8 +170,13 @@ class Memory:
         known = self._failures.get(record.ledger_id)
         if known is None or known.token != record.token:
             now_s, pause_s = self._clock.monotonic_s(), min(max(record.pause_s, 0.0), 2 * _BACKOFF_S_MAX)
-            is_own = known is not None and known.is_own
-            self._failures[record.ledger_id] = _Failures(record.failures, now_s + pause_s, now_s, record.token, is_own)
+            self._failures[record.ledger_id] = _Failures(
+                count=record.failures,
+                until_s=now_s + pause_s,
+                noted_s=now_s,
+                token=record.token,
+                is_own=known is not None and known.is_own,
+            )
 
     def keep_shared(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
         """Forget failures noted before ``listed_s`` whose record was deleted: all but those of ``ledger_ids``."""

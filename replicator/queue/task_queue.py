@@ -103,7 +103,7 @@ class _Tally:
             self.delayed.append(ledger_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """A task's turn to be worked on."""
 
@@ -218,14 +218,14 @@ class TaskQueue:
         candidate = self._order.take_last() if fault_point("queue.take_last") else self._order.take()
         ledger_id = candidate.ledger_id
         return Turn(
-            ledger_id,
-            self._circumstances.pop(ledger_id),
-            candidate.rank,
-            self._memory.failures(ledger_id),
-            candidate.is_parked,
-            candidate.parked_attempts,
-            self._memory.token(ledger_id),
-            candidate.is_large,
+            ledger_id=ledger_id,
+            circumstances=self._circumstances.pop(ledger_id),
+            rank=candidate.rank,
+            failures=self._memory.failures(ledger_id),
+            is_parked=candidate.is_parked,
+            parked_attempts=candidate.parked_attempts,
+            failure_token=self._memory.token(ledger_id),
+            is_large=candidate.is_large,
         )
 
     @property
@@ -336,14 +336,20 @@ class TaskQueue:
                 tally.note(task.ledger_id, verdict)
                 if verdict in _TRIED:
                     circumstances[task.ledger_id] = circumstance
-                    is_recheck = verdict is _Verdict.RECHECK
-                    urgency = MISPLACED if is_move else rank(ledger, task.missing, bookies)
                     park = parked.get(task.ledger_id)
-                    attempts = 0 if park is None else park.attempts
-                    is_parked, is_boosted = park is not None, task.ledger_id in boosted
-                    flags = is_recheck, is_parked, is_boosted
-                    judged = is_large(ledger), is_of_system_topic(ledger)
-                    candidates.append(Candidate(task.ledger_id, urgency, task.ctime_ms, *flags, attempts, *judged))
+                    candidates.append(
+                        Candidate(
+                            ledger_id=task.ledger_id,
+                            rank=MISPLACED if is_move else rank(ledger, task.missing, bookies),
+                            ctime_ms=task.ctime_ms,
+                            is_recheck=verdict is _Verdict.RECHECK,
+                            is_parked=park is not None,
+                            is_boosted=task.ledger_id in boosted,
+                            parked_attempts=0 if park is None else park.attempts,
+                            is_large=is_large(ledger),
+                            is_of_system_topic=is_of_system_topic(ledger),
+                        )
+                    )
         waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
         self._order, self._circumstances = order, circumstances
@@ -414,13 +420,13 @@ class TaskQueue:
     def _sum_up(self, tally: _Tally) -> None:
         counts = tally.counts
         self.outlook = Outlook(
-            counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
-            counts[_Verdict.LOCKED],
-            len(tally.backing_off),
-            sum(map(self._memory.is_given_up, tally.backing_off)),
-            counts[_Verdict.DELAYED],
-            counts[_Verdict.PARKED],
-            counts[_Verdict.LEFT],
+            eligible=counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
+            locked=counts[_Verdict.LOCKED],
+            backing_off=len(tally.backing_off),
+            given_up=sum(map(self._memory.is_given_up, tally.backing_off)),
+            delayed=counts[_Verdict.DELAYED],
+            parked=counts[_Verdict.PARKED],
+            left=counts[_Verdict.LEFT],
         )
         if self.outlook.left and self._left_because not in self._left_logged:
             self._left_logged.add(self._left_because)

@@ -84,7 +84,7 @@ class TaskResult:
         return values | {"seconds": round(self.seconds, 3)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
     """The result of the last listing."""
 
@@ -106,7 +106,7 @@ class Outlook:
         return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """The current load of a worker, and totals since its start."""
 

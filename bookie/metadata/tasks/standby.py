@@ -37,7 +37,7 @@ CALLED_MAX: Final = 100
 _NUMBER_DIGITS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """A worker's place in line."""
 
@@ -88,7 +88,8 @@ class StandbyWorkers:
         if stat is None:
             return None
         position = names.index(name)
-        return Place(name, position, len(names), stat, names[position - 1] if position else "")
+        in_front = names[position - 1] if position else ""
+        return Place(name=name, position=position, size=len(names), own=stat, in_front=in_front)
 
     async def wait_moved(self, place: Place) -> None:
         """Wait until the worker's node, or the one in front of it, is deleted.

@@ -72,8 +72,19 @@ def test_each_task_is_in_one_state(world: Measured) -> None:
 
 
 def test_totals_of_the_worker_are_followed(world: Measured) -> None:
-    world.events.sample(Load(3, 4096, 1000, 10, 460, 1.5))
-    world.events.sample(Load(1, 0, 0, 25, 1150, 2.0, unreachable_bookies=2))
+    world.events.sample(
+        Load(
+            ledgers_in_flight=3,
+            bytes_in_flight=4096,
+            bytes_per_second=1000,
+            copied_entries=10,
+            copied_bytes=460,
+            throttled_s=1.5,
+        )
+    )
+    world.events.sample(
+        Load(ledgers_in_flight=1, copied_entries=25, copied_bytes=1150, throttled_s=2.0, unreachable_bookies=2)
+    )
     assert world.value(names.UNREACHABLE_BOOKIES) == 2
     assert (world.value(names.IN_FLIGHT_LEDGERS), world.value(names.IN_FLIGHT_BYTES)) == (1, 0)
     assert (world.value(names.COPIED_ENTRIES), world.value(names.COPIED_BYTES)) == (25, 1150)

@@ -15,11 +15,12 @@ from replicator.queue.ordering import (
     NO_COPY_LEFT,
     NOTHING_LOST,
     Candidate,
-    in_order,
+    Order,
     is_of_system_topic,
     rank,
 )
 from tests.worlds.ledgers import name_set, names
+from tests.worlds.virtual_time import run_virtual
 
 HOUR_MS = 3_600_000
 
@@ -31,12 +32,21 @@ def candidate(
     *,
     is_recheck: bool = False,
     is_boosted: bool = False,
+    is_of_system_topic: bool = False,
 ) -> Candidate:
-    return Candidate(LedgerId(ledger_id), copies, ctime_ms, is_recheck, is_boosted=is_boosted)
+    return Candidate(
+        ledger_id=LedgerId(ledger_id),
+        rank=copies,
+        ctime_ms=ctime_ms,
+        is_recheck=is_recheck,
+        is_boosted=is_boosted,
+        is_of_system_topic=is_of_system_topic,
+    )
 
 
 def order(*candidates: Candidate, seed: int = 0) -> list[LedgerId]:
-    return [each.ledger_id for each in in_order(candidates, random.Random(seed))]
+    sorted_ = run_virtual(Order.of(candidates, random.Random(seed)))
+    return [sorted_.take().ledger_id for _ in candidates]
 
 
 def test_fewer_copies_come_first() -> None:
@@ -65,10 +75,10 @@ def test_a_boost_comes_before_everything_of_its_rank_and_before_nothing_more_sev
 def test_system_topics_come_first_within_their_rank_and_after_boosts() -> None:
     tasks = [
         candidate(1, 2, -1),
-        Candidate(LedgerId(2), 2, 3 * HOUR_MS, is_of_system_topic=True),
+        candidate(2, 2, 3 * HOUR_MS, is_of_system_topic=True),
         candidate(3, 1, 3 * HOUR_MS),
         candidate(4, 2, is_boosted=True),
-        Candidate(LedgerId(5), 3, -1, is_of_system_topic=True),
+        candidate(5, 3, -1, is_of_system_topic=True),
     ]
     assert order(*tasks) == [3, 4, 2, 1, 5]
 
