@@ -27,9 +27,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
@@ -85,7 +85,40 @@ class _Verdict(enum.Enum):
 _TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
 
 
-class _Tally:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listing:
+    """Ledgers by the kinds of their records: listed at the beginning, before any task is read."""
+
+    marked: Sequence[LedgerId]
+    locked: AbstractSet[LedgerId]
+    boosted: AbstractSet[LedgerId]
+    parked: AbstractSet[LedgerId]
+    failed: AbstractSet[LedgerId]
+    doubted: AbstractSet[LedgerId]
+    reserved: AbstractSet[LedgerId]
+    bookie_lists: dict[str, frozenset[BookieId]] = field(default_factory=dict)
+    """Lists of bookies shared by parked records, as far as they were read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Some tasks of a listing, with the evidence for their verdicts."""
+
+    tasks: Sequence[Task]
+    ledgers: Sequence[Versioned | Unreadable | None]
+    """The metadata of each task's ledger."""
+    parked: Mapping[LedgerId, ParkedTask]
+    bookies: Bookies
+    """As listed after the metadata."""
+    absent: Sequence[frozenset[BookieId]]
+    """The unregistered members of each ledger that its task does not name."""
+    lost: frozenset[BookieId]
+    """Those of the absent ones to be treated as lost."""
+    why_left: str
+    """Why no copy is moved now; empty if copies may be moved."""
+
+
+class _Judged:
     """The verdicts of one listing, counted while they are made: another loop over all tasks would take long."""
 
     def __init__(self) -> None:
@@ -93,6 +126,9 @@ class _Tally:
         self.counts = dict.fromkeys(_Verdict, 0)
         self.backing_off: list[LedgerId] = []
         self.delayed: list[LedgerId] = []
+        self.candidates: list[Candidate] = []
+        self.circumstances: dict[LedgerId, Circumstances] = {}
+        """Of each candidate."""
 
     def note(self, ledger_id: LedgerId, verdict: _Verdict) -> None:
         self.ledger_ids.add(ledger_id)
@@ -294,6 +330,16 @@ class TaskQueue:
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
         self._completed.clear()
+        listing, judged = await self._list_ids(), _Judged()
+        async for ids in in_steps(listing.marked, READ_LEDGERS):
+            await self._judge_part(await self._read_part(ids, listing), listing, judged)
+        await self._adopt(judged)
+        await self._forget_orphans(listing, judged.ledger_ids)
+        self._plan_renewal(started_s, judged)
+        if changes_noted != self._changes_noted:  # part of the list may be older than the change
+            self._renew_anyway_s = self._renew_after_change_s
+
+    async def _list_ids(self) -> _Listing:
         await self._ports.tasks.locks.prune()
         doubted = await self._ports.doubts.ledgers()
         reserved = await self._reserved()
@@ -301,67 +347,78 @@ class TaskQueue:
         marked = await self._ports.tasks.ids()
         self._empty_top = None if marked else top
         self.unmarked_locks = frozenset(self._unsettled_locks.difference(marked))
-        locked = await self._ports.tasks.locks.locked()
-        boosted = {boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())}
-        parked_ids = await self._ports.parked.ids()
-        failed = await self._failed()
-        lists: dict[str, frozenset[BookieId]] = {}
-        tally = _Tally()
-        candidates: list[Candidate] = []
-        circumstances: dict[LedgerId, Circumstances] = {}
-        async for ids in in_steps(marked, READ_LEDGERS):
-            part = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
-            records = await self._ports.parked.read_many([i for i in ids if i in parked_ids], lists)
-            parked = {record.ledger_id: record for record in records}
-            named = frozenset(bookie for task in part for bookie in task.missing)
-            ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in part])
-            registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
-            listed = self._same_if_equal(registered)
-            absent = [_absent(task, ledger, listed) for task, ledger in zip(part, ledgers, strict=True)]
-            lost = await self._absences.lost(listed, frozenset().union(*absent))
-            why_left = await self._why_left(part, listed)
-            for number, (task, ledger, missing) in enumerate(zip(part, ledgers, absent, strict=True), start=1):
-                if number % JUDGED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                bookies = awaiting(listed, missing, lost) if missing else listed
-                self._observe(task, ledger, bookies)
-                is_move = _is_placement_mark(task, ledger, bookies)
-                topology = self._ports.placement.judge().fingerprint if is_move else ""
-                circumstance = circumstances_of(task, ledger, bookies, topology)
-                if is_move and why_left:
-                    verdict = _Verdict.LEFT
-                else:
-                    is_locked, park = task.ledger_id in locked, parked.get(task.ledger_id)
-                    verdict = self._judge(task, ledger, circumstance, is_locked, park)
-                tally.note(task.ledger_id, verdict)
-                if verdict in _TRIED:
-                    circumstances[task.ledger_id] = circumstance
-                    park = parked.get(task.ledger_id)
-                    candidates.append(
-                        Candidate(
-                            ledger_id=task.ledger_id,
-                            rank=MISPLACED if is_move else rank(ledger, task.missing, bookies),
-                            ctime_ms=task.ctime_ms,
-                            is_recheck=verdict is _Verdict.RECHECK,
-                            is_parked=park is not None,
-                            is_boosted=task.ledger_id in boosted,
-                            parked_attempts=0 if park is None else park.attempts,
-                            is_large=is_large(ledger),
-                            is_of_system_topic=is_of_system_topic(ledger),
-                        )
+        return _Listing(
+            marked=marked,
+            locked=await self._ports.tasks.locks.locked(),
+            boosted={boost.ledger_id for boost in await self._boosts.active(self._ports.clock.epoch_ms())},
+            parked=await self._ports.parked.ids(),
+            failed=await self._failed(),
+            doubted=doubted,
+            reserved=reserved,
+        )
+
+    async def _read_part(self, ids: Sequence[LedgerId], listing: _Listing) -> _Part:
+        tasks = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
+        parked = await self._ports.parked.read_many([i for i in ids if i in listing.parked], listing.bookie_lists)
+        named = frozenset(bookie for task in tasks for bookie in task.missing)
+        ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in tasks])
+        registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
+        bookies = self._same_if_equal(registered)
+        absent = [_absent(task, ledger, bookies) for task, ledger in zip(tasks, ledgers, strict=True)]
+        return _Part(
+            tasks=tasks,
+            ledgers=ledgers,
+            parked={record.ledger_id: record for record in parked},
+            bookies=bookies,
+            absent=absent,
+            lost=await self._absences.lost(bookies, frozenset().union(*absent)),
+            why_left=await self._why_left(tasks, bookies),
+        )
+
+    async def _judge_part(self, part: _Part, listing: _Listing, judged: _Judged) -> None:
+        """Add the verdicts of a part to ``judged``; other tasks of the event loop may run between them."""
+        for number, (task, ledger, absent) in enumerate(
+            zip(part.tasks, part.ledgers, part.absent, strict=True), start=1
+        ):
+            if number % JUDGED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            bookies = awaiting(part.bookies, absent, part.lost) if absent else part.bookies
+            self._observe(task, ledger, bookies)
+            is_move = _is_placement_mark(task, ledger, bookies)
+            topology = self._ports.placement.judge().fingerprint if is_move else ""
+            circumstances = circumstances_of(task, ledger, bookies, topology)
+            parked = part.parked.get(task.ledger_id)
+            if is_move and part.why_left:
+                verdict = _Verdict.LEFT
+            else:
+                verdict = self._judge(task, ledger, circumstances, task.ledger_id in listing.locked, parked)
+            judged.note(task.ledger_id, verdict)
+            if verdict in _TRIED:
+                judged.circumstances[task.ledger_id] = circumstances
+                judged.candidates.append(
+                    Candidate(
+                        ledger_id=task.ledger_id,
+                        rank=MISPLACED if is_move else rank(ledger, task.missing, bookies),
+                        ctime_ms=task.ctime_ms,
+                        is_recheck=verdict is _Verdict.RECHECK,
+                        is_parked=parked is not None,
+                        is_boosted=task.ledger_id in listing.boosted,
+                        parked_attempts=0 if parked is None else parked.attempts,
+                        is_large=is_large(ledger),
+                        is_of_system_topic=is_of_system_topic(ledger),
                     )
-        waiting = [candidate for candidate in candidates if candidate.ledger_id not in self._completed]
+                )
+
+    async def _adopt(self, judged: _Judged) -> None:
+        """Replace the list, and forget ledgers without a task."""
+        waiting = [candidate for candidate in judged.candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
-        self._order, self._circumstances = order, circumstances
-        self._memory.keep_only(tally.ledger_ids)
+        self._order, self._circumstances = order, judged.circumstances
+        self._memory.keep_only(judged.ledger_ids)
         await asyncio.sleep(0)
-        self._delays.keep_only(tally.ledger_ids)
-        self._sum_up(tally)
+        self._delays.keep_only(judged.ledger_ids)
+        self._sum_up(judged)
         await asyncio.sleep(0)
-        await self._forget_orphans(parked_ids, failed, doubted, reserved, tally.ledger_ids)
-        self._plan_renewal(started_s, tally)
-        if changes_noted != self._changes_noted:  # part of the list may be older than the change
-            self._renew_anyway_s = self._renew_after_change_s
 
     async def _why_left(self, tasks: Sequence[Task], bookies: Bookies) -> str:
         """Return why no copy is moved now; empty if copies may be moved, or no task requests it."""
@@ -417,13 +474,13 @@ class TaskQueue:
         self._memory.keep_parked(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
-    def _sum_up(self, tally: _Tally) -> None:
-        counts = tally.counts
+    def _sum_up(self, judged: _Judged) -> None:
+        counts = judged.counts
         self.outlook = Outlook(
             eligible=counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             locked=counts[_Verdict.LOCKED],
-            backing_off=len(tally.backing_off),
-            given_up=sum(map(self._memory.is_given_up, tally.backing_off)),
+            backing_off=len(judged.backing_off),
+            given_up=sum(map(self._memory.is_given_up, judged.backing_off)),
             delayed=counts[_Verdict.DELAYED],
             parked=counts[_Verdict.PARKED],
             left=counts[_Verdict.LEFT],
@@ -433,19 +490,19 @@ class TaskQueue:
             extra = {"ledgers": self.outlook.left, "reason": self._left_because}
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
-    def _plan_renewal(self, started_s: float, tally: _Tally) -> None:
+    def _plan_renewal(self, started_s: float, judged: _Judged) -> None:
         """Renew the list after a poll interval or when a waiting task is due, within a small share of the time."""
         now_s = self._ports.clock.monotonic_s()
-        due_in_s = min(self._due_in_s(tally), default=self._poll_interval_s)
+        due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
         self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
 
-    def _due_in_s(self, tally: _Tally) -> Iterator[float]:
-        for ledger_id in tally.backing_off:
+    def _due_in_s(self, judged: _Judged) -> Iterator[float]:
+        for ledger_id in judged.backing_off:
             yield self._memory.due_in_s(ledger_id)
-        for ledger_id in tally.delayed:
+        for ledger_id in judged.delayed:
             yield max(_NAP_S, self._delays.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
@@ -469,27 +526,20 @@ class TaskQueue:
         self._reserved_due_s = now_s + _RESERVED_S
         return reserved
 
-    async def _forget_orphans(
-        self,
-        parked: AbstractSet[LedgerId],
-        failed: AbstractSet[LedgerId],
-        doubted: AbstractSet[LedgerId],
-        reserved: AbstractSet[LedgerId],
-        marked: AbstractSet[LedgerId],
-    ) -> None:
+    async def _forget_orphans(self, listing: _Listing, marked: AbstractSet[LedgerId]) -> None:
         """Delete records of ledgers with a task completed by another program. A record that cannot be deleted remains.
 
         Since the tasks were listed, a ledger may have been marked again, and a worker may have written a new record. A
         lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so doubts stay until the
         ledger is closed or deleted; after that they are never needed and never written.
         """
-        for ledger_id in sorted(parked - marked):
+        for ledger_id in sorted(listing.parked - marked):
             await self._delete("parked", ledger_id, self._ports.parked.unpark)
-        for ledger_id in sorted(failed - marked):
+        for ledger_id in sorted(listing.failed - marked):
             await self._delete("failures", ledger_id, self._ports.failures.forget)
-        for ledger_id in sorted(reserved - marked):
+        for ledger_id in sorted(listing.reserved - marked):
             await self._delete("reservations", ledger_id, self._ports.reservations.discard)
-        if not (orphans := sorted(doubted - marked)):
+        if not (orphans := sorted(listing.doubted - marked)):
             return
         for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
