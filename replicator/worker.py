@@ -41,8 +41,8 @@ from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
-from replicator.queue.delay import Delays
 from replicator.queue.duty import Duty
+from replicator.queue.grace import GracePeriods
 from replicator.queue.repayment import Repayment
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
@@ -98,11 +98,11 @@ class Worker:
             self._locate,
             pulls,
         )
-        self._delays = Delays(ports.clock, settings.open_ledger_grace_s)
+        self._grace_periods = GracePeriods(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
         returns = Returns(ports.clock)
-        self._context = RepairContext(ports, self._copier, events, self._delays, self._absences, returns)
-        self._queue = TaskQueue(ports, settings.poll_interval_s, self._delays, self._absences)
+        self._context = RepairContext(ports, self._copier, events, self._grace_periods, self._absences, returns)
+        self._queue = TaskQueue(ports, settings.poll_interval_s, self._grace_periods, self._absences)
         self._repayment = Repayment(ports, self._absences)
         self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_called = False

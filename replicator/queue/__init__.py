@@ -1,4 +1,4 @@
-"""Choose the next task: order by severity, delays, parked tasks; and choose the workers that look for tasks.
+"""Choose the next task: order by severity, grace periods, parked tasks; and choose the workers that look for tasks.
 
 Not here: locking a task (``bookie.metadata.tasks.locks``); the repair itself (``replicator.repair``).
 Start with ``task_queue``, and with ``duty`` for fleets.

@@ -47,7 +47,7 @@ from replicator.knowledge.draining import with_draining
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
-from replicator.queue.delay import Delays
+from replicator.queue.grace import GracePeriods
 from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, is_of_system_topic, rank
 from replicator.queue.parking import Circumstances, Memory, circumstances_of, would_act, would_move
 from replicator.telemetry.events import Ending, Outlook
@@ -77,7 +77,7 @@ class _Verdict(enum.Enum):
     """Parked long ago, and retried without a change visible in the store."""
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
-    DELAYED = enum.auto()
+    IN_GRACE = enum.auto()
     PARKED = enum.auto()
     LEFT = enum.auto()
 
@@ -125,7 +125,7 @@ class _Judged:
         self.ledger_ids: set[LedgerId] = set()
         self.counts = dict.fromkeys(_Verdict, 0)
         self.backing_off: list[LedgerId] = []
-        self.delayed: list[LedgerId] = []
+        self.in_grace: list[LedgerId] = []
         self.candidates: list[Candidate] = []
         self.circumstances: dict[LedgerId, Circumstances] = {}
         """Of each candidate."""
@@ -135,8 +135,8 @@ class _Judged:
         self.counts[verdict] += 1
         if verdict is _Verdict.BACKING_OFF:
             self.backing_off.append(ledger_id)
-        elif verdict is _Verdict.DELAYED:
-            self.delayed.append(ledger_id)
+        elif verdict is _Verdict.IN_GRACE:
+            self.in_grace.append(ledger_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,11 +164,13 @@ class TaskQueue:
     Used by one worker; ``refresh`` must not run concurrently with itself.
     """
 
-    def __init__(self, ports: RepairPorts, poll_interval_s: float, delays: Delays, absences: Absences) -> None:
+    def __init__(
+        self, ports: RepairPorts, poll_interval_s: float, grace_periods: GracePeriods, absences: Absences
+    ) -> None:
         self._ports = ports
         self._boosts = Boosts(ports.store, ports.cluster.root)
         self._absences = absences
-        self._delays = delays
+        self._grace_periods = grace_periods
         self._poll_interval_s = poll_interval_s
         self._memory = Memory(ports.clock, ports.rng)
         self._order = Order()
@@ -202,12 +204,12 @@ class TaskQueue:
     def is_idle(self) -> bool:
         """Whether the list has no work, now or later, without another change."""
         outlook = self.outlook
-        return not (self.is_stale or self._order or outlook.backing_off or outlook.delayed or self._unsettled_locks)
+        return not (self.is_stale or self._order or outlook.backing_off or outlook.in_grace or self._unsettled_locks)
 
     def forget(self) -> None:
         """Forget all known tasks: other workers look from now on, and changes are not noticed here."""
         self._memory.forget_parked()
-        self._delays.keep_only(())
+        self._grace_periods.keep_only(())
         self._order.clear()
         self._circumstances.clear()
         self._empty_top = None
@@ -287,8 +289,8 @@ class TaskQueue:
             self._memory.forget(turn.ledger_id)
         if ending in _COMPLETED:
             self._completed.add(turn.ledger_id)
-        if ending is Ending.DELAYED:
-            self._delays.rest(turn.ledger_id, turn.circumstances)
+        if ending is Ending.IN_GRACE:
+            self._grace_periods.record_rest(turn.ledger_id, turn.circumstances)
         self._is_changed |= ending not in _UNCHANGED
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
@@ -416,7 +418,7 @@ class TaskQueue:
         self._order, self._circumstances = order, judged.circumstances
         self._memory.keep_only(judged.ledger_ids)
         await asyncio.sleep(0)
-        self._delays.keep_only(judged.ledger_ids)
+        self._grace_periods.keep_only(judged.ledger_ids)
         self._sum_up(judged)
         await asyncio.sleep(0)
 
@@ -431,9 +433,9 @@ class TaskQueue:
     def _observe(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> None:
         """Begin the grace period of an unclosed ledger with the first listing of its loss, not with its turn."""
         if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
-            self._delays.observe(task.ledger_id, growing_losses(ledger.metadata, bookies))
+            self._grace_periods.observe(task.ledger_id, growing_losses(ledger.metadata, bookies))
         else:
-            self._delays.forget(task.ledger_id)
+            self._grace_periods.forget(task.ledger_id)
 
     def _same_if_equal(self, bookies: Bookies) -> Bookies:
         """Return the object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
@@ -452,12 +454,12 @@ class TaskQueue:
         ledger_id, bookies = task.ledger_id, circumstances.bookies
         if is_locked and ledger_id not in self._unsettled_locks:
             return _Verdict.LOCKED
-        if self._memory.due_in_s(ledger_id) > 0 and not self._delays.has_new_bookie(ledger_id, bookies):
+        if self._memory.due_in_s(ledger_id) > 0 and not self._grace_periods.has_new_bookie(ledger_id, bookies):
             return _Verdict.BACKING_OFF
         write_quorum = ledger.metadata.write_quorum if isinstance(ledger, Versioned) else 1
         choose = target_chooser(ledger_id, write_quorum, self._ports.placement)
-        if self._delays.is_resting(ledger_id, circumstances, ledger, choose):
-            return _Verdict.DELAYED
+        if self._grace_periods.is_resting(ledger_id, circumstances, ledger, choose):
+            return _Verdict.IN_GRACE
         if parked is None:
             return _Verdict.ELIGIBLE
         self._memory.note_attempts(ledger_id, parked.attempts)
@@ -481,7 +483,7 @@ class TaskQueue:
             locked=counts[_Verdict.LOCKED],
             backing_off=len(judged.backing_off),
             given_up=sum(map(self._memory.is_given_up, judged.backing_off)),
-            delayed=counts[_Verdict.DELAYED],
+            in_grace=counts[_Verdict.IN_GRACE],
             parked=counts[_Verdict.PARKED],
             left=counts[_Verdict.LEFT],
         )
@@ -502,8 +504,8 @@ class TaskQueue:
     def _due_in_s(self, judged: _Judged) -> Iterator[float]:
         for ledger_id in judged.backing_off:
             yield self._memory.due_in_s(ledger_id)
-        for ledger_id in judged.delayed:
-            yield max(_NAP_S, self._delays.due_in_s(ledger_id))
+        for ledger_id in judged.in_grace:
+            yield max(_NAP_S, self._grace_periods.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
         """Return the ledgers with a record of a failure by any worker; remember the records."""

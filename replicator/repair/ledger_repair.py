@@ -78,7 +78,7 @@ from replicator.plan.planner import (
 )
 from replicator.plan.steps import CopyPosition
 from replicator.ports import RepairPorts
-from replicator.queue.delay import Delays
+from replicator.queue.grace import GracePeriods
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.queue.task_queue import Turn
@@ -129,7 +129,7 @@ class RepairContext:
     ports: RepairPorts
     copier: Copier
     events: EventSink
-    delays: Delays
+    grace_periods: GracePeriods
     absences: Absences
     returns: Returns
     damage: KnownDamage = field(default_factory=KnownDamage)
@@ -164,7 +164,7 @@ class LedgerRepair:
         """Lasting refusals recorded by an earlier turn. None before they are read."""
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
-        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.delays, self._holdings, self._log)
+        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._log)
         self._execution = Execution(
             context.ports,
             context.copier,
@@ -239,7 +239,7 @@ class LedgerRepair:
             if plan.steps:
                 return await self._execute(plan, view)
             if wait_s is not None and wait_s > 0:
-                return self._ended(Ending.DELAYED, detail=plan.blocked[-1].detail)
+                return self._ended(Ending.IN_GRACE, detail=plan.blocked[-1].detail)
             if not (plan.blocked or view.shortfall.silent or self._task.missing):
                 return await self._place(view, knowledge)
             return await self._conclude(plan, view)

@@ -31,7 +31,7 @@ from replicator.knowledge.doubts import DoubtingTransport, Trust
 from replicator.knowledge.holdings import Holdings, growing_members
 from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
-from replicator.queue.delay import Delays
+from replicator.queue.grace import GracePeriods
 from replicator.repair.lease import Lease
 from replicator.repair.turn_log import TurnLog
 
@@ -45,12 +45,14 @@ _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZ
 class UnclosedLedgerRepair:
     """Recovers an unclosed ledger in one turn of one task."""
 
-    def __init__(self, ports: RepairPorts, lease: Lease, delays: Delays, holdings: Holdings, log: TurnLog) -> None:
+    def __init__(
+        self, ports: RepairPorts, lease: Lease, grace_periods: GracePeriods, holdings: Holdings, log: TurnLog
+    ) -> None:
         self._ports = ports
         self._log = log
         self._holdings = holdings
         self._lease = lease
-        self._delays = delays
+        self._grace_periods = grace_periods
         self._ledger_id = lease.held.task.ledger_id
         self._doubted: set[BookieId] = set()
         self._hint = ""
@@ -93,7 +95,7 @@ class UnclosedLedgerRepair:
             return None
         lost = [key for key in keys if key.bookie not in bookies.registered]
         doubtful = [key for key in keys if key.bookie in bookies.registered]
-        remaining_s = self._delays.remaining_s(self._ledger_id, lost, doubtful)
+        remaining_s = self._grace_periods.remaining_s(self._ledger_id, lost, doubtful)
         return min(remaining_s, 0.0) if fault_point("replicator.recover_early") else remaining_s
 
     async def recover(self, ledger: Versioned, bookies: Bookies) -> bool:
@@ -120,12 +122,12 @@ class UnclosedLedgerRepair:
         try:
             recovered = await recover_ledger(self._client(trust), self._ledger_id)
         except RecoveryImpossibleNowError as error:
-            self._delays.recovery_failed(self._ledger_id, bookies)
+            self._grace_periods.record_failed_recovery(self._ledger_id, bookies)
             self._fail(f"{error}{self._hint}", is_hopeless=not _may_work_later(ledger, bookies, error))
         except WrongPasswordError as error:
             self._fail(str(error), is_hopeless=True)
         else:
-            self._delays.forget(self._ledger_id)
+            self._grace_periods.forget(self._ledger_id)
             self._log.is_recovered = True
             metadata = recovered.metadata
             fields = {"ledger_id": self._ledger_id, "last_entry_id": metadata.last_entry_id, "length": metadata.length}

@@ -33,7 +33,7 @@ APACHE: Final = {
 }
 """Names and help texts."""
 
-_IGNORED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.DELAYED})
+_IGNORED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.IN_GRACE})
 
 
 class ApacheEvents(Collector, EventSink):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from typing_extensions import override
@@ -30,9 +30,9 @@ class Ending(enum.Enum):
     """The ledger was deleted, and so is its task (S15)."""
     PARKED = "parked"
     """Everything repairable is repaired; the rest waits for a change of the cluster."""
-    DELAYED = "delayed"
-    """The ledger is not closed and a bookie of its last fragment is missing: it waits for the end of the grace
-    period."""
+    IN_GRACE = "delayed"
+    """The ledger is not closed and a bookie of its last fragment is missing: it waits for the end of the grace period.
+    Metrics and JSON name this ending "delayed", as earlier releases did."""
     MARKED_AGAIN = "marked_again"
     """Nothing is missing, but the task stays for another turn: it was marked again, the ledger changed, or the lock was
     lost."""
@@ -94,16 +94,20 @@ class Outlook:
     """Tasks failed a while ago, to be retried."""
     given_up: int = 0
     """The part of them with so many failures that a run with ``once`` does not wait for them."""
-    delayed: int = 0
+    in_grace: int = 0
     """Unclosed ledgers waiting for the end of the grace period."""
     parked: int = 0
     left: int = 0
     """Placement marks not judged by this worker now, or at all; Apache's workers may act on them."""
 
+    def fields(self) -> dict[str, int]:
+        """Return the counts by their names in metrics, logs and JSON."""
+        return {"delayed" if name == "in_grace" else name: count for name, count in asdict(self).items()}
+
     @property
     def is_settled(self) -> bool:
         """Whether every task is parked, left to others, or fails repeatedly."""
-        return not self.eligible and not self.locked and not self.delayed and self.backing_off == self.given_up
+        return not self.eligible and not self.locked and not self.in_grace and self.backing_off == self.given_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,9 +179,10 @@ class MetricsEvents(EventSink):
 
     @override
     def tasks_listed(self, outlook: Outlook) -> None:
+        counts = outlook.fields()
+        counts["backing_off"] -= outlook.given_up  # the outlook counts given-up ones twice
         for state, gauge in self._tasks.items():
-            gauge.set(getattr(outlook, state))
-        self._tasks["backing_off"].set(outlook.backing_off - outlook.given_up)  # the outlook counts given-up ones twice
+            gauge.set(counts[state])
 
     @override
     def task_ended(self, result: TaskResult) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final, TextIO
 
 from typing_extensions import override
@@ -25,7 +25,7 @@ _LEVELS: Final = {
     Ending.MOVED: logging.INFO,
     Ending.LEDGER_DELETED: logging.INFO,
     Ending.PARKED: logging.WARNING,
-    Ending.DELAYED: logging.INFO,
+    Ending.IN_GRACE: logging.INFO,
     Ending.MARKED_AGAIN: logging.INFO,
     Ending.BUSY: logging.DEBUG,
     Ending.STOPPED: logging.INFO,
@@ -107,7 +107,7 @@ class LogEvents(EventSink):
     def tasks_listed(self, outlook: Outlook) -> None:
         """Log the outlook if it differs from the last one."""
         if outlook != self._outlook:
-            _log.info("tasks listed", extra=asdict(outlook))
+            _log.info("tasks listed", extra=outlook.fields())
         self._outlook = outlook
 
     @override
@@ -135,7 +135,7 @@ class JsonEvents(EventSink):
     def tasks_listed(self, outlook: Outlook) -> None:
         """Write the outlook if it differs from the last one."""
         if outlook != self._outlook:
-            self._write({"event": "tasks_listed", **asdict(outlook)})
+            self._write({"event": "tasks_listed", **outlook.fields()})
         self._outlook = outlook
 
     @override

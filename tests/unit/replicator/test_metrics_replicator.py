@@ -65,7 +65,7 @@ def test_only_a_repair_with_a_known_mark_has_a_time_to_full(world: Measured) -> 
 
 
 def test_each_task_is_in_one_state(world: Measured) -> None:
-    outlook = Outlook(eligible=1, locked=2, backing_off=7, given_up=3, delayed=4, parked=5, left=6)
+    outlook = Outlook(eligible=1, locked=2, backing_off=7, given_up=3, in_grace=4, parked=5, left=6)
     world.events.tasks_listed(outlook)
     values = {state: world.value(names.LISTED_TASKS, state=state) for state in names.STATES}
     assert values == {"eligible": 1, "locked": 2, "backing_off": 4, "given_up": 3, "delayed": 4, "parked": 5, "left": 6}

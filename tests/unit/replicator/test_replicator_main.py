@@ -145,12 +145,12 @@ async def test_events_are_counted_and_written_as_json_lines() -> None:
 async def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_changed() -> None:
     progress, stream = Progress(), _Written()
     sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
-    for outlook in (Outlook(), Outlook(delayed=2), Outlook(delayed=2), Outlook(eligible=1, delayed=1)):
+    for outlook in (Outlook(), Outlook(in_grace=2), Outlook(in_grace=2), Outlook(eligible=1, in_grace=1)):
         sink.tasks_listed(outlook)
     await asyncio.sleep(0)
     sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, is_recovered=True))
     await asyncio.sleep(0)
-    assert progress.snapshot().outlook == Outlook(eligible=1, delayed=1)
+    assert progress.snapshot().outlook == Outlook(eligible=1, in_grace=1)
     assert progress.snapshot().recovered == 1
     events = [json.loads(line) for line in stream.seen.splitlines()]
     assert [event.get("delayed") for event in events] == [2, 1, None]
@@ -159,7 +159,7 @@ async def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_
 
 def test_a_run_is_settled_only_when_nothing_is_delayed() -> None:
     assert Outlook(parked=3, backing_off=1, given_up=1).is_settled
-    assert not Outlook(parked=3, delayed=1).is_settled
+    assert not Outlook(parked=3, in_grace=1).is_settled
 
 
 async def test_a_process_does_not_wait_for_a_bookie_with_an_open_circuit() -> None:

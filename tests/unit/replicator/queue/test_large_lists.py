@@ -20,7 +20,7 @@ from bookie.model.schedule import Stripe
 from replicator.knowledge import holdings
 from replicator.knowledge.absence import Absences
 from replicator.queue import task_queue
-from replicator.queue.delay import Delays
+from replicator.queue.grace import GracePeriods
 from replicator.queue.task_queue import TaskQueue
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import make_metadata, names
@@ -66,7 +66,7 @@ class Turns:
 
 def queue_of(world: RepairWorld) -> TaskQueue:
     ports = world.ports(world.session())
-    return TaskQueue(ports, 5.0, Delays(ports.clock, 30.0), Absences(ports))
+    return TaskQueue(ports, 5.0, GracePeriods(ports.clock, 30.0), Absences(ports))
 
 
 async def refresh_while_counting(world: RepairWorld) -> tuple[TaskQueue, Turns]:

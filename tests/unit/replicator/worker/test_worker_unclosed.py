@@ -67,8 +67,8 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         assert [fragment.members[1] == "b" for fragment in waiting.fragments] == [False, False, True]
         assert waiting.state is LedgerState.OPEN
         # Few turns: the first repairs what it can, the second sees it done. No lock is held, no worker sleeps over it.
-        assert running.recorder.endings() == [Ending.DELAYED] * 2
-        assert running.recorder.outlook.delayed == 1
+        assert running.recorder.endings() == [Ending.IN_GRACE] * 2
+        assert running.recorder.outlook.in_grace == 1
         assert await world.tasks.locks.locked() == frozenset()
         copied = {e for name in "ct" for e in await world.bookies.nodes[BookieId(name)].holds(LEDGER)}
         assert copied == set(range(20))
@@ -88,7 +88,7 @@ async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
         await world.lose("b")
         started_s = world.clock.monotonic_s()
         recorder = await world.heal(open_ledger_grace_s=12)
-        assert recorder.endings() == [Ending.DELAYED, Ending.REPAIRED]
+        assert recorder.endings() == [Ending.IN_GRACE, Ending.REPAIRED]
         assert 12 <= world.clock.monotonic_s() - started_s < 14
         await world.assert_whole(LEDGER, packets, "t")
 
@@ -152,7 +152,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
         await asyncio.sleep(GRACE_S - 1)
         await world.register("b")
         await until(world.is_clean, seconds=5)
-        assert running.recorder.endings() == [Ending.DELAYED, Ending.NOTHING_MISSING]
+        assert running.recorder.endings() == [Ending.IN_GRACE, Ending.NOTHING_MISSING]
         assert world.version(LEDGER) == 0
         await running.stop()
 
@@ -184,7 +184,7 @@ async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> 
         now = await world.ledgers.read(LEDGER)
         await world.ledgers.write(LEDGER, now.metadata.closed(EntryId(8), 90), now.version)
         await until(world.is_clean, seconds=10)
-        assert running.recorder.endings() == [Ending.DELAYED, Ending.REPAIRED]
+        assert running.recorder.endings() == [Ending.IN_GRACE, Ending.REPAIRED]
         assert not running.recorder.results[-1].is_recovered
         after = await world.metadata(LEDGER)
         assert (after.last_entry_id, after.length) == (8, 90)
@@ -201,7 +201,7 @@ async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
         await asyncio.sleep(10)
         await world.ledgers.delete(LEDGER)
         await until(world.is_clean, seconds=10)
-        assert running.recorder.endings() == [Ending.DELAYED, Ending.LEDGER_DELETED]
+        assert running.recorder.endings() == [Ending.IN_GRACE, Ending.LEDGER_DELETED]
         await running.stop()
 
 
@@ -277,7 +277,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
         assert "b: " in parked.detail
         running.store.fault_hook = count
         await asyncio.sleep(900)
-        assert running.recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert running.recorder.endings() == [Ending.IN_GRACE, Ending.PARKED]
         assert requests < 900 / 5 * 30
         running.store.fault_hook = None
         await world.register("c")
@@ -312,7 +312,7 @@ async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_a
         world.bookies.hang_up("a")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
-        assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
+        assert running.recorder.endings() == [Ending.IN_GRACE, *[Ending.FAILED] * 5]
         assert "a: UNREACHABLE" in running.recorder.results[-1].detail
         world.bookies.listen("a")
         await world.heal()
@@ -344,7 +344,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
         await world.bookies.nodes[BookieId("c")].storage.set_limbo([LEDGER])
         await world.lose("b")
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert recorder.endings() == [Ending.IN_GRACE, Ending.PARKED]
         assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
         assert "c: LIMBO" in recorder.results[-1].detail
         assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
@@ -367,7 +367,7 @@ async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.DELAYED, Ending.PARKED]
+        assert recorder.endings() == [Ending.IN_GRACE, Ending.PARKED]
         assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
         assert "entry 9, which was confirmed, cannot be read (b: LIMBO, a: LIMBO)" in recorder.results[-1].detail
 
@@ -379,7 +379,7 @@ async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_stil
         world.bookies.hang_up("b")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
-        assert running.recorder.endings() == [Ending.DELAYED, *[Ending.FAILED] * 5]
+        assert running.recorder.endings() == [Ending.IN_GRACE, *[Ending.FAILED] * 5]
 
 
 @in_virtual_time
@@ -390,7 +390,7 @@ async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_
         await world.ledgers.write(LEDGER, replace(now.metadata, state=LedgerState.IN_RECOVERY), now.version)
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
-        assert recorder.endings()[0] is Ending.DELAYED
+        assert recorder.endings()[0] is Ending.IN_GRACE
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -423,7 +423,7 @@ async def test_a_member_of_an_open_ledger_that_lost_its_disk_is_as_good_as_gone(
         await world.bookies.nodes[BookieId("b")].storage.set_limbo([LEDGER])
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
-        assert recorder.endings()[0] is Ending.DELAYED
+        assert recorder.endings()[0] is Ending.IN_GRACE
         after = await world.metadata(LEDGER)
         assert (after.state, after.last_entry_id) == (LedgerState.CLOSED, 9)
         await world.assert_whole(LEDGER, packets)

@@ -20,7 +20,7 @@ from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
 from replicator.knowledge import absence
 from replicator.knowledge.absence import Absences
-from replicator.queue.delay import Delays
+from replicator.queue.grace import GracePeriods
 from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
@@ -164,7 +164,7 @@ async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
         await ports.doubts.add(LEDGER, {BookieId("b")})
         await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(10)])
         await world.store.delete(task_path(world.cluster.root, LEDGER))
-        queue = TaskQueue(ports, 60, Delays(ports.clock, 30), Absences(ports))
+        queue = TaskQueue(ports, 60, GracePeriods(ports.clock, 30), Absences(ports))
         listing = ports.parked.ids
 
         async def marked_meanwhile() -> frozenset[LedgerId]:

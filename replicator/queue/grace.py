@@ -1,4 +1,4 @@
-"""The delay queue: unclosed ledgers with a lost member wait here before their recovery.
+"""Grace periods: unclosed ledgers with a lost member wait here before their recovery.
 
 A live writer replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing for a
 whole grace period (R3, R37). The period is measured by this process's clock from the first sight of the missing
@@ -31,7 +31,7 @@ class _Waiting:
     """Bookies registered at the time of a failed recovery."""
 
 
-class Delays:
+class GracePeriods:
     """Ledgers waiting for the end of their grace period, with its start. At most one record per task."""
 
     def __init__(self, clock: Clock, grace_s: float) -> None:
@@ -50,8 +50,8 @@ class Delays:
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
 
-    def rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
-        """Record the end of a turn because of the delay, under these circumstances."""
+    def record_rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
+        """Record the end of a turn in the grace period, under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 
     def is_resting(
@@ -86,7 +86,7 @@ class Delays:
         since_s = min((*known.lost.values(), *known.doubtful.values()), default=None) if known is not None else None
         return 0.0 if since_s is None else since_s + self._grace_s - self._clock.monotonic_s()
 
-    def recovery_failed(self, ledger_id: LedgerId, bookies: Bookies) -> None:
+    def record_failed_recovery(self, ledger_id: LedgerId, bookies: Bookies) -> None:
         """Record a failed recovery of the ledger with these bookies."""
         self._waiting.setdefault(ledger_id, _Waiting()).failed_with = bookies.registered
 
