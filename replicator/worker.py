@@ -1,6 +1,6 @@
 """The worker: take tasks while permitted, repair several ledgers at a time, and release all locks at the end.
 
-Workers without work wait in line and are called (``queue.duty``), so an event does not wake all of them. Neither a
+Workers without work are on standby and are called (``queue.standby``), so an event does not wake all of them. Neither a
 failing ledger nor a temporarily unreachable store stops the worker. The end of the store's session cancels all work in
 flight at once (S14); the next session begins with a new listing.
 """
@@ -41,9 +41,9 @@ from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
-from replicator.queue.duty import Duty
 from replicator.queue.grace import GracePeriods
 from replicator.queue.repayment import Repayment
+from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.lease import Lease, beside_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
@@ -62,6 +62,7 @@ REFUSED_PAUSE_S_MAX: Final = 60.0
 """Longest pause after a refusal of the store. Pauses double from ``STORE_PAUSE_S`` on."""
 LETTING_GO_S: Final = 10.0
 """Time for cancelled work to release its locks; remaining locks end with the session."""
+_ACTIVE: Final = frozenset({StandbyEnd.CALLED, StandbyEnd.OVERDUE})
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
 _DEBTS: Final = "the placement debts"
@@ -104,14 +105,14 @@ class Worker:
         self._context = RepairContext(ports, self._copier, events, self._grace_periods, self._absences, returns)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._grace_periods, self._absences)
         self._repayment = Repayment(ports, self._absences)
-        self._duty = Duty(ports.store, ports.standby, ports.clock, ports.rng)
-        self._is_called = False
-        """Whether this worker left the line of idle workers to look for work by itself."""
+        self._standby = Standby(ports.store, ports.standby, ports.clock, ports.rng)
+        self._is_active = False
+        """Whether this worker left standby to look for work by itself."""
         self._looking: asyncio.Task[None] | None = None
-        """The last search of a lookout for repayable debts, with the pause after its failure."""
+        """The last search for repayable debts while this worker watches, with the pause after its failure."""
         self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         self._watchers: list[asyncio.Task[None]] = []
-        """Watches of the bookies and of the switch, while this worker is active or a lookout."""
+        """Watches of the bookies and of the switch, while this worker is active or watches for others."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
@@ -187,7 +188,7 @@ class Worker:
             await self._end_watches()
             self._abandon()
             await self._finish(LETTING_GO_S)
-            await self._duty.leave()
+            await self._standby.leave()
         if self._fatal is not None:
             raise self._fatal
         return end
@@ -254,17 +255,17 @@ class Worker:
         self._note_allowed(_TASKS)
         self._start_turns()
         if is_listed:
-            await self._duty.call(math.ceil(len(self._queue) / self._large_limit))
+            await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
             return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
-        if not self._running and (self._queue.is_stale or (self._is_called and self._queue.is_idle)):
+        if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes)
         return None
 
     def _follow_debts(self) -> None:
-        """Begin another search for repayable debts if this worker is a lookout and its last search has ended.
+        """Begin another search for repayable debts if this worker watches and its last search has ended.
 
         A search among many debts takes long, so listings and repairs do not wait for it, and its failure affects
         neither.
@@ -272,7 +273,7 @@ class Worker:
         if self._looking is not None and self._looking.done():
             looking, self._looking = self._looking, None
             looking.result()
-        if self._looking is None and self._duty.is_lookout and not self._settings.once:
+        if self._looking is None and self._standby.is_watching and not self._settings.once:
             self._looking = guarded("placement debts", self._look_for_repayable())
 
     async def _look_for_repayable(self) -> None:
@@ -290,17 +291,18 @@ class Worker:
             self._note_allowed(_DEBTS)
 
     async def _wait_for_work(self) -> None:
-        """Wait in line with the other idle workers if this one has no work.
+        """Wait on standby if this worker has no work.
 
-        A run with ``once`` looks by itself, and a lookout looks for all others.
+        A run with ``once`` looks by itself, and a watching worker looks for all others.
         """
         is_needed = self._settings.once or self._running or self._unreleased
-        if not is_needed and not (self._duty.is_lookout and self._duty.is_in_line):
-            if self._is_called and not self._queue.is_idle:
+        if not is_needed and not (self._standby.is_watching and self._standby.is_entered):
+            if self._is_active and not self._queue.is_idle:
                 return
             await self._end_watches()
-            self._is_called = False
-            self._is_called = await self._duty.wait_for_work(self._stop, self._forget_observations)
+            self._is_active = False
+            end = await self._standby.wait(self._stop, self._forget_observations)
+            self._is_active = end in _ACTIVE
             self._ports.recent.forget()
         if not self._watchers:
             self._watchers = [
@@ -309,7 +311,7 @@ class Worker:
             ]
 
     def _forget_observations(self) -> None:
-        """Forget all observations, because a worker in line sees no changes."""
+        """Forget all observations, because a standby worker sees no changes."""
         self._queue.forget()
         self._repayment.forget()
         self._note_allowed(_DEBTS)
@@ -461,7 +463,7 @@ class Worker:
             refusals.reset()
             self._ports.recent.note_bookies_changed()
             self._absences.note_bookies_changed()
-            if self._settings.once or self._duty.is_lookout:  # a lookout calls the others if there is work for them
+            if self._settings.once or self._standby.is_watching:  # it calls the others if there is work for them
                 self._queue.mark_stale()
                 self._wake.set()
 

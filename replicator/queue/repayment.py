@@ -8,10 +8,10 @@ has ended, and the metadata is at least as new as its end.
 Marking is idempotent, and the mark is an ordinary one: its worker plans again from fresh metadata (R1), and makes the
 possible moves.
 
-Only lookouts look (``queue.duty``), so the number of idle workers does not matter. A look reads all debts (their number
-is bounded) and the metadata of their ledgers. It follows a change of the writable bookies or the topology, at most once
-in ``PAUSE_S``. Otherwise it is made once in ``ROUND_S``, for debts ended in another way. Ledgers of the same shape are
-planned once.
+Only watching standby workers look (``queue.standby``), so the number of other workers does not matter. A look reads all
+debts (their number is bounded) and the metadata of their ledgers. It follows a change of the writable bookies or the
+topology, at most once in ``PAUSE_S``. Otherwise it is made once in ``ROUND_S``, for debts ended in another way. Ledgers
+of the same shape are planned once.
 
 R rules are defined in docs/failure-model.md.
 """

@@ -222,7 +222,7 @@ async def test_a_run_with_once_pays_a_debt_although_the_first_read_of_the_debts_
 
 
 @pytest.mark.parametrize("is_denied", [False, True])
-def test_a_lookout_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
+def test_a_worker_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
     caplog: pytest.LogCaptureFixture, is_denied: bool
 ) -> None:
     @in_virtual_time

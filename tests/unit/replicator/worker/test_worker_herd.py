@@ -1,4 +1,4 @@
-"""Many workers, few events: the cost of an event does not grow with the number of idle workers.
+"""Many workers, few events: the cost of an event does not grow with the number of standby workers.
 
 A request is anything a session sends, also to set a watch. When a watch fires, the message comes from the store, and
 is no request.
@@ -15,7 +15,7 @@ import pytest
 
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.store.memory import Fault, MemoryStore
-from bookie.metadata.tasks.standby import LOOKOUTS
+from bookie.metadata.tasks.standby import WATCHING_MAX
 from bookie.model.ids import LedgerId
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import make_metadata, names
@@ -23,7 +23,7 @@ from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 IDLE_S = 10.0
-"""Shorter than the time after which a worker in line looks by itself."""
+"""Shorter than the time after which a standby worker looks by itself."""
 LISTING = 25
 """Requests of one look at everything, with the watches it sets again."""
 
@@ -92,7 +92,7 @@ async def test_the_first_task_costs_the_same_for_any_number_of_idle_workers(work
             async def mark() -> None:
                 await world.tasks.marking.mark(LedgerId(7), names("c"))
 
-            assert await cost_of(fleet, mark) <= LOOKOUTS * 3 * LISTING
+            assert await cost_of(fleet, mark) <= WATCHING_MAX * 3 * LISTING
             assert fleet.endings().count(Ending.REPAIRED) == 1
         await world.assert_whole(7, packets, "t")
 
@@ -105,27 +105,27 @@ async def test_a_bookie_that_goes_costs_the_same_for_any_number_of_idle_workers(
         async def leave() -> None:
             await world.kill("c")
 
-        assert await cost_of(fleet, leave) <= LOOKOUTS * LISTING
+        assert await cost_of(fleet, leave) <= WATCHING_MAX * LISTING
 
 
 @pytest.mark.parametrize("workers", [20, 400])
 @in_virtual_time
-async def test_a_lookout_that_ends_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+async def test_the_end_of_a_watching_worker_costs_the_same_for_any_number_of_standby_workers(workers: int) -> None:
     async with a_world("a b c t") as world, a_fleet(world, workers) as fleet:
 
         async def end() -> None:
-            for running in fleet.workers[:LOOKOUTS]:
+            for running in fleet.workers[:WATCHING_MAX]:
                 running.store.expire()
 
-        assert await cost_of(fleet, end) <= LOOKOUTS * 2 * LISTING
+        assert await cost_of(fleet, end) <= WATCHING_MAX * 2 * LISTING
 
 
 @in_virtual_time
 async def test_idle_workers_send_next_to_nothing() -> None:
-    """A look of each worker in line every few minutes, and the lookouts' looks."""
+    """A look of each standby worker every few minutes, and those of the watching workers."""
     async with a_world("a b c t") as world, a_fleet(world, 400) as fleet:
         looks = await fleet.requests_in(600.0) / LISTING
-        assert looks <= 600 * (1 + LOOKOUTS / 5.0)
+        assert looks <= 600 * (1 + WATCHING_MAX / 5.0)
 
 
 @in_virtual_time
@@ -140,7 +140,7 @@ async def test_many_tasks_are_shared_by_workers_that_are_called() -> None:
             await world.tasks.marking.mark_many([(LedgerId(i), names("c")) for i in range(256)])
             await asyncio.sleep(8)
             at_work = [running for running in fleet.workers if running.worker.load().ledgers_in_flight]
-            assert len(at_work) > LOOKOUTS
+            assert len(at_work) > WATCHING_MAX
             await until(world.is_clean, seconds=600)
             assert fleet.endings().count(Ending.REPAIRED) == 256
 
@@ -157,12 +157,12 @@ async def slow_down(world: RepairWorld, name: str) -> None:
 
 
 @in_virtual_time
-async def test_a_worker_in_line_looks_by_itself_in_the_end() -> None:
-    """The lookouts are registered and do nothing: the task waits for minutes, and not for ever."""
+async def test_a_standby_worker_without_a_call_repairs_after_a_while() -> None:
+    """The watching workers are registered and do nothing: the task waits for minutes, and not for ever."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
-        for number in range(LOOKOUTS):
+        for number in range(WATCHING_MAX):
             await world.ports(world.session(), seed=number).standby.enter(f"dead{number}")
         async with a_fleet(world, 2) as fleet:
             await world.tasks.marking.mark(LedgerId(7), names("c"))
@@ -182,7 +182,7 @@ async def test_a_worker_alone_starts_at_once() -> None:
 
 
 @in_virtual_time
-async def test_workers_without_access_to_the_line_repair_all_the_same() -> None:
+async def test_workers_without_access_to_standby_nodes_repair() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
