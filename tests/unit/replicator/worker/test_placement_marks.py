@@ -18,7 +18,7 @@ WHOLE = make_metadata((0, "a b c"), quorum=(3, 2), last=9)
 
 
 @in_virtual_time
-async def test_a_placement_mark_stays_and_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_placement_mark_stays_and_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with a_world("a b c d t") as world:
         await world.ledger(LEDGER, WHOLE, 10)

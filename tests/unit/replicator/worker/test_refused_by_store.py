@@ -35,7 +35,7 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
     return not any(record.exc_info for record in caplog.records)
 
 
-def test_a_growing_pause_doubles_up_to_its_bound_and_begins_anew() -> None:
+def test_a_growing_pause_doubles_up_to_its_bound_and_begins_again() -> None:
     pause = GrowingPause(1.0, 5.0)
     assert [pause.next_s() for _ in range(5)] == [1, 2, 4, 5, 5]
     pause.reset()
@@ -71,7 +71,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
 
 
 @pytest.mark.parametrize("is_disabled", [False, True])
-def test_a_worker_that_idles_says_when_it_is_refused_and_when_it_may_again(is_disabled: bool) -> None:
+def test_an_idle_worker_reports_a_refusal_until_it_ends(is_disabled: bool) -> None:
     """With either wait: for tasks, or recovery to be enabled."""
 
     @in_virtual_time

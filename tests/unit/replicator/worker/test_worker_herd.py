@@ -121,7 +121,7 @@ async def test_the_end_of_a_watching_worker_costs_the_same_for_any_number_of_sta
 
 
 @in_virtual_time
-async def test_idle_workers_send_next_to_nothing() -> None:
+async def test_the_requests_of_standby_workers_are_bounded() -> None:
     """A look of each standby worker every few minutes, and those of the watching workers."""
     async with a_world("a b c t") as world, a_fleet(world, 400) as fleet:
         looks = await fleet.requests_in(600.0) / LISTING

@@ -91,7 +91,7 @@ async def scene(
 
 @pytest.mark.parametrize("digest_type", [DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC])
 @in_virtual_time
-async def test_a_whole_ledger_is_repaired_and_no_entry_passes_the_worker(digest_type: DigestType) -> None:
+async def test_a_ledger_is_repaired_by_pulls_and_no_entry_passes_the_worker(digest_type: DigestType) -> None:
     async with scene(digest_type=digest_type) as at:
         healed = await at.heal()
         await at.assert_repaired(healed)
@@ -120,7 +120,7 @@ async def test_a_striped_ledger_is_pulled_from_all_who_hold_a_part_of_it() -> No
 
 
 @in_virtual_time
-async def test_a_worker_carries_every_copy_itself_unless_it_is_told_to_pull() -> None:
+async def test_a_worker_without_pulling_carries_every_copy_itself() -> None:
     async with scene() as at:
         running = at.world.worker()
         await running.worker.run()
@@ -344,7 +344,7 @@ async def test_a_pair_without_a_path_is_tried_again_after_a_minute_and_pairs_are
     assert not await pulls.can(a, b)
 
 
-async def test_what_a_silent_store_does_not_say_is_not_assumed() -> None:
+async def test_a_pull_is_refused_if_the_store_does_not_answer() -> None:
     async def look_up(bookie: BookieId) -> ServiceInfo | None:
         raise StoreUnavailableError("no answer")
 
@@ -352,6 +352,6 @@ async def test_what_a_silent_store_does_not_say_is_not_assumed() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "false", "yes"])
-async def test_only_what_a_bookie_says_in_the_agreed_word_is_an_offer(value: str) -> None:
+async def test_only_the_value_true_offers_pulls(value: str) -> None:
     said = ServiceInfo((Endpoint("bookie", "t", PORT, "bookie-grpc"),), ((PROPERTY_CAN_COPY, value),))
     assert not said.can_copy

@@ -103,7 +103,7 @@ async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> Non
 
 
 @in_virtual_time
-async def test_a_lock_that_became_somebody_else_s_is_left_to_them() -> None:
+async def test_a_lock_taken_by_another_worker_stops_the_repair_and_is_not_released() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -362,7 +362,7 @@ async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> 
 
 
 @in_virtual_time
-async def test_what_does_not_end_in_time_is_let_go_cleanly() -> None:
+async def test_a_repair_that_exceeds_the_stop_grace_is_cancelled_and_its_lock_released() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")

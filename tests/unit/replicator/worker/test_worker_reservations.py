@@ -316,7 +316,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict(monkeypatc
 
 
 @in_virtual_time
-async def test_a_bookie_in_limbo_that_lists_everything_is_whole_and_one_that_does_not_is_no_source() -> None:
+async def test_a_bookie_in_limbo_that_lists_everything_is_healthy_and_one_that_does_not_is_no_source() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.bookies.nodes[BookieId("a")].storage.set_limbo([LEDGER])

@@ -95,7 +95,7 @@ def test_a_failed_repair_logs_its_reason_and_only_a_bug_has_a_traceback(
 
 
 @in_virtual_time
-async def test_a_silent_bookie_parks_a_ledger_after_attempts_of_all_workers_together() -> None:
+async def test_an_unreachable_bookie_parks_a_ledger_after_attempts_of_all_workers_together() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")

@@ -158,7 +158,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
 
 
 @in_virtual_time
-async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between() -> None:
+async def test_the_grace_period_begins_again_if_the_bookie_was_back_in_between() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -175,7 +175,7 @@ async def test_the_grace_period_begins_anew_when_the_bookie_was_back_in_between(
 
 
 @in_virtual_time
-async def test_a_ledger_closed_meanwhile_by_its_writer_is_plainly_repaired() -> None:
+async def test_a_ledger_closed_by_its_writer_during_the_grace_period_is_repaired_without_recovery() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -397,7 +397,7 @@ async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_
 
 
 @in_virtual_time
-async def test_a_silent_source_of_an_older_fragment_does_not_keep_the_ledger_open() -> None:
+async def test_an_unreachable_source_of_an_older_fragment_does_not_keep_the_ledger_open() -> None:
     async with a_world("a b c d t u") as world:
         metadata = make_metadata((0, "d b"), (10, "a b"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)

@@ -100,7 +100,7 @@ async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None
 
 
 @in_virtual_time
-async def test_a_whole_bookie_is_left_alone() -> None:
+async def test_a_healthy_bookie_gets_no_copies() -> None:
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
@@ -144,7 +144,7 @@ async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Statu
 
 
 @in_virtual_time
-async def test_a_silent_target_is_not_copied_to() -> None:
+async def test_an_unreachable_target_gets_no_copies() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
         await world.lose("b")
