@@ -125,8 +125,7 @@ class DeadLetters:
         """
         found = await self._dead_letter(ledger_id)
         if isinstance(found, DeadLetterResult):
-            is_accepted = found.outcome is Outcome.ALREADY_ACCEPTED
-            return found if is_accepted else _refused(ledger_id, _not_parked(ledger_id))
+            return _of_accepting(found)
         try:
             losses = await self._losses(*found)
         except CannotAcceptError as error:
@@ -178,10 +177,7 @@ class DeadLetters:
             await self._parked.unpark(ledger_id)
             return DeadLetterResult(ledger_id, Outcome.ACCEPTED, lost=losses.lost)
 
-        result = await self._under_lock(ledger_id, decide)
-        if result.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.LOCKED):
-            return result
-        return _refused(ledger_id, _not_parked(ledger_id)) if result.outcome is Outcome.ALREADY_DROPPED else result
+        return _of_accepting(await self._under_lock(ledger_id, decide))
 
     async def drop(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
         """Remove the task and the parked record of a dead letter; an audit may mark the ledger again.
@@ -208,16 +204,16 @@ class DeadLetters:
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:
-            return _refused(ledger_id, _unreadable_task(ledger_id, error))
+            return _refused(ledger_id, _unreadable_task_text(ledger_id, error))
         if task is None:
             return await self._without_task(ledger_id)
         parked = await self._parked.get(ledger_id)
-        return _refused(ledger_id, _not_parked(ledger_id)) if parked is None else (task, parked)
+        return _refused(ledger_id, _not_parked_text(ledger_id)) if parked is None else (task, parked)
 
     async def _without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
         decision = await self._decisions.get(ledger_id)
         if decision is None:
-            return _refused(ledger_id, _not_parked(ledger_id))
+            return _refused(ledger_id, _not_parked_text(ledger_id))
         if decision.is_accepted:
             return DeadLetterResult(ledger_id, Outcome.ALREADY_ACCEPTED, _decided(decision), decision.lost)
         return DeadLetterResult(ledger_id, Outcome.ALREADY_DROPPED, _decided(decision))
@@ -229,14 +225,14 @@ class DeadLetters:
         try:
             held = await locks.lock(ledger_id, self._who)
         except UnreadableTaskError as error:
-            return _refused(ledger_id, _unreadable_task(ledger_id, error))
+            return _refused(ledger_id, _unreadable_task_text(ledger_id, error))
         if held is None:
             found = await self._dead_letter(ledger_id)
             return found if isinstance(found, DeadLetterResult) else _locked(ledger_id)
         try:
             parked = await self._parked.get(ledger_id)
             if parked is None:
-                return _refused(ledger_id, _not_parked(ledger_id))
+                return _refused(ledger_id, _not_parked_text(ledger_id))
             return await decide(held, parked)
         finally:
             await locks.release(held)
@@ -449,6 +445,13 @@ def _decided(decision: Decision) -> str:
     return f"decided by {decision.by}: {decision.reason}" if decision.reason else f"decided by {decision.by}"
 
 
+def _of_accepting(result: DeadLetterResult) -> DeadLetterResult:
+    """Return a result as one of accepting: a task that was dropped earlier leaves nothing to accept."""
+    if result.outcome is Outcome.ALREADY_DROPPED:
+        return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
+    return result
+
+
 def _refused(ledger_id: LedgerId, detail: str) -> DeadLetterResult:
     return DeadLetterResult(ledger_id, Outcome.REFUSED, detail)
 
@@ -463,9 +466,9 @@ def _changed(ledger_id: LedgerId) -> DeadLetterResult:
     return DeadLetterResult(ledger_id, Outcome.CHANGED, detail)
 
 
-def _not_parked(ledger_id: LedgerId) -> str:
+def _not_parked_text(ledger_id: LedgerId) -> str:
     return f"ledger {ledger_id} is not a dead letter: `bkheal dead-letters list` lists them"
 
 
-def _unreadable_task(ledger_id: LedgerId, error: UnreadableTaskError) -> str:
+def _unreadable_task_text(ledger_id: LedgerId, error: UnreadableTaskError) -> str:
     return f"the task of ledger {ledger_id} was left as it is: {error}"

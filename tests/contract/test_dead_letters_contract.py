@@ -12,6 +12,7 @@ from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Operation
 from bookie.metadata.tasks import decisions as decisions_module
@@ -200,6 +201,15 @@ async def test_unreadable_metadata_and_tasks_are_left_as_they_are(world: World) 
     result = await world.letters.accept(L7, WHY)
     assert (result.outcome, "cannot be read" in result.detail) == (Outcome.REFUSED, True)
     assert await world.state(L7) == UNTOUCHED
+    await world.store.set(task_path(world.cluster.root, L7), b"\xff", ANY_VERSION)
+    refused = await world.letters.accept(L7, WHY)
+    assert (refused.outcome, "was left as it is" in refused.detail) == (Outcome.REFUSED, True)
+    results = (
+        await world.letters.check_accept(L7),
+        await world.letters.check_drop(L7),
+        await world.letters.drop(L7, ""),
+    )
+    assert results == (refused, refused, refused)
 
 
 async def test_the_lock_of_a_worker_is_respected(world: World, backend: Backend) -> None:
