@@ -389,10 +389,9 @@ def lost_fragments(
 def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
     """The final fragments, by index, with their last entries."""
     for index in range(len(metadata.fragments)):
-        last = metadata.fragment_last_entry_id(index)
-        if last is None or (not metadata.is_closed and index >= len(metadata.fragments) - 2):
-            continue
-        yield index, last if metadata.last_entry_id is None else min(last, metadata.last_entry_id)
+        last = metadata.final_last_entry_id(index)
+        if last is not None:
+            yield index, last
 
 
 def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:

@@ -64,7 +64,7 @@ def risk_of(
         going = stopping & live & set(fragment.members)
         if not going:
             continue
-        is_growing = not metadata.is_closed and index >= len(metadata.fragments) - 2
+        is_growing = metadata.final_last_entry_id(index) is None
         certain = metadata.write_quorum - metadata.ack_quorum + 1
         needed = max(1, least, certain) if is_growing else max(1, least)
         left = _copies_left(metadata, index, live, stopping)

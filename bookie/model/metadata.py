@@ -143,6 +143,21 @@ class LedgerMetadata:
             return EntryId(self.fragments[index + 1].first_entry_id - 1)
         return self.last_entry_id
 
+    def final_last_entry_id(self, index: int, *, is_tail_written: bool = False) -> EntryId | None:
+        """Return the last entry of fragment ``index``, inclusive, or None if the fragment may still change (S2, S19).
+
+        The last fragment of an unclosed ledger belongs to its writer. The one before counts as growing too until the
+        last one is known to hold an entry (``is_tail_written``): with the old protocol its end may be unconfirmed
+        (docs/formats.md#sampling, #3917). No entry lies beyond the end of a closed ledger, whatever its fragments say.
+        """
+        growing = 0 if self.is_closed else 1 if is_tail_written else 2
+        if index >= len(self.fragments) - growing:
+            return None
+        last = self.fragment_last_entry_id(index)
+        if last is None or self.last_entry_id is None:
+            return last
+        return min(last, self.last_entry_id)
+
     def members(self) -> frozenset[BookieId]:
         """Return every bookie named in any fragment."""
         return frozenset(member for fragment in self.fragments for member in fragment.members)

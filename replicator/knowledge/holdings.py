@@ -43,7 +43,7 @@ from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer
 from replicator.knowledge.frontier import Frontier, Written, proven
 from replicator.knowledge.loss import acknowledged_sample, shows_loss
-from replicator.plan.planner import PositionKey, closed_fragment_last
+from replicator.plan.planner import PositionKey
 from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
@@ -243,7 +243,7 @@ def growing_members(metadata: LedgerMetadata) -> frozenset[BookieId]:
 
 def _growing(metadata: LedgerMetadata) -> Iterator[int]:
     for index in range(len(metadata.fragments)):
-        if closed_fragment_last(metadata, index, is_tail_written=False) is None:
+        if metadata.final_last_entry_id(index) is None:
             yield index
 
 
@@ -279,7 +279,7 @@ async def _behind_positions(
 def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId) -> Iterator[EntryId]:
     """Yield the entries of the bookie in the judged fragments."""
     for index in range(len(metadata.fragments)):
-        last = closed_fragment_last(metadata, index, is_tail_written=True)
+        last = metadata.final_last_entry_id(index, is_tail_written=True)
         last = frontier if last is None else last
         if last >= metadata.fragments[index].first_entry_id:
             yield from fragment_entries(metadata, index, last, bookie)
@@ -288,7 +288,7 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
 async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> AsyncIterator[PositionKey]:
     """Yield incomplete positions, also of an unclosed ledger's last fragment but one, for a plan with its end known."""
     for index, fragment in enumerate(metadata.fragments):
-        last = closed_fragment_last(metadata, index, is_tail_written=True)
+        last = metadata.final_last_entry_id(index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
             key = PositionKey(fragment.first_entry_id, position, bookie)
             if (

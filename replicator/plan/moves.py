@@ -40,7 +40,6 @@ from replicator.plan.planner import (
     Knowledge,
     Plan,
     PositionKey,
-    closed_fragment_last,
 )
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
@@ -146,7 +145,7 @@ class _Moves:
     def of_fragment(self, index: int) -> Iterator[Step | Blocked]:
         metadata = self.ledger.metadata
         fragment = metadata.fragments[index]
-        last = closed_fragment_last(metadata, index, is_tail_written=self.knowledge.is_tail_written)
+        last = metadata.final_last_entry_id(index, is_tail_written=self.knowledge.is_tail_written)
         if not has_entries(metadata, index):
             return
         now = self._faults_of(fragment.members)

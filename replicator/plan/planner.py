@@ -170,7 +170,7 @@ def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[Posit
     if metadata.is_closed:
         return
     for index, position in lost_positions(metadata, bookies):
-        if closed_fragment_last(metadata, index, is_tail_written=False) is None:
+        if metadata.final_last_entry_id(index) is None:
             fragment = metadata.fragments[index]
             yield PositionKey(fragment.first_entry_id, position, fragment.members[position])
 
@@ -182,20 +182,6 @@ def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple
         for position, member in enumerate(fragment.members):
             if member not in whole:
                 yield index, position
-
-
-def closed_fragment_last(metadata: LedgerMetadata, index: int, *, is_tail_written: bool) -> EntryId | None:
-    """Return the last entry of a final fragment, or None if the fragment may still change (S2, S19).
-
-    The last fragment of an unclosed ledger belongs to its writer. The one before counts as unclosed too until the last
-    one is known to hold an entry: with the old protocol its end may be unconfirmed (docs/formats.md#sampling, #3917).
-    """
-    if not metadata.is_closed and index >= len(metadata.fragments) - (1 if is_tail_written else 2):
-        return None
-    last = metadata.fragment_last_entry_id(index)
-    if last is None or metadata.last_entry_id is None:
-        return last
-    return min(last, metadata.last_entry_id)
 
 
 def needs_tail_evidence(
@@ -222,7 +208,7 @@ class _FragmentPlan:
     """Targets planned so far, by position."""
 
     def verdicts(self, choose: Choose) -> Iterator[Step | Blocked]:
-        last = closed_fragment_last(self.metadata, self.index, is_tail_written=self.knowledge.is_tail_written)
+        last = self.metadata.final_last_entry_id(self.index, is_tail_written=self.knowledge.is_tail_written)
         fragment = self.metadata.fragments[self.index]
         for position, member in enumerate(fragment.members):
             cause = self._cause(position, member, last)

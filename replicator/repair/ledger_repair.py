@@ -71,7 +71,6 @@ from replicator.plan.planner import (
     Knowledge,
     Plan,
     PositionKey,
-    closed_fragment_last,
     needs_tail_evidence,
     plan_repair,
     target_chooser,
@@ -321,7 +320,7 @@ class LedgerRepair:
             return found
         for key in view.shortfall.positions:
             first, recorded = key.first_entry_id, self._reserving.recorded(key.first_entry_id, key.position)
-            last = closed_fragment_last(metadata, metadata.fragment_index(first), is_tail_written=False)
+            last = metadata.final_last_entry_id(metadata.fragment_index(first))
             if recorded is None or last is None:
                 continue
             copy, end = recorded

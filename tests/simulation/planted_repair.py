@@ -12,6 +12,7 @@ from bookie.metadata.tasks.locks import HeldLook, HeldTask, TaskLocks
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
+from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import pack, unpack
 from bookie.model.schedule import Stripe
 from bookie.wire.port import AddBatch
@@ -81,27 +82,26 @@ def _(stack: ExitStack) -> None:
 @plants("open-fragment-copied", "R3, #3917", "a worker repairs the end of an open ledger as far as it is confirmed")
 def _(stack: ExitStack) -> None:
     def make(last_of: Any) -> Any:
-        def careless(metadata: Any, index: int, *, is_tail_written: bool) -> Any:
+        def careless(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
             last = last_of(metadata, index, is_tail_written=is_tail_written)
             return EntryId(metadata.fragments[index].first_entry_id - 1) if last is None else last
 
         return careless
 
-    swap(stack, plan, "closed_fragment_last", make)
+    swap(stack, LedgerMetadata, "final_last_entry_id", make)
 
 
 @plants("boundary-one-short", "#3917", "a worker ends a fragment one entry early, where bookies put the confirmed end")
 def _(stack: ExitStack) -> None:
     def make(last_of: Any) -> Any:
-        def short(metadata: Any, index: int, *, is_tail_written: bool) -> Any:
+        def short(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
             last = last_of(metadata, index, is_tail_written=is_tail_written)
             is_before_another = index + 1 < len(metadata.fragments)
             return last - 1 if last is not None and is_before_another else last
 
         return short
 
-    swap(stack, plan, "closed_fragment_last", make)
-    swap(stack, holdings, "closed_fragment_last", make)
+    swap(stack, LedgerMetadata, "final_last_entry_id", make)
 
 
 @plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as whole")

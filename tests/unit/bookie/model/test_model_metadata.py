@@ -105,6 +105,20 @@ def test_fragments_meet_without_gap_or_overlap(ledger: LedgerMetadata) -> None:
     assert (lasts[-1] is None) is not ledger.is_closed
 
 
+def test_the_end_of_a_fragment_is_final_if_no_writer_can_change_it() -> None:
+    opened = metadata(fragment(0, A, B, C), fragment(4, A, B, D), fragment(7, A, B, X))
+    assert final_ends(opened) == [3, None, None]
+    assert final_ends(opened, is_tail_written=True) == [3, 6, None]
+    assert final_ends(opened.closed(EntryId(9), 500)) == [3, 6, 9]
+    assert final_ends(opened.closed(EntryId(5), 500)) == [3, 5, 5]
+    assert final_ends(metadata(), is_tail_written=True) == final_ends(metadata()) == [None]
+
+
+def final_ends(ledger: LedgerMetadata, *, is_tail_written: bool = False) -> list[int | None]:
+    numbers = range(len(ledger.fragments))
+    return [ledger.final_last_entry_id(index, is_tail_written=is_tail_written) for index in numbers]
+
+
 def test_closing_seals_end_and_length_and_keeps_everything_else() -> None:
     opened = metadata(custom=(("app", b"x"),), ctime_ms=5, format_version=2)
     sealed = opened.closed(EntryId(9), 500)
