@@ -26,7 +26,7 @@ _CHOICES: Final = 0
 """Seed of the sample ensembles: the same question gets the same answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
     """A fragment whose entries would have too few copies left."""
 
@@ -70,7 +70,16 @@ def risk_of(
         left = _copies_left(metadata, index, live, stopping)
         if left is not None and left < needed:
             named = tuple(sorted(going))
-            risks.append(Risk(ledger_id, fragment.first_entry_id, left, needed, is_growing, named))
+            risks.append(
+                Risk(
+                    ledger_id=ledger_id,
+                    first_entry_id=fragment.first_entry_id,
+                    copies_left=left,
+                    copies_needed=needed,
+                    is_growing=is_growing,
+                    members=named,
+                )
+            )
     return min(risks, key=_badness, default=None)
 
 

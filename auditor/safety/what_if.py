@@ -22,7 +22,7 @@ TOPICS_MAX: Final = 100_000
 """Most topics counted one by one, about 30 MB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLoss:
     """What the loss of the bookies would do to a ledger."""
 
@@ -64,12 +64,12 @@ def loss_of(
     after = [health_of(metadata, index, live - going) for index in range(len(metadata.fragments))]
     levels = [each.severity for each in after if each.severity is not None]
     return LedgerLoss(
-        ledger_id,
-        min((each.severity for each in before if each.severity is not None), default=None),
-        min(levels),
-        min(each.copies_min for each in after),
-        tuple(sorted(named)),
-        sum(
+        ledger_id=ledger_id,
+        before=min((each.severity for each in before if each.severity is not None), default=None),
+        after=min(levels),
+        copies_left=min(each.copies_min for each in after),
+        bookies=tuple(sorted(named)),
+        bytes_estimate=sum(
             round(bytes_to_copy(metadata, index, sum(each in named & live for each in fragment.members), then.severity))
             for index, (fragment, then) in enumerate(zip(metadata.fragments, after, strict=True))
         ),

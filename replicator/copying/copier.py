@@ -77,7 +77,7 @@ MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
     """How the copying of one position went."""
 
@@ -248,13 +248,13 @@ class _CopyRun:
 
     def _outcome(self, receiver: Receiver) -> CopyOutcome:
         return CopyOutcome(
-            receiver.target.entries,
-            receiver.target.bytes,
-            tuple(receiver.unreadable),
-            receiver.unreadable_count,
-            tuple(self._corrupt),
-            receiver.failure,
-            self._is_interrupted,
+            entries=receiver.target.entries,
+            bytes=receiver.target.bytes,
+            unreadable=tuple(receiver.unreadable),
+            unreadable_count=receiver.unreadable_count,
+            corrupt=tuple(self._corrupt),
+            target_failure=receiver.failure,
+            is_interrupted=self._is_interrupted,
         )
 
     def _is_over(self) -> bool:

@@ -49,7 +49,7 @@ _FASTER: Final = 1.25
 _BOOKIES_MAX: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """The limits of one process. 0: no limit."""
 
@@ -75,12 +75,12 @@ def share_of(limits: CopyLimits, workers: int) -> Rates:
         return max(1, limit // workers) if limit else 0
 
     return Rates(
-        part(limits.bytes_per_second),
-        part(limits.requests_per_second),
-        part(limits.bookie_in_bytes_per_second),
-        part(limits.bookie_out_bytes_per_second),
-        part(limits.critical_bytes_per_second),
-        SLOW_S[limits.profile],
+        bytes_per_second=part(limits.bytes_per_second),
+        requests_per_second=part(limits.requests_per_second),
+        bookie_in_bytes_per_second=part(limits.bookie_in_bytes_per_second),
+        bookie_out_bytes_per_second=part(limits.bookie_out_bytes_per_second),
+        critical_bytes_per_second=part(limits.critical_bytes_per_second),
+        slow_s=SLOW_S[limits.profile],
     )
 
 

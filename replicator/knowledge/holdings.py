@@ -69,7 +69,7 @@ class Judgement:
     """The other registered members."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
     """Incomplete registered bookies, by position, with their listed entries; and bookies without an answer."""
 
@@ -183,7 +183,13 @@ class Holdings:
                 doubtful.update(_growing_positions(metadata, bookie))
             else:
                 lagging.extend(late)
-        return Shortfall(frozenset(positions), frozenset(doubtful), tuple(lagging), tuple(held), tuple(silent))
+        return Shortfall(
+            positions=frozenset(positions),
+            doubtful=frozenset(doubtful),
+            lagging=tuple(lagging),
+            held=tuple(held),
+            silent=tuple(silent),
+        )
 
     async def judge_members(
         self, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId] = ()

@@ -243,10 +243,18 @@ class _Moves:
         fragment = metadata.fragments[index]
         old, first = fragment.members[position], fragment.first_entry_id
         if metadata.stripe.count(position, first, last) == 0:
-            return SwapMember(index, position, old, target, cause=Cause.MISPLACED)
+            return SwapMember(fragment_index=index, position=position, old=old, target=target, cause=Cause.MISPLACED)
         sources = tuple(member if member in self.bookies.registered else None for member in fragment.members)
         return CopyPosition(
-            index, position, old, target, Cause.MISPLACED, first, last, metadata.write_quorum, sources=sources
+            fragment_index=index,
+            position=position,
+            old=old,
+            target=target,
+            cause=Cause.MISPLACED,
+            first=first,
+            last=last,
+            write_quorum=metadata.write_quorum,
+            sources=sources,
         )
 
     def _why_none(self, index: int, now: Faults) -> tuple[ParkReason, str]:
@@ -276,4 +284,6 @@ class _Moves:
 
     def _blocked(self, index: int, position: int, reason: ParkReason, detail: str) -> Blocked:
         member = self.ledger.metadata.fragments[index].members[position]
-        return Blocked(index, position, member, reason, f"fragment {index}: {detail}")
+        return Blocked(
+            fragment_index=index, position=position, bookie=member, reason=reason, detail=f"fragment {index}: {detail}"
+        )

@@ -42,7 +42,7 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
     """A position in need of another bookie but without a possible repair now."""
 
@@ -69,7 +69,7 @@ Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieI
 """Picks a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
     """Facts learned from bookies, in addition to the metadata. Empty: nothing is known."""
 
@@ -244,16 +244,16 @@ class _FragmentPlan:
             return self._no_candidate(position)
         self.taken[position] = target
         if not has_entries:
-            return SwapMember(self.index, position, old, target)
+            return SwapMember(fragment_index=self.index, position=position, old=old, target=target)
         return CopyPosition(
-            self.index,
-            position,
-            old,
-            target,
-            cause,
-            first,
-            last,
-            self.metadata.write_quorum,
+            fragment_index=self.index,
+            position=position,
+            old=old,
+            target=target,
+            cause=cause,
+            first=first,
+            last=last,
+            write_quorum=self.metadata.write_quorum,
             sources=self._sources(position),
         )
 
@@ -271,7 +271,17 @@ class _FragmentPlan:
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         quorum, sources = self.metadata.write_quorum, self._sources(position)
         cause = Cause.DAMAGED if self._key(position) in self.knowledge.damaged else Cause.INCOMPLETE
-        return CopyPosition(self.index, position, member, member, cause, first, last, quorum, sources=sources)
+        return CopyPosition(
+            fragment_index=self.index,
+            position=position,
+            old=member,
+            target=member,
+            cause=cause,
+            first=first,
+            last=last,
+            write_quorum=quorum,
+            sources=sources,
+        )
 
     def _may_grow(self, position: int, cause: Cause) -> Blocked:
         """Block the position. No ledger is fenced for a drain, but a recovery begun by another client is completed."""
@@ -350,7 +360,13 @@ class _FragmentPlan:
 
     def _blocked(self, position: int, reason: ParkReason, detail: str) -> Blocked:
         member = self.metadata.fragments[self.index].members[position]
-        return Blocked(self.index, position, member, reason, f"fragment {self.index} position {position}: {detail}")
+        return Blocked(
+            fragment_index=self.index,
+            position=position,
+            bookie=member,
+            reason=reason,
+            detail=f"fragment {self.index} position {position}: {detail}",
+        )
 
 
 _ANYWHERE: Final = Placement()

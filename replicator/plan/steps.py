@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.schedule import Stripe
@@ -30,7 +30,7 @@ class Cause(enum.Enum):
 _OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPosition:
     """Copy the entries of ``position`` in ``first..last`` (inclusive) to ``target``, then give it the position."""
 
@@ -84,7 +84,7 @@ class CopyPosition:
         return tuple(dict.fromkeys(bookie for bookie in named if bookie is not None and bookie != self.target))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwapMember:
     """Name ``target`` instead of ``old``, which has no entries of the fragment: a change of metadata alone."""
 
@@ -92,7 +92,7 @@ class SwapMember:
     position: int
     old: BookieId
     target: BookieId
-    cause: Cause = field(default=Cause.UNREGISTERED, kw_only=True)
+    cause: Cause = Cause.UNREGISTERED
 
     @property
     def is_of_lost_bookie(self) -> bool:

@@ -239,7 +239,13 @@ class Execution:
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
-                copied = CopiedStep(step, incarnations[step.target], outcome.entries, outcome.bytes, overwritten)
+                copied = CopiedStep(
+                    step,
+                    incarnation=incarnations[step.target],
+                    entries=outcome.entries,
+                    bytes=outcome.bytes,
+                    overwritten=overwritten,
+                )
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from bookie.client.placement.judge import EnsembleJudge
@@ -65,6 +65,7 @@ class CopiedStep:
     """A step with all entries acknowledged by the target, and the target's incarnation ("" if it has none)."""
 
     step: Step
+    _: KW_ONLY
     incarnation: str = ""
     entries: int = 0
     bytes: int = 0
@@ -72,7 +73,7 @@ class CopiedStep:
     """Entries previously damaged on the target. Its list contains them in any case, so they are read back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstallResult:
     """The result of an installation."""
 
@@ -172,7 +173,9 @@ class Installer:
                 ledger, is_completed = await self._write(write), False
         else:
             is_completed = False
-        return InstallResult(ledger, tuple(done), tuple(refusals), is_completed, again)
+        return InstallResult(
+            ledger=ledger, done=tuple(done), refusals=tuple(refusals), is_completed=is_completed, again=again
+        )
 
     async def _write(self, write: _Write) -> Versioned:
         self._lease.ensure_session()

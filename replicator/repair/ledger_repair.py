@@ -300,16 +300,16 @@ class LedgerRepair:
         absent = ledger.metadata.members() - bookies.registered
         self._context.returns.note_absent(absent)
         return Knowledge(
-            is_asked and await self._holdings.is_tail_written(ledger, bookies),
-            shortfall.positions,
-            shortfall.doubtful,
-            shortfall.lagging,
-            damaged,
-            tuple(self._log.unreadable.items()),
-            frozenset(self._log.failed_targets),
-            self._context.returns.flapping(absent),
-            await self._continued(view),
-            self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
+            is_tail_written=is_asked and await self._holdings.is_tail_written(ledger, bookies),
+            incomplete=shortfall.positions,
+            doubtful=shortfall.doubtful,
+            lagging=shortfall.lagging,
+            damaged=damaged,
+            unreadable=tuple(self._log.unreadable.items()),
+            failed_targets=frozenset(self._log.failed_targets),
+            flapping=self._context.returns.flapping(absent),
+            continued=await self._continued(view),
+            avoided=self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
@@ -447,15 +447,15 @@ class LedgerRepair:
         attempts = 0 if before is None else before.attempts + 1
         topology = "" if self._task.missing else self._ports.placement.judge().fingerprint
         record = ParkedTask(
-            self._task.ledger_id,
-            reason,
-            detail,
-            since_ms,
-            known,
-            self._task.version,
-            attempts,
-            topology,
-            self._lasting_refusals(),
+            ledger_id=self._task.ledger_id,
+            reason=reason,
+            detail=detail,
+            since_ms=since_ms,
+            bookies_seen=known,
+            task_version=self._task.version,
+            attempts=attempts,
+            topology=topology,
+            refusals=self._lasting_refusals(),
         )
         await self._lease.ensure_ours()
         await self._ports.parked.park(record)
@@ -522,10 +522,10 @@ class LedgerRepair:
         return TaskResult(
             self._task.ledger_id,
             ending,
-            len(self._log.fragments),
-            self._log.entries,
-            self._log.bytes,
-            self._log.is_recovered,
+            fragments=len(self._log.fragments),
+            entries=self._log.entries,
+            bytes=self._log.bytes,
+            is_recovered=self._log.is_recovered,
             reason=reason,
             detail=detail,
             replaced_copies=self._log.replaced_copies,

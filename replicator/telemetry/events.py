@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Protocol
 
 from typing_extensions import override
@@ -50,6 +50,7 @@ class TaskResult:
 
     ledger_id: LedgerId
     ending: Ending
+    _: KW_ONLY
     fragments: int = 0
     entries: int = 0
     bytes: int = 0

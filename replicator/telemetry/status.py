@@ -33,7 +33,7 @@ _LEVELS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Counters since the start of the process, and the last listing of the tasks."""
 
@@ -86,14 +86,14 @@ class Progress(EventSink):
     def snapshot(self) -> Snapshot:
         """Return the current counters."""
         return Snapshot(
-            tuple(self._endings.items()),
-            tuple(self._parked.items()),
-            self._fragments,
-            self._entries,
-            self._bytes,
-            self._corrupt_copies,
-            self._recovered,
-            self._outlook,
+            endings=tuple(self._endings.items()),
+            parked=tuple(self._parked.items()),
+            fragments=self._fragments,
+            entries=self._entries,
+            bytes=self._bytes,
+            corrupt_copies=self._corrupt_copies,
+            recovered=self._recovered,
+            outlook=self._outlook,
         )
 
 

@@ -156,7 +156,14 @@ async def test_what_apache_marked_is_listed_and_what_is_parked_may_be_tried_agai
     async with await connect(uri) as client:
         task = await client.ports.tasks.read(LedgerId(ledger_id))
         assert task is not None
-        parked = ParkedTask(LedgerId(ledger_id), ParkReason.NO_LIVE_COPY, "no copy", 1, frozenset(), task.version)
+        parked = ParkedTask(
+            ledger_id=LedgerId(ledger_id),
+            reason=ParkReason.NO_LIVE_COPY,
+            detail="no copy",
+            since_ms=1,
+            bookies_seen=frozenset(),
+            task_version=task.version,
+        )
         await client.parked.park(parked)
         marked, dead, shown = await asyncio.gather(
             document(uri, "underreplicated", "list"),

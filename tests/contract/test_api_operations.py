@@ -92,7 +92,14 @@ async def test_marked_ledgers_are_judged_and_paged(
     held = await tasks.locks.lock(LedgerId(3), "worker")
     assert held is not None
     parked = ParkedTasks(store, cluster.root)
-    why = ParkedTask(LedgerId(2), ParkReason.NO_LIVE_COPY, "no bookie has it", NOW_MS, frozenset(), 0)
+    why = ParkedTask(
+        ledger_id=LedgerId(2),
+        reason=ParkReason.NO_LIVE_COPY,
+        detail="no bookie has it",
+        since_ms=NOW_MS,
+        bookies_seen=frozenset(),
+        task_version=0,
+    )
     await parked.park(why)
     page = await operations.list_tasks(10)
     shown = [(view.ledger_id, view.state, view.condition, view.copies_min, view.ledger_bytes) for view in page.tasks]

@@ -56,7 +56,16 @@ class World:
         await self.tasks.marking.mark(ledger_id, names(missing))
         task = await self.tasks.read(ledger_id)
         assert task is not None
-        await self.parked.park(ParkedTask(ledger_id, reason, "evidence", EPOCH_MS, frozenset(), task.version))
+        await self.parked.park(
+            ParkedTask(
+                ledger_id=ledger_id,
+                reason=reason,
+                detail="evidence",
+                since_ms=EPOCH_MS,
+                bookies_seen=frozenset(),
+                task_version=task.version,
+            )
+        )
 
     async def register(self, *bookies: str) -> None:
         for name in bookies:

@@ -306,7 +306,14 @@ async def test_parked_tasks_are_kept_per_cluster(store: MetadataStore, cluster: 
     parked, elsewhere = ParkedTasks(store, cluster.root), ParkedTasks(store, cluster.root + "2")
     assert await parked.list() == []
     assert await parked.get(LedgerId(5)) is None
-    task = ParkedTask(LedgerId(5), ParkReason.NO_LIVE_COPY, "all of b1, b2 are away", 1000, frozenset({BK1}), 3)
+    task = ParkedTask(
+        ledger_id=LedgerId(5),
+        reason=ParkReason.NO_LIVE_COPY,
+        detail="all of b1, b2 are away",
+        since_ms=1000,
+        bookies_seen=frozenset({BK1}),
+        task_version=3,
+    )
     other = replace(task, ledger_id=LedgerId(1 << 40), reason=ParkReason.NEEDS_RECOVERY)
     for _ in range(2):
         await parked.park(task)
@@ -323,7 +330,14 @@ async def test_parked_tasks_are_kept_per_cluster(store: MetadataStore, cluster: 
 
 async def test_damaged_parked_task_counts_as_not_parked(store: MetadataStore, cluster: Cluster) -> None:
     parked = ParkedTasks(store, cluster.root)
-    task = ParkedTask(LedgerId(5), ParkReason.NO_LIVE_COPY, "x" * 10_000, 1000, frozenset(), 0)
+    task = ParkedTask(
+        ledger_id=LedgerId(5),
+        reason=ParkReason.NO_LIVE_COPY,
+        detail="x" * 10_000,
+        since_ms=1000,
+        bookies_seen=frozenset(),
+        task_version=0,
+    )
     await parked.park(task)
     [listed] = await parked.list()
     assert len(listed.detail) == 4000

@@ -52,7 +52,14 @@ class World:
         await self.tasks.marking.mark(ledger_id, names(missing))
 
     async def parked(self, ledger_id: LedgerId) -> None:
-        parked = ParkedTask(ledger_id, ParkReason.NO_LIVE_COPY, "evidence", EPOCH_MS, frozenset(), 0)
+        parked = ParkedTask(
+            ledger_id=ledger_id,
+            reason=ParkReason.NO_LIVE_COPY,
+            detail="evidence",
+            since_ms=EPOCH_MS,
+            bookies_seen=frozenset(),
+            task_version=0,
+        )
         await ParkedTasks(self.store, self.cluster.root).park(parked)
 
     async def state(self) -> tuple[list[int], list[int]]:

@@ -73,7 +73,7 @@ def _(stack: ExitStack) -> None:
         async def uncopied(self: Any, ledger: Any, steps: Any, shortfall: Any, incarnations: Any) -> Any:
             if any(step.cause is not Cause.MISPLACED for step in steps):
                 return await copied(self, ledger, steps, shortfall, incarnations)
-            return True, [CopiedStep(step, incarnations[step.target]) for step in steps]
+            return True, [CopiedStep(step, incarnation=incarnations[step.target]) for step in steps]
 
         return uncopied
 

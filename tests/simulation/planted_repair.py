@@ -142,7 +142,9 @@ def _(stack: ExitStack) -> None:
 @plants("copies-not-waited-for", "R29, S11", "the metadata names a target before it has acknowledged its copies")
 def _(stack: ExitStack) -> None:
     async def at_once(self: Any, ledger: Any, steps: Any, shortfall: Any, incarnations: Any) -> Any:
-        return True, [install.CopiedStep(step, incarnations[step.target], 0, 0) for step in steps]
+        return True, [
+            install.CopiedStep(step, incarnation=incarnations[step.target], entries=0, bytes=0) for step in steps
+        ]
 
     async def whole(self: Installer, ledger: Any, copy: Any) -> None:
         return None

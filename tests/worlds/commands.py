@@ -65,7 +65,14 @@ class CommandCluster:
                 await client.ports.ledgers.create(LedgerId(number), make_metadata((0, "a b"), quorum=(2, 2), last=9))
                 await client.ports.tasks.marking.mark(LedgerId(number), names("a b"))
             for number in (7, 8):
-                park = ParkedTask(LedgerId(number), ParkReason.NO_LIVE_COPY, "evidence", 1, frozenset(), 0)
+                park = ParkedTask(
+                    ledger_id=LedgerId(number),
+                    reason=ParkReason.NO_LIVE_COPY,
+                    detail="evidence",
+                    since_ms=1,
+                    bookies_seen=frozenset(),
+                    task_version=0,
+                )
                 await client.parked.park(park)
 
     async def add_marked(self, ledger_id: int, custom: Custom, *, is_parked: bool = False) -> None:
@@ -76,7 +83,16 @@ class CommandCluster:
             await client.ports.tasks.marking.mark(LedgerId(ledger_id), names("a b"))
             if is_parked:
                 why = ParkReason.NO_LIVE_COPY
-                await client.parked.park(ParkedTask(LedgerId(ledger_id), why, "evidence", 1, frozenset(), 0))
+                await client.parked.park(
+                    ParkedTask(
+                        ledger_id=LedgerId(ledger_id),
+                        reason=why,
+                        detail="evidence",
+                        since_ms=1,
+                        bookies_seen=frozenset(),
+                        task_version=0,
+                    )
+                )
 
     async def marked(self) -> list[int]:
         """The ids of the marked ledgers."""

@@ -78,7 +78,7 @@ class Refusal:
     """A transaction before the refusal. A registration created by a later one may be of a restarted bookie."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedTask:
     """A task waiting for a change of the cluster."""
 
@@ -98,7 +98,7 @@ class ParkedTask:
     """Bookies that would refuse another attempt as well. Without them, another attempt is made."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
     """The content of a node, in the formats 1 and 2."""
 
@@ -141,12 +141,12 @@ class ParkedTasks:
         with contextlib.suppress(NodeExistsError):
             await create_with_parents(self._store, f"{self._lists}/{name}", data, "/")
         record = _Record(
-            task.reason,
-            task.detail[:_DETAIL_MAX],
-            task.since_ms,
-            task.task_version,
-            task.attempts,
-            name,
+            reason=task.reason,
+            detail=task.detail[:_DETAIL_MAX],
+            since_ms=task.since_ms,
+            task_version=task.task_version,
+            attempts=task.attempts,
+            bookies=name,
             topology=task.topology,
             refusals=task.refusals[:_REFUSALS_MAX],
         )
@@ -252,15 +252,15 @@ class ParkedTasks:
 def _task(ledger_id: LedgerId, record: _Record, lists: Mapping[str, frozenset[BookieId]]) -> ParkedTask:
     bookies = lists.get(record.bookies, frozenset()) if record.bookies else record.bookies_seen
     return ParkedTask(
-        ledger_id,
-        record.reason,
-        record.detail,
-        record.since_ms,
-        bookies,
-        record.task_version,
-        record.attempts,
-        record.topology,
-        record.refusals,
+        ledger_id=ledger_id,
+        reason=record.reason,
+        detail=record.detail,
+        since_ms=record.since_ms,
+        bookies_seen=bookies,
+        task_version=record.task_version,
+        attempts=record.attempts,
+        topology=record.topology,
+        refusals=record.refusals,
     )
 
 

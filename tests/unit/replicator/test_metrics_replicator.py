@@ -41,7 +41,18 @@ def world() -> Measured:
 
 def test_turns_are_counted_by_how_they_ended(world: Measured) -> None:
     sink: EventSink = Fanout((world.events,))
-    sink.task_ended(TaskResult(LEDGER, Ending.REPAIRED, 2, 10, 460, True, 0.25, marked_ms=NOW_MS - 90_000))
+    sink.task_ended(
+        TaskResult(
+            LEDGER,
+            Ending.REPAIRED,
+            fragments=2,
+            entries=10,
+            bytes=460,
+            is_recovered=True,
+            seconds=0.25,
+            marked_ms=NOW_MS - 90_000,
+        )
+    )
     sink.task_ended(TaskResult(LEDGER, Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, seconds=2.0))
     sink.task_ended(TaskResult(LEDGER, Ending.BUSY))
     sink.task_ended(TaskResult(LEDGER, Ending.FAILED, replaced_copies=3))
@@ -134,7 +145,7 @@ def test_apaches_names_are_there_when_asked_for(world: Measured) -> None:
     apache = ApacheEvents()
     assert "replication_worker" not in render(world.metrics.registry).body.decode()
     world.metrics.registry.register(apache)
-    apache.task_ended(TaskResult(LEDGER, Ending.REPAIRED, 1, 10, 460, seconds=0.5))
+    apache.task_ended(TaskResult(LEDGER, Ending.REPAIRED, fragments=1, entries=10, bytes=460, seconds=0.5))
     apache.task_ended(TaskResult(LEDGER, Ending.FAILED, seconds=0.1))
     apache.task_ended(TaskResult(LEDGER, Ending.BUSY, seconds=9.0))
     apache.sample(Load(copied_entries=10, copied_bytes=460))

@@ -40,7 +40,16 @@ async def parked(world: RepairWorld, lacking: dict[str, set[int]], named: str) -
     await world.tasks.marking.mark(LEDGER, names(named))
     task = await world.task(LEDGER)
     assert task is not None
-    await world.parked.park(ParkedTask(LEDGER, ParkReason.UNREADABLE_ENTRIES, "", 1, frozenset(), task.version))
+    await world.parked.park(
+        ParkedTask(
+            ledger_id=LEDGER,
+            reason=ParkReason.UNREADABLE_ENTRIES,
+            detail="",
+            since_ms=1,
+            bookies_seen=frozenset(),
+            task_version=task.version,
+        )
+    )
 
 
 async def accept(world: RepairWorld) -> DeadLetterResult:
@@ -209,7 +218,16 @@ def test_a_lost_answer_is_settled_and_a_failed_request_changes_nothing(fault: Fa
         async with a_world("c d e") as world:
             await world.ledgers.create(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9))
             await world.tasks.marking.mark(LEDGER, names("a b"))
-            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            await world.parked.park(
+                ParkedTask(
+                    ledger_id=LEDGER,
+                    reason=ParkReason.NO_LIVE_COPY,
+                    detail="",
+                    since_ms=1,
+                    bookies_seen=frozenset(),
+                    task_version=0,
+                )
+            )
             faults = [fault]
 
             async def lose(operation: str, path: str) -> Fault | None:
@@ -240,7 +258,16 @@ def test_a_record_that_no_node_holds_is_refused_and_changes_nothing(monkeypatch:
             fragments = [(10 * number, "a b") for number in range(5)]
             await world.ledgers.create(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=49))
             await world.tasks.marking.mark(LEDGER, names("a b"))
-            await world.parked.park(ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+            await world.parked.park(
+                ParkedTask(
+                    ledger_id=LEDGER,
+                    reason=ParkReason.NO_LIVE_COPY,
+                    detail="",
+                    since_ms=1,
+                    bookies_seen=frozenset(),
+                    task_version=0,
+                )
+            )
             result = await accept(world)
             assert (result.outcome, "5 fragments are too many" in result.detail) == (Outcome.REFUSED, True)
             assert await world.task(LEDGER) is not None

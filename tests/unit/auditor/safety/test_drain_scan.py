@@ -65,7 +65,16 @@ async def test_what_is_left_is_told_apart_by_what_it_waits_for() -> None:
         assert (sorted(holdings.ledgers), holdings.unclosed, holdings.fragments) == ([1, 3, 4], {3}, 4)
         assert holdings.bytes == 1000
         await mark(world.tasks, {LedgerId(1): names("b"), LedgerId(3): names("b"), LedgerId(4): names("z")})
-        await world.parked.park(ParkedTask(LedgerId(3), ParkReason.OPEN_LEDGER, "open", 1, frozenset(), 0))
+        await world.parked.park(
+            ParkedTask(
+                ledger_id=LedgerId(3),
+                reason=ParkReason.OPEN_LEDGER,
+                detail="open",
+                since_ms=1,
+                bookies_seen=frozenset(),
+                task_version=0,
+            )
+        )
         left = await judge(holdings, scanned, world.tasks, world.parked)
         assert (left.unmarked, dict(left.parked), left.moving) == ([4], {"open_ledger": 1}, 1)
         assert not left.is_nothing

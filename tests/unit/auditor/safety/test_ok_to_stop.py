@@ -35,7 +35,14 @@ def risk(metadata: LedgerMetadata, live: str, stopping: str, *, is_strict: bool 
 def test_one_of_two_copies_may_go_and_both_may_not() -> None:
     metadata = closed((0, "a b"), last=9)
     assert risk(metadata, "a b", "a") is None
-    assert risk(metadata, "a b", "a b") == Risk(LEDGER, EntryId(0), 0, 1, False, tuple(sorted(name_set("a b"))))
+    assert risk(metadata, "a b", "a b") == Risk(
+        ledger_id=LEDGER,
+        first_entry_id=EntryId(0),
+        copies_left=0,
+        copies_needed=1,
+        is_growing=False,
+        members=tuple(sorted(name_set("a b"))),
+    )
     assert risk(metadata, "a", "a") is not None
 
 
@@ -58,7 +65,12 @@ def test_whoever_is_gone_already_is_no_reason() -> None:
 
 def test_an_entry_that_only_one_bookie_acknowledged_keeps_it_running() -> None:
     assert risk(growing((0, "a b"), quorum=(2, 1)), "a b", "a") == Risk(
-        LEDGER, EntryId(0), 1, 2, True, (BookieId("a"),)
+        ledger_id=LEDGER,
+        first_entry_id=EntryId(0),
+        copies_left=1,
+        copies_needed=2,
+        is_growing=True,
+        members=(BookieId("a"),),
     )
     assert risk(growing((0, "a b c"), quorum=(3, 2)), "a b c", "a") is None
 
@@ -108,7 +120,17 @@ def test_the_decision_equals_counting_the_copies_of_every_entry(
 
 def test_the_worst_ledgers_are_named_first_and_all_are_counted() -> None:
     worst = Worst(2)
-    risks = [Risk(LedgerId(i), EntryId(0), copies, 2, False, ()) for i, copies in enumerate((1, 0, 1, 0, 1))]
+    risks = [
+        Risk(
+            ledger_id=LedgerId(i),
+            first_entry_id=EntryId(0),
+            copies_left=copies,
+            copies_needed=2,
+            is_growing=False,
+            members=(),
+        )
+        for i, copies in enumerate((1, 0, 1, 0, 1))
+    ]
     for each in risks:
         worst.add(each)
     assert worst.count == 5

@@ -38,8 +38,26 @@ async def test_a_look_shows_backlog_flight_parks_and_boosts() -> None:
         await marked_ledger(world, 3, "x y", "x y")
         await marked_ledger(world, 4, "a b", "b")
         await create_with_parents(world.store, task_path(ROOT, LedgerId(6)), b"nonsense", ROOT)
-        await world.parked.park(ParkedTask(LedgerId(3), ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
-        await world.parked.park(ParkedTask(LedgerId(77), ParkReason.NO_LIVE_COPY, "", 1, frozenset(), 0))
+        await world.parked.park(
+            ParkedTask(
+                ledger_id=LedgerId(3),
+                reason=ParkReason.NO_LIVE_COPY,
+                detail="",
+                since_ms=1,
+                bookies_seen=frozenset(),
+                task_version=0,
+            )
+        )
+        await world.parked.park(
+            ParkedTask(
+                ledger_id=LedgerId(77),
+                reason=ParkReason.NO_LIVE_COPY,
+                detail="",
+                since_ms=1,
+                bookies_seen=frozenset(),
+                task_version=0,
+            )
+        )
         now_ms = world.clock.epoch_ms()
         await Boosts(world.store, ROOT).start(Boost(LedgerId(2), "me", now_ms, now_ms + 1000))
         assert await world.tasks.locks.lock(LedgerId(2), "worker-1") is not None

@@ -187,7 +187,16 @@ async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
     for ledger_id in (1, 2, 3):
         await marks.ledger(ledger_id, A, C)
     for ledger_id, reason in ((1, ParkReason.NO_CANDIDATE_BOOKIE), (99, ParkReason.NO_LIVE_COPY)):
-        await marks.parked.park(ParkedTask(LedgerId(ledger_id), reason, "", 0, frozenset(), 0))
+        await marks.parked.park(
+            ParkedTask(
+                ledger_id=LedgerId(ledger_id),
+                reason=reason,
+                detail="",
+                since_ms=0,
+                bookies_seen=frozenset(),
+                task_version=0,
+            )
+        )
     await marks.tasks.locks.lock(LedgerId(2), "worker")
     await marks.tasks.locks.lock_alone(LedgerId(50), "collector")
     backlog = await marks.counter.count()

@@ -258,7 +258,9 @@ def _nothing() -> pytest.MonkeyPatch.context:  # type: ignore[valid-type]
     return pytest.MonkeyPatch.context()
 
 
-PARKED = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "", 0, frozenset(), 0)
+PARKED = ParkedTask(
+    ledger_id=LEDGER, reason=ParkReason.NO_LIVE_COPY, detail="", since_ms=0, bookies_seen=frozenset(), task_version=0
+)
 
 RESERVATION = Reservation(EntryId(0), 0, BK1, "uuid")
 

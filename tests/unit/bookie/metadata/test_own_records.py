@@ -103,7 +103,14 @@ async def store_with(written: Callable[[bytes], bytes]) -> MemoryStore:
 
 async def test_records_of_the_first_releases_are_read() -> None:
     store = await store_with(lambda data: data)
-    parked = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "all copies are lost", SINCE_MS, frozenset({B1, B2}), 3)
+    parked = ParkedTask(
+        ledger_id=LEDGER,
+        reason=ParkReason.NO_LIVE_COPY,
+        detail="all copies are lost",
+        since_ms=SINCE_MS,
+        bookies_seen=frozenset({B1, B2}),
+        task_version=3,
+    )
     assert await ParkedTasks(store, ROOT).get(LEDGER) == parked
     reserved = await Reservations(store, ROOT).read(LEDGER)
     assert reserved is not None
@@ -146,7 +153,15 @@ async def test_records_of_the_first_releases_are_read() -> None:
 async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
     """As written by the first release with this format. A missing list counts as empty."""
     store = MemoryStore(MemoryCell())
-    task = ParkedTask(LEDGER, ParkReason.NO_LIVE_COPY, "all copies are lost", SINCE_MS, frozenset({B1, B2}), 3, 1)
+    task = ParkedTask(
+        ledger_id=LEDGER,
+        reason=ParkReason.NO_LIVE_COPY,
+        detail="all copies are lost",
+        since_ms=SINCE_MS,
+        bookies_seen=frozenset({B1, B2}),
+        task_version=3,
+        attempts=1,
+    )
     written = (
         b'{"format":2,"reason":"no_live_copy","detail":"all copies are lost","since_ms":1763900000000,'
         b'"task_version":3,"attempts":1,"bookies":"NAME"}'

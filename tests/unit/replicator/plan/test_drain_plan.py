@@ -45,7 +45,17 @@ def test_a_drained_member_is_a_source_and_its_position_goes_to_a_bookie_outside(
     a, b, c, d = names("a b c d")
     (step,) = result.steps
     assert isinstance(step, CopyPosition)
-    assert step == CopyPosition(0, 1, b, d, Cause.DRAINING, EntryId(0), EntryId(9), 2, (a, b, c))
+    assert step == CopyPosition(
+        fragment_index=0,
+        position=1,
+        old=b,
+        target=d,
+        cause=Cause.DRAINING,
+        first=EntryId(0),
+        last=EntryId(9),
+        write_quorum=2,
+        sources=(a, b, c),
+    )
     assert [step.holders(start) for start in range(2)] == [(a, b), (c, b)]
 
 
@@ -69,7 +79,8 @@ def test_a_drained_bookie_that_is_gone_is_a_lost_one() -> None:
 
 def test_a_fragment_without_entries_changes_in_metadata_alone() -> None:
     (step,) = plan(ledger((0, "a b"), last=-1), bookies("a c", "b")).steps
-    assert step == SwapMember(0, 1, *names("b c"))
+    b, c = names("b c")
+    assert step == SwapMember(fragment_index=0, position=1, old=b, target=c)
 
 
 def test_what_a_writer_may_still_write_to_is_left_to_it() -> None:

@@ -66,9 +66,13 @@ def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_sourc
 def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installed() -> None:
     """R57: of members moved together, some may not have been copied."""
     metadata, judge = closed("a1 a2 b1", 3).metadata, placement().judge()
-    to_b = CopiedStep(SwapMember(0, 1, names("a2")[0], names("b2")[0], cause=Cause.MISPLACED))
-    to_a = CopiedStep(SwapMember(0, 2, names("b1")[0], names("a3")[0], cause=Cause.MISPLACED))
-    lost = CopiedStep(SwapMember(0, 2, names("b1")[0], names("a3")[0]))
+    to_b = CopiedStep(
+        SwapMember(fragment_index=0, position=1, old=names("a2")[0], target=names("b2")[0], cause=Cause.MISPLACED)
+    )
+    to_a = CopiedStep(
+        SwapMember(fragment_index=0, position=2, old=names("b1")[0], target=names("a3")[0], cause=Cause.MISPLACED)
+    )
+    lost = CopiedStep(SwapMember(fragment_index=0, position=2, old=names("b1")[0], target=names("a3")[0]))
     assert without_worse_moves(metadata, [to_b, to_a], judge) == [to_b, to_a]
     assert without_worse_moves(metadata, [to_b], judge) == [to_b]
     assert without_worse_moves(metadata, [to_a], judge) == []

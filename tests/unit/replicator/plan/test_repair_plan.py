@@ -58,7 +58,17 @@ def test_a_lost_position_is_copied_from_the_registered_members_to_a_bookie_outsi
     result = plan(ledger((0, "a b c"), last=9), bookies("a d", "c"))
     a, b, c, d = names("a b c d")
     (step,) = result.steps
-    assert step == CopyPosition(0, 1, b, d, Cause.UNREGISTERED, EntryId(0), EntryId(9), 2, (a, None, c))
+    assert step == CopyPosition(
+        fragment_index=0,
+        position=1,
+        old=b,
+        target=d,
+        cause=Cause.UNREGISTERED,
+        first=EntryId(0),
+        last=EntryId(9),
+        write_quorum=2,
+        sources=(a, None, c),
+    )
     assert result.blocked == ()
 
 
@@ -104,7 +114,7 @@ def test_only_entries_that_exist_count_as_lost() -> None:
 
 def test_an_empty_last_fragment_is_a_matter_of_metadata() -> None:
     result = plan(ledger((0, "a c"), (5, "a b"), last=4), bookies("a c d"))
-    assert result.steps == (SwapMember(1, 1, BookieId("b"), BookieId("c")),)
+    assert result.steps == (SwapMember(fragment_index=1, position=1, old=BookieId("b"), target=BookieId("c")),)
 
 
 def test_an_empty_ledger_without_any_live_member_is_repaired_all_the_same() -> None:
@@ -161,7 +171,13 @@ def test_what_is_known_to_be_unreadable_is_blocked_with_its_evidence() -> None:
     key = PositionKey(EntryId(0), 1, BookieId("b"))
     result = plan(ledger((0, "a b"), last=9), bookies("a c"), Knowledge(unreadable=((key, "entry 3: a=NO_ENTRY"),)))
     assert result.blocked == (
-        Blocked(0, 1, BookieId("b"), ParkReason.UNREADABLE_ENTRIES, "fragment 0 position 1: entry 3: a=NO_ENTRY"),
+        Blocked(
+            fragment_index=0,
+            position=1,
+            bookie=BookieId("b"),
+            reason=ParkReason.UNREADABLE_ENTRIES,
+            detail="fragment 0 position 1: entry 3: a=NO_ENTRY",
+        ),
     )
 
 
@@ -180,20 +196,50 @@ def test_bookies_that_do_not_answer_are_chosen_only_if_no_other_can_be() -> None
 def test_a_bookie_with_damaged_copies_keeps_its_place_if_it_takes_good_ones() -> None:
     damaged = {PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)}
     of, (a, b, c) = ledger((0, "a b"), last=9), names("a b c")
-    in_place = CopyPosition(0, 1, b, b, Cause.DAMAGED, EntryId(0), EntryId(9), 2, (a, b))
+    in_place = CopyPosition(
+        fragment_index=0,
+        position=1,
+        old=b,
+        target=b,
+        cause=Cause.DAMAGED,
+        first=EntryId(0),
+        last=EntryId(9),
+        write_quorum=2,
+        sources=(a, b),
+    )
     assert plan(of, bookies("a b c"), Knowledge(damaged=damaged)).steps == (in_place,)
     assert in_place.holders(0) == (a,)
     refused = Knowledge(damaged=damaged, failed_targets=frozenset({b}))
     for known, registered in ((refused, bookies("a b c")), (Knowledge(damaged=damaged), bookies("a c", "b"))):
         [step] = plan(of, registered, known).steps
-        assert step == CopyPosition(0, 1, b, c, Cause.DAMAGED, EntryId(0), EntryId(9), 2, (a, b))
+        assert step == CopyPosition(
+            fragment_index=0,
+            position=1,
+            old=b,
+            target=c,
+            cause=Cause.DAMAGED,
+            first=EntryId(0),
+            last=EntryId(9),
+            write_quorum=2,
+            sources=(a, b),
+        )
         assert step.holders(0) == (a, b)  # entries undamaged there may have no other copy
 
 
 def test_a_damaged_copy_of_a_fragment_that_may_grow_is_replaced_in_place_or_waits() -> None:
     known = Knowledge(damaged={PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)})
     of, (a, b) = ledger((0, "a b")), names("a b")
-    in_place = CopyPosition(0, 1, b, b, Cause.DAMAGED, EntryId(0), EntryId(4), 2, (a, b))
+    in_place = CopyPosition(
+        fragment_index=0,
+        position=1,
+        old=b,
+        target=b,
+        cause=Cause.DAMAGED,
+        first=EntryId(0),
+        last=EntryId(4),
+        write_quorum=2,
+        sources=(a, b),
+    )
     assert plan(of, bookies("a b c"), known).steps == (in_place,)
     assert reasons(plan(of, bookies("a c", "b"), known)) == [(0, 1, ParkReason.OPEN_LEDGER)]
 

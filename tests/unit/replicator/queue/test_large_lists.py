@@ -41,7 +41,16 @@ async def park_all(world: RepairWorld, count: int) -> None:
     await world.ledgers.create_many([(ledger_id, metadata) for ledger_id in ids])
     await world.tasks.marking.mark_many([(ledger_id, names("x y")) for ledger_id in ids])
     known = frozenset(map(BookieId, bookies))
-    await world.parked.park(ParkedTask(ids[0], ParkReason.NO_LIVE_COPY, "all copies are lost", 1, known, 0))
+    await world.parked.park(
+        ParkedTask(
+            ledger_id=ids[0],
+            reason=ParkReason.NO_LIVE_COPY,
+            detail="all copies are lost",
+            since_ms=1,
+            bookies_seen=known,
+            task_version=0,
+        )
+    )
     parent = own_path("parked", ROOT)
     record = (await world.store.get(f"{parent}/{ids[0]}")).data
     for batch in batches([Create(f"{parent}/{ledger_id}", record) for ledger_id in ids[1:]]):
