@@ -4,7 +4,7 @@ The positions of one fragment are one copy: an entry of several positions is rea
 fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation runs
 beside the copies of other fragments: it changes only the members of finished positions.
 
-Problems with bookies go into the log of the turn. If a lost bookie registers again during its copy, the round ends
+Problems with bookies go into the findings of the turn. If a lost bookie registers again during its copy, the round ends
 early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie lacks more than the
 target.
 
@@ -43,7 +43,7 @@ from replicator.queue.ordering import is_large
 from replicator.repair.install import CopiedStep, Installer, InstallResult
 from replicator.repair.lease import Conditions, Lease
 from replicator.repair.reservation_holder import ReservationHolder
-from replicator.repair.turn_log import TurnLog
+from replicator.repair.turn_findings import TurnFindings
 from replicator.telemetry.events import EventSink
 
 _log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class Execution:
         damage: KnownDamage,
         holdings: Holdings,
         reserving: ReservationHolder,
-        log: TurnLog,
+        found: TurnFindings,
         returns: Returns,
         rank: int,
         use: TargetUse,
     ) -> None:
         self._use = use
-        self._log = log
+        self._found = found
         self._returns = returns
         self._rank = rank
         self._ports = ports
@@ -118,12 +118,14 @@ class Execution:
             TransientError, OutcomeUnknownError: the store did not answer.
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
-        self._log.silence.clear()
+        self._found.silence.clear()
         self._returned.clear()
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
-        swaps = [step for step in steps if isinstance(step, SwapMember) and step.target not in self._log.failed_targets]
+        swaps = [
+            step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
+        ]
         ready = [CopiedStep(step) for step in swaps]
         left = len(plan.steps)  # not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
@@ -162,7 +164,7 @@ class Execution:
         for target in dict.fromkeys(step.target for step in steps):
             registration = await self._recent.registration(target)
             if registration is None:
-                self._log.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
+                self._found.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
             else:
                 incarnations[target] = registration.info.incarnation
                 self._registered_at[target] = registration.czxid
@@ -176,7 +178,7 @@ class Execution:
         for target, refusal in zip(fresh, refusals, strict=True):
             self._recent.note_listing(target, is_answered=refusal is None)
             if refusal is not None:
-                self._log.failed_targets[target] = refusal
+                self._found.failed_targets[target] = refusal
         return incarnations
 
     def _needs_pin(self, ledger: Versioned, step: Step, incarnation: str) -> bool:
@@ -197,7 +199,7 @@ class Execution:
             if isinstance(step, CopyPosition):
                 fragments.setdefault(step.fragment_index, []).append(step)
         for positions in fragments.values():
-            wanted = [step for step in positions if step.target not in self._log.failed_targets]
+            wanted = [step for step in positions if step.target not in self._found.failed_targets]
             if wanted:
                 yield self._copy(ledger, wanted, shortfall, incarnations)
 
@@ -254,13 +256,13 @@ class Execution:
 
     def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
         if outcome.target_failure is not None:
-            self._log.failed_targets[step.target] = outcome.target_failure
+            self._found.failed_targets[step.target] = outcome.target_failure
         elif outcome.unreadable_count:
             evidence = describe(outcome.unreadable, outcome.unreadable_count)
             if outcome.is_hopeless:
-                self._log.unreadable[_key(ledger, step)] = evidence
+                self._found.unreadable[_key(ledger, step)] = evidence
             else:
-                self._log.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+                self._found.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
 
     async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
         """Whether the next chunk may start: the worker may go on, and no lost bookie of ``steps`` has returned (R55).
@@ -300,7 +302,7 @@ class Execution:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
         without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
-            self._log.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
+            self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 
     async def _held_before(
         self,
@@ -333,17 +335,17 @@ class Execution:
             self.is_completed = True
         for refusal in installed.refusals:
             self._recent.note_listing(refusal.bookie, is_answered=False)
-            self._log.failed_targets[refusal.bookie] = refusal
+            self._found.failed_targets[refusal.bookie] = refusal
             self._reserving.forget_progress(refusal.bookie)
         for copy in installed.done:
             if isinstance(copy.step, CopyPosition):
                 self._recent.note_listing(copy.step.target, is_answered=True)
-            self._log.repaired.add(_key(ledger, copy.step))
-            self._log.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
-            self._log.entries += copy.entries
-            self._log.bytes += copy.bytes
-            self._log.moved_copies += copy.step.cause is Cause.MISPLACED
-            self._log.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
+            self._found.repaired.add(_key(ledger, copy.step))
+            self._found.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
+            self._found.entries += copy.entries
+            self._found.bytes += copy.bytes
+            self._found.moved_copies += copy.step.cause is Cause.MISPLACED
+            self._found.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
         return installed
 
 

@@ -85,7 +85,7 @@ from replicator.repair import execution
 from replicator.repair.execution import Execution
 from replicator.repair.lease import Conditions, Lease, LeaseLostError, verdict_conditions
 from replicator.repair.reservation_holder import ReservationHolder
-from replicator.repair.turn_log import TurnLog
+from replicator.repair.turn_findings import TurnFindings
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.telemetry.events import Ending, EventSink, TaskResult
 
@@ -158,12 +158,12 @@ class LedgerRepair:
         self._task = lease.held.task
         self._is_first_look = lease.beside is not None
         self._started_ms = context.ports.clock.epoch_ms()
-        self._log = TurnLog()
+        self._found = TurnFindings()
         self._refusals: dict[BookieId, Refusal] | None = None
         """Lasting refusals recorded by an earlier turn. None before they are read."""
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
-        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._log)
+        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._found)
         self._execution = Execution(
             context.ports,
             context.copier,
@@ -172,7 +172,7 @@ class LedgerRepair:
             context.damage,
             self._holdings,
             self._reserving,
-            self._log,
+            self._found,
             context.returns,
             turn.rank,
             context.use,
@@ -184,7 +184,7 @@ class LedgerRepair:
             result = await self._rounds()
             if result.ending is Ending.MARKED_AGAIN:  # else the next listing of the record starts its pause again (R95)
                 await self._forget_failures()
-            if self._log.moved_copies and result.ending not in _UNFINISHED:
+            if self._found.moved_copies and result.ending not in _UNFINISHED:
                 await self._note_moved()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
@@ -202,7 +202,7 @@ class LedgerRepair:
         pauses = STORE_PAUSES.delays(self._ports.rng)
         rounds = idle = 0
         while idle < ROUNDS_MAX and rounds < REPAIRING_ROUNDS_MAX:
-            before = len(self._log.repaired)
+            before = len(self._found.repaired)
             try:
                 result = await self._round()
             except LeaseLostError as error:
@@ -216,7 +216,7 @@ class LedgerRepair:
             if result is not None:
                 return result
             rounds += 1
-            idle += len(self._log.repaired) == before
+            idle += len(self._found.repaired) == before
         detail = f"not settled after {rounds} rounds, {idle} of them without a repair; the ledger keeps changing"
         return self._ended(Ending.FAILED, detail=detail)
 
@@ -230,7 +230,7 @@ class LedgerRepair:
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
-            is_recovery_due = wait_s is not None and wait_s <= 0 and not self._log.recovery_failure
+            is_recovery_due = wait_s is not None and wait_s <= 0 and not self._found.recovery_failure
             if (is_recovery_due or plan.steps) and not await self._lease.may_continue():
                 return self._stopped()
             if is_recovery_due and await self._unclosed.recover(view.ledger, view.bookies):
@@ -258,7 +258,7 @@ class LedgerRepair:
         if self._refusals is None:
             is_parked = self._turn.is_parked
             self._refusals = await lasting_refusals(self._ports, self._task.ledger_id) if is_parked else {}
-            self._log.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
+            self._found.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
 
     async def _look(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
@@ -305,8 +305,8 @@ class LedgerRepair:
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
             damaged=damaged,
-            unreadable=tuple(self._log.unreadable.items()),
-            failed_targets=frozenset(self._log.failed_targets),
+            unreadable=tuple(self._found.unreadable.items()),
+            failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),
             continued=await self._continued(view),
             avoided=self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
@@ -359,7 +359,7 @@ class LedgerRepair:
             view.ledger, view.bookies, self._ports.placement, knowledge, begun, steps_max=execution.STEPS_MAX
         )
         plan = await in_turns(planning)
-        if plan.steps and not self._log.moved_copies and await self._is_moved_too_often():
+        if plan.steps and not self._found.moved_copies and await self._is_moved_too_often():
             detail = (
                 f"its copies were moved {MOVES_MAX} times in {WINDOW_MS // 86_400_000} days, and it is marked again: "
             )
@@ -370,7 +370,7 @@ class LedgerRepair:
             return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
             return await self._give_up(plan.blocked, view.bookies)
-        return await self._complete(Ending.MOVED if self._log.moved_copies else Ending.NOTHING_MISSING, view)
+        return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
         """Whether another move could be part of an endless series, caused by programs with different policies."""
@@ -385,7 +385,7 @@ class LedgerRepair:
             return self._stopped()
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
-        silence = "; ".join(self._log.silence)
+        silence = "; ".join(self._found.silence)
         return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
@@ -399,7 +399,7 @@ class LedgerRepair:
             return None
         if not self._task.missing and not is_move:
             return None
-        if self._unclosed.has_doubts or self._log.unreadable or fault_point("replicator.complete_apart"):
+        if self._unclosed.has_doubts or self._found.unreadable or fault_point("replicator.complete_apart"):
             return None
         own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is the one replaced by the write
         return replace(view.conditions, checks=tuple(check for check in view.conditions.checks if check.path != own))
@@ -412,7 +412,7 @@ class LedgerRepair:
             who = ", ".join(map(str, view.shortfall.silent))
             detail = f"not all entries of these bookies are known: {who}"
             return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
-        is_repaired = self._log.fragments or self._log.is_recovered
+        is_repaired = self._found.fragments or self._found.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
     async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
@@ -420,11 +420,11 @@ class LedgerRepair:
         detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
         if len(blocked) > SHOWN_MAX:
             detail += f"; and {len(blocked) - SHOWN_MAX} more positions"
-        if self._log.recovery_failure:
-            detail += f"; {self._log.recovery_failure}"
-            if not self._log.is_recovery_hopeless:
+        if self._found.recovery_failure:
+            detail += f"; {self._found.recovery_failure}"
+            if not self._found.is_recovery_hopeless:
                 return self._ended(Ending.FAILED, detail=detail)
-        failed = self._log.failed_targets
+        failed = self._found.failed_targets
         if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
             if self._refusals and failed.keys() <= self._refusals.keys():  # nothing was tried
@@ -465,7 +465,7 @@ class LedgerRepair:
     def _lasting_refusals(self) -> tuple[Refusal, ...]:
         """Return the refusals to record: those of this turn, and those recorded before with their first time."""
         now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock_czxid
-        fenced_by = [each.bookie for each in self._log.failed_targets.values() if each.status is Status.FENCED]
+        fenced_by = [each.bookie for each in self._found.failed_targets.values() if each.status is Status.FENCED]
         recorded = self._refusals or {}
         return tuple(recorded.get(bookie) or Refusal(bookie, now_ms, zxid) for bookie in fenced_by)
 
@@ -522,13 +522,13 @@ class LedgerRepair:
         return TaskResult(
             self._task.ledger_id,
             ending,
-            fragments=len(self._log.fragments),
-            entries=self._log.entries,
-            bytes=self._log.bytes,
-            is_recovered=self._log.is_recovered,
+            fragments=len(self._found.fragments),
+            entries=self._found.entries,
+            bytes=self._found.bytes,
+            is_recovered=self._found.is_recovered,
             reason=reason,
             detail=detail,
-            replaced_copies=self._log.replaced_copies,
+            replaced_copies=self._found.replaced_copies,
             marked_ms=self._task.ctime_ms,
-            moved_copies=self._log.moved_copies,
+            moved_copies=self._found.moved_copies,
         )

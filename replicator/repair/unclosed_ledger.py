@@ -33,7 +33,7 @@ from replicator.plan.planner import Plan, PositionKey
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
 from replicator.repair.lease import Lease
-from replicator.repair.turn_log import TurnLog
+from replicator.repair.turn_findings import TurnFindings
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ class UnclosedLedgerRepair:
     """Recovers an unclosed ledger in one turn of one task."""
 
     def __init__(
-        self, ports: RepairPorts, lease: Lease, grace_periods: GracePeriods, holdings: Holdings, log: TurnLog
+        self, ports: RepairPorts, lease: Lease, grace_periods: GracePeriods, holdings: Holdings, found: TurnFindings
     ) -> None:
         self._ports = ports
-        self._log = log
+        self._found = found
         self._holdings = holdings
         self._lease = lease
         self._grace_periods = grace_periods
@@ -128,14 +128,14 @@ class UnclosedLedgerRepair:
             self._fail(str(error), is_hopeless=True)
         else:
             self._grace_periods.forget(self._ledger_id)
-            self._log.is_recovered = True
+            self._found.is_recovered = True
             metadata = recovered.metadata
             fields = {"ledger_id": self._ledger_id, "last_entry_id": metadata.last_entry_id, "length": metadata.length}
             _log.info("ledger without a writer recovered and closed", extra=fields)
-        return not self._log.recovery_failure
+        return not self._found.recovery_failure
 
     def _fail(self, why: str, *, is_hopeless: bool) -> None:
-        self._log.recovery_failure, self._log.is_recovery_hopeless = why, is_hopeless
+        self._found.recovery_failure, self._found.is_recovery_hopeless = why, is_hopeless
 
     async def _trust(self, ledger: Versioned, bookies: Bookies) -> Trust:
         """Judge the members, after their registrations were read (R91)."""

@@ -14,8 +14,8 @@ from replicator.plan.planner import PositionKey
 
 
 @dataclass(slots=True)
-class TurnLog:
-    """The log of one turn. Empty at its start."""
+class TurnFindings:
+    """The findings and results of one turn. Empty at its start."""
 
     failed_targets: dict[BookieId, Answer] = field(default_factory=dict)
     """Bookies that refused copies, with their last answers."""
