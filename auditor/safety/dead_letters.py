@@ -287,9 +287,9 @@ class DeadLetters:
             for part in lost
             for position in (*part.positions, *(denial.position for denial in part.denials))
         }
-        whole = _whole_positions(ledger.metadata, held)
+        complete = _complete_positions(ledger.metadata, held)
         other = sum(
-            (fragment.first_entry_id, position) not in accepted | whole
+            (fragment.first_entry_id, position) not in accepted | complete
             for fragment in ledger.metadata.fragments
             for position, member in enumerate(fragment.members)
             if member in task.missing or member not in bookies.registered
@@ -394,15 +394,15 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
             yield index, last
 
 
-def _whole_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
+def _complete_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
     """The positions with a bookie known to be complete, by first entry of their fragments."""
-    whole: set[tuple[EntryId, int]] = set()
+    complete: set[tuple[EntryId, int]] = set()
     for index, last in _ends(metadata):
         first = metadata.fragments[index].first_entry_id
         for position, member in enumerate(metadata.fragments[index].members):
             if member in held and not _lacking(metadata.stripe, position, held[member], first, last):
-                whole.add((first, position))
-    return whole
+                complete.add((first, position))
+    return complete
 
 
 def _lacking(stripe: Stripe, position: int, held: EntryRuns, first: EntryId, last: EntryId) -> int:

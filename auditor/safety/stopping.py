@@ -94,8 +94,8 @@ class Worst:
     def add(self, risk: Risk) -> None:
         """Count a ledger at risk."""
         self.count += 1
-        short = risk.copies_needed - risk.copies_left
-        entry = (-risk.copies_left, short, -risk.ledger_id, risk)
+        lacking = risk.copies_needed - risk.copies_left
+        entry = (-risk.copies_left, lacking, -risk.ledger_id, risk)
         if len(self._heap) < self.kept_max:
             heapq.heappush(self._heap, entry)
         elif self._heap:

@@ -90,8 +90,8 @@ class Absences:
         is_unsettled = self._ports.clock.monotonic_s() < self._settled_at_s
         if is_unsettled or len(missing) > MISSING_SHARE_MAX * len(known):
             return frozenset()
-        are_cookies_whole = frozenset() < bookies.registered <= known
-        never_return = frozenset(unregistered) - known if are_cookies_whole else frozenset[BookieId]()
+        are_cookies_complete = frozenset() < bookies.registered <= known
+        never_return = frozenset(unregistered) - known if are_cookies_complete else frozenset[BookieId]()
         if facts.delay_s is None:
             return never_return
         delay_s, now_ms = facts.delay_s, self._ports.clock.epoch_ms()

@@ -50,8 +50,8 @@ class Written:
 
     last: EntryId
     """The last entry known to be written, -1 for none."""
-    silent: tuple[Answer, ...]
-    """Members without an answer: entries after ``last`` may be written (S6)."""
+    unknown: tuple[Answer, ...]
+    """Members that may hold an entry after ``last`` (S6), each with its answer. Empty: ``last`` is the end."""
     confirmed: EntryId
     """The last entry proven acknowledged by a member's copies, -1 for none; at most ``last``."""
 
@@ -75,20 +75,20 @@ class Frontier:
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
         named: int = NO_ENTRY
-        silent: list[Answer] = []
-        for told in await asyncio.gather(*(self._last(ledger, member) for member in members)):
-            if isinstance(told, Answer):
-                silent.append(told)
+        unknown: list[Answer] = []
+        for answer in await asyncio.gather(*(self._last(ledger, member) for member in members)):
+            if isinstance(answer, Answer):
+                unknown.append(answer)
             else:
-                confirmed, named = max(confirmed, told.confirmed), max(named, told.entry_id)
+                confirmed, named = max(confirmed, answer.confirmed), max(named, answer.entry_id)
         last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # before it, all is final
-        last, unknown = await self._up_to(ledger, members, last, EntryId(named))
+        last, of_next = await self._up_to(ledger, members, last, EntryId(named))
         if last < named:
-            return Written(last, (*silent, *unknown), EntryId(confirmed))
-        end, unknown = await self._after_named(ledger, members, last)
+            return Written(last, (*unknown, *of_next), EntryId(confirmed))
+        end, of_next = await self._after_named(ledger, members, last)
         if end > last:
             confirmed = max(confirmed, await self._confirmed_by(ledger, members, end))
-        return Written(end, (*silent, *unknown), EntryId(confirmed))
+        return Written(end, (*unknown, *of_next), EntryId(confirmed))
 
     async def _after_named(
         self, ledger: Versioned, members: Sequence[BookieId], named: EntryId
@@ -111,8 +111,8 @@ class Frontier:
 
     async def _named(self, ledger: Versioned, members: Sequence[BookieId]) -> int:
         """Return the greatest entry that a member names as its last one, -1 if none does."""
-        told = await asyncio.gather(*(self._last(ledger, member) for member in members))
-        return max((each.entry_id for each in told if isinstance(each, _MemberAnswer)), default=NO_ENTRY)
+        answers = await asyncio.gather(*(self._last(ledger, member) for member in members))
+        return max((each.entry_id for each in answers if isinstance(each, _MemberAnswer)), default=NO_ENTRY)
 
     async def _confirmed_by(self, ledger: Versioned, members: Sequence[BookieId], entry_id: EntryId) -> int:
         """Return the last add confirmed in a verified copy of an entry, -1 if there is no such copy."""

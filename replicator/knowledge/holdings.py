@@ -65,13 +65,13 @@ class Judgement:
     """Members with a loss of acknowledged entries."""
     unknown: frozenset[BookieId] = frozenset()
     """Members with a possible loss: no answer, or joined later and without an entry to prove their disks."""
-    whole: frozenset[BookieId] = frozenset()
+    complete: frozenset[BookieId] = frozenset()
     """The other registered members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Incomplete registered bookies, by position, with their listed entries; and bookies without an answer."""
+    """Incomplete registered bookies, by position, with their listed entries; and bookies with unknown entries."""
 
     positions: frozenset[PositionKey] = frozenset()
     doubtful: frozenset[PositionKey] = frozenset()
@@ -80,9 +80,10 @@ class Shortfall:
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments without entries held by the other members, each with the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
-    silent: tuple[Answer, ...] = ()
+    unknown: tuple[Answer, ...] = ()
+    """Bookies that gave no valid list, each with its answer."""
 
-    def short_members(self) -> frozenset[BookieId]:
+    def incomplete_members(self) -> frozenset[BookieId]:
         """Registered bookies with missing entries in any fragment."""
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
@@ -135,8 +136,8 @@ class Holdings:
         """
         recorded = step.stripe.runs(position, step.first, end - 1)
         listed = self.already_copied(step.target, step.first, end)
-        is_whole = step.stripe.held_count(position, listed, step.first, end - 1) == len(recorded)
-        return recorded if is_whole else EntryRuns(())
+        lists_all = step.stripe.held_count(position, listed, step.first, end - 1) == len(recorded)
+        return recorded if lists_all else EntryRuns(())
 
     async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
         """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer."""
@@ -157,14 +158,14 @@ class Holdings:
         positions: set[PositionKey] = set()
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
-        silent: list[Answer] = []
+        unknown: list[Answer] = []
         lagging: list[tuple[PositionKey, EntryId]] = []
         frontier = NO_ENTRY
         asked = sorted(set(named) & metadata.members() & bookies.registered)
         if not metadata.is_closed and not bookies.draining.issuperset(asked):
             known = await self._written_so_far(ledger, bookies)
             frontier = known.last
-            silent.extend(known.silent)
+            unknown.extend(known.unknown)
         for bookie in asked:
             if metadata.state is LedgerState.IN_RECOVERY:
                 doubtful.update(_growing_positions(metadata, bookie))
@@ -172,23 +173,23 @@ class Holdings:
                 continue
             reply = await self._held.held(bookie, ledger.ledger_id, _wanted_entries(metadata, bookie, frontier))
             if reply.status not in _LISTS:
-                silent.append(Answer(bookie, reply.status, reply.detail))
+                unknown.append(Answer(bookie, reply.status, reply.detail))
                 continue
-            short = [key async for key in _short_positions(metadata, bookie, reply.entries)]
-            late = [each async for each in _behind_positions(metadata, bookie, reply.entries, frontier)]
-            if short or late:
+            incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
+            behind = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
+            if incomplete or behind:
                 held.append((bookie, reply.entries))
-            positions.update(short)
+            positions.update(incomplete)
             if reply.status is Status.LIMBO:
                 doubtful.update(_growing_positions(metadata, bookie))
             else:
-                lagging.extend(late)
+                lagging.extend(behind)
         return Shortfall(
             positions=frozenset(positions),
             doubtful=frozenset(doubtful),
             lagging=tuple(lagging),
             held=tuple(held),
-            silent=tuple(silent),
+            unknown=tuple(unknown),
         )
 
     async def judge_members(
@@ -224,7 +225,7 @@ class Holdings:
         if self._written is not None:
             return self._written
         written = await self._frontier.of(ledger, bookies)
-        if not written.silent:
+        if not written.unknown:
             self._written = written
         return written
 
@@ -271,7 +272,7 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
                 yield PositionKey(fragment.first_entry_id, position, bookie)
 
 
-async def _behind_positions(
+async def _lagging_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
 ) -> AsyncIterator[tuple[PositionKey, EntryId]]:
     """Yield incomplete positions of growing fragments, each with the last entry it should have, up to ``frontier``."""
@@ -291,7 +292,9 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
             yield from fragment_entries(metadata, index, last, bookie)
 
 
-async def _short_positions(metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns) -> AsyncIterator[PositionKey]:
+async def _incomplete_positions(
+    metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns
+) -> AsyncIterator[PositionKey]:
     """Yield incomplete positions, also of an unclosed ledger's last fragment but one, for a plan with its end known."""
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.final_last_entry_id(index, is_tail_written=True)

@@ -177,10 +177,10 @@ def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[Posit
 
 def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
     """Yield (fragment index, position) of every unregistered member, except awaited ones."""
-    whole = bookies.registered | bookies.awaited
+    present = bookies.registered | bookies.awaited
     for index, fragment in enumerate(metadata.fragments):
         for position, member in enumerate(fragment.members):
-            if member not in whole:
+            if member not in present:
                 yield index, position
 
 

@@ -118,7 +118,7 @@ class Execution:
             TransientError, OutcomeUnknownError: the store did not answer.
         """
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
-        self._found.silence.clear()
+        self._found.unreadable_for_now.clear()
         self._returned.clear()
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
@@ -130,9 +130,9 @@ class Execution:
         left = len(plan.steps)  # not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
         async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
-            async for is_whole, copied in fragments:
+            async for are_all_copied, copied in fragments:
                 ready.extend(copied)
-                if not is_whole and not await self._lease.may_continue():
+                if not are_all_copied and not await self._lease.may_continue():
                     return False
                 if self._returned:
                     self._note_returns(ledger)
@@ -262,7 +262,9 @@ class Execution:
             if outcome.is_hopeless:
                 self._found.unreadable[_key(ledger, step)] = evidence
             else:
-                self._found.silence.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+                self._found.unreadable_for_now.append(
+                    f"fragment {step.fragment_index} position {step.position}: {evidence}"
+                )
 
     async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
         """Whether the next chunk may start: the worker may go on, and no lost bookie of ``steps`` has returned (R55).

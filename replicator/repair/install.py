@@ -133,27 +133,27 @@ class Installer:
             TransientError: the store did not answer; nothing was changed.
             OutcomeUnknownError: the write was sent and its outcome is unknown.
         """
-        whole: list[CopiedStep] = []
+        complete: list[CopiedStep] = []
         refusals: list[Answer] = []
         for copy in copied:
             refusal = await self._lacking(ledger, copy)
             if refusal is None:
-                whole.append(copy)
+                complete.append(copy)
             else:
                 refusals.append(refusal)
         registrations = self._ports.registrations
-        names = sorted({name for copy in whole for name in (copy.step.old, copy.step.target)})
+        names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target)})
         asked = () if completing is None else completing.registrations
         held = await self._lease.look([*(each.path for each in asked), *registrations.look_paths(names)])
         are_answers_valid = all(map(SeenNode.is_same, asked, held.nodes))
         seen = registrations.look_at(names, held.nodes[len(asked) :])
-        replaced = [copy.step.old for copy in whole if _replaces(copy)]
+        replaced = [copy.step.old for copy in complete if _replaces(copy)]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
-        refusals.extend(_gone_targets(whole, bookies))
-        refusals.extend(_dead_disks(whole, seen))
-        again = _registered_again(whole, seen, registered_at)
+        refusals.extend(_gone_targets(complete, bookies))
+        refusals.extend(_dead_disks(complete, seen))
+        again = _registered_again(complete, seen, registered_at)
         wanted_still = [
-            copy for copy in whole if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)
+            copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)
         ]
         done = without_worse_moves(ledger.metadata, _with_few_targets(wanted_still), self._ports.placement.judge())
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]

@@ -239,7 +239,7 @@ class LedgerRepair:
                 return await self._execute(plan, view)
             if wait_s is not None and wait_s > 0:
                 return self._ended(Ending.IN_GRACE, detail=plan.blocked[-1].detail)
-            if not (plan.blocked or view.shortfall.silent or self._task.missing):
+            if not (plan.blocked or view.shortfall.unknown or self._task.missing):
                 return await self._place(view, knowledge)
             return await self._conclude(plan, view)
         except NoSuchLedgerError:
@@ -277,7 +277,7 @@ class LedgerRepair:
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
         shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
         if not ledger.metadata.is_closed:
-            await self._unclosed.doubt(shortfall.short_members())
+            await self._unclosed.doubt(shortfall.incomplete_members())
         return View(ledger, bookies, conditions, shortfall)
 
     async def _read(self) -> Versioned:
@@ -385,8 +385,8 @@ class LedgerRepair:
             return self._stopped()
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
-        silence = "; ".join(self._found.silence)
-        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, silence, view.bookies) if silence else None
+        detail = "; ".join(self._found.unreadable_for_now)
+        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies) if detail else None
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
         """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
@@ -395,7 +395,7 @@ class LedgerRepair:
         holds if a task without a bookie requests better placement and this plan makes no moves, or if a position is
         blocked, a bookie did not answer, or the plan is partial.
         """
-        if plan.is_partial or plan.blocked or view.shortfall.silent or not view.ledger.metadata.is_closed:
+        if plan.is_partial or plan.blocked or view.shortfall.unknown or not view.ledger.metadata.is_closed:
             return None
         if not self._task.missing and not is_move:
             return None
@@ -408,8 +408,8 @@ class LedgerRepair:
         """End a turn with nothing left to copy: give up, or complete the task because nothing is missing."""
         if plan.blocked:
             return await self._give_up(plan.blocked, view.bookies)
-        if view.shortfall.silent:
-            who = ", ".join(map(str, view.shortfall.silent))
+        if view.shortfall.unknown:
+            who = ", ".join(map(str, view.shortfall.unknown))
             detail = f"not all entries of these bookies are known: {who}"
             return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
         is_repaired = self._found.fragments or self._found.is_recovered

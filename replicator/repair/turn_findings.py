@@ -21,7 +21,7 @@ class TurnFindings:
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry denied by every live holder, each with the evidence."""
-    silence: list[str] = field(default_factory=list)
+    unreadable_for_now: list[str] = field(default_factory=list)
     """Evidence of entries unreadable in the last round but possibly readable later."""
     fragments: set[int] = field(default_factory=set)
     """First entries of the repaired fragments."""

@@ -151,7 +151,7 @@ class UnclosedLedgerRepair:
                 f"; the record {record} is damaged, so no member is believed: check the bookies, then delete it"
             )
         self._doubted.update(recorded)
-        trusted = judgement.whole & registered.keys() - self._doubted
+        trusted = judgement.complete & registered.keys() - self._doubted
         return Trust(members, frozenset(self._doubted), {bookie: registered[bookie] for bookie in trusted})
 
     async def _joined_later(self, members: Collection[BookieId]) -> frozenset[BookieId]:
