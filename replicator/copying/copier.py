@@ -307,7 +307,7 @@ class _CopyRun:
 
         Entries without an answer from their holders are requested again a few times.
         """
-        waiting, silences = chunk, 0
+        waiting, failures = chunk, 0
         while waiting := still_needed(waiting):
             if not (waiting := await self._pulled(waiting, turn)):
                 return
@@ -316,13 +316,13 @@ class _CopyRun:
             if fetched is None:
                 return
             waiting = {entry_id: who for entry_id, who in waiting.items() if entry_id not in fetched.packets}
-            silent = fetched.unreadable
-            silences = silences + 1 if silent else 0
-            if silences > len(_SOURCE_PAUSES_S):
-                self._give_up(silent, silent, asked)
-                silences = 0
-            elif silent:
-                await self._copier.clock.sleep(_SOURCE_PAUSES_S[silences - 1])
+            unanswered = fetched.unreadable
+            failures = failures + 1 if unanswered else 0
+            if failures > len(_SOURCE_PAUSES_S):
+                self._end_unreadable(unanswered, unanswered, asked)
+                failures = 0
+            elif unanswered:
+                await self._copier.clock.sleep(_SOURCE_PAUSES_S[failures - 1])
 
     async def _pulled(self, chunk: Needs, turn: int) -> Needs:
         """Let the only target read entries by itself, and return the remaining ones."""
@@ -334,7 +334,7 @@ class _CopyRun:
             async with self._copier.places.hold([receiver.bookie], self._rank):
                 orders = self._orders({entry_id: chunk[entry_id] for entry_id in waiting}, [receiver.bookie], turn)
                 pulled = await self._pull.bring(waiting, orders, self._avoided(), self._reads.entry_bytes)
-            self._suspects |= pulled.silent
+            self._suspects |= pulled.unresponsive
             self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
             self._learn_size()
             rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
@@ -368,9 +368,9 @@ class _CopyRun:
                 return None
             fetched = await self._source.fetch(self._orders(asked, targets, turn))
             budget.reduce(share, fetched.size_bytes)
-            self._suspects.update(fetched.silent)
+            self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
-            self._give_up([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
+            self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
             if self._is_over() or not await self._goes_on():
                 return None
             stored = await self._send(fetched.packets, asked, receivers, places)
@@ -378,11 +378,13 @@ class _CopyRun:
             await self._note_stored(receiver, fetched, waiting, turn)
         return None if self._is_over() else fetched
 
-    def _give_up(self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs) -> None:
+    def _end_unreadable(
+        self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs
+    ) -> None:
         """End the copies of entries in ``causes``, each with its part of ``unreadable`` as evidence."""
         ended = {each for entry in causes for each in asked[entry.entry_id]}
         for receiver in ended:
-            receiver.give_up([entry for entry in unreadable if receiver in asked[entry.entry_id]])
+            receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
 
     async def _note_stored(self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, turn: int) -> None:
         left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in fetched.packets)
@@ -417,7 +419,7 @@ class _CopyRun:
         copier = self._copier
         return {
             holder: HolderView(
-                Standing.SILENT if holder in self._suspects or copier.is_avoided(holder) else Standing.ANSWERS,
+                Standing.UNRESPONSIVE if holder in self._suspects or copier.is_avoided(holder) else Standing.ANSWERS,
                 copier.pace.loads.expected_s(holder),
                 distance(holder, targets, copier.locate),
             )

@@ -2,10 +2,10 @@
 
 The invariant: pulling only removes acknowledged entries from the entries left to copy. The target verifies and stores
 them as if this process had sent them (``bookie.server.copying``), so its acknowledgement is worth that of an add. All
-other entries stay: refused or unverified ones, entries of silent holders only, and everything refused by the target.
-The copier then copies them through this process, from the same holders in the same order. So each finding (a damaged
-copy, an unreadable entry, a failing target) rests on answers to this process itself, and a fault while pulling costs
-one request.
+other entries stay: refused or unverified ones, entries of unresponsive holders only, and everything refused by the
+target. The copier then copies them through this process, from the same holders in the same order. So each finding (a
+damaged copy, an unreadable entry, a failing target) rests on answers to this process itself, and a fault while pulling
+costs one request.
 
 Entries are pulled only if both bookies support it: the target is registered as able to copy, and the holder has a gRPC
 endpoint. Ledgers with a DUMMY digest or without a digest type in the metadata are not pulled, because no digest would
@@ -48,11 +48,11 @@ class Pulled:
     entries: int = 0
     bytes: int = 0
     later: list[EntryId] = field(default_factory=list)
-    """Entries that did not fit into an answer, and entries of a silent holder: to be pulled again, the latter from
-    another holder."""
+    """Entries that did not fit into an answer, and entries of an unresponsive holder: to be pulled again, the latter
+    from another holder."""
     rest: list[EntryId] = field(default_factory=list)
     """Entries left for this process to copy."""
-    silent: set[BookieId] = field(default_factory=set)
+    unresponsive: set[BookieId] = field(default_factory=set)
     """Holders without an answer to the target."""
 
 
@@ -77,7 +77,7 @@ class Pulls:
         is_reader = reader is not None and reader.can_copy
         return is_reader and source is not None and source.endpoint(PROTOCOL_GRPC) is not None
 
-    def note_silent(self, target: BookieId, holder: BookieId) -> None:
+    def note_unresponsive(self, target: BookieId, holder: BookieId) -> None:
         """Record a missing answer of ``holder`` to ``target``."""
         self._without_path.pop((target, holder), None)
         if len(self._without_path) >= _PAIRS_MAX:
@@ -142,5 +142,5 @@ class Pull:
             return
         pulled.later += wanted[reply.covered :]
         if reply.source is not Status.OK:
-            self._pulls.note_silent(self._bookie, holder)
-            pulled.silent.add(holder)
+            self._pulls.note_unresponsive(self._bookie, holder)
+            pulled.unresponsive.add(holder)

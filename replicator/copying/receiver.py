@@ -107,7 +107,7 @@ class Receiver:
         size_bytes, self._noted_bytes = self.target.bytes - self._noted_bytes, self.target.bytes
         await self._note_progress(end, size_bytes)
 
-    def give_up(self, unreadable: Sequence[UnreadableEntry]) -> None:
+    def end_unreadable(self, unreadable: Sequence[UnreadableEntry]) -> None:
         """End, because these entries of the position cannot be read; keep the answers of their holders as evidence."""
         self.unreadable_count += len(unreadable)
         for entry in unreadable[: max(0, REPORTED_MAX - len(self.unreadable))]:

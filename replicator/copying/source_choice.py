@@ -31,8 +31,8 @@ class Standing(enum.IntEnum):
     ANSWERS = 0
     NEEDS_IT = 1
     """Itself a target of the entry: asked only to complete the evidence."""
-    SILENT = 2
-    """Unresponsive: a request may cost a whole deadline (R42)."""
+    UNRESPONSIVE = 2
+    """A request may cost a whole deadline (R42)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class FetchedEntries:
     unreadable: list[UnreadableEntry] = field(default_factory=list)
     corrupt: list[CorruptCopy] = field(default_factory=list)
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
-    silent: set[BookieId] = field(default_factory=set)
+    unresponsive: set[BookieId] = field(default_factory=set)
     """Bookies without a proper answer: to be asked last from now on."""
 
     @property
@@ -250,7 +250,7 @@ class _Round:
         with speculation.budget.hold_at_once(self._source.answer_bytes_max(len(others))) as has_room:
             if not has_room:
                 return ()
-            self._result.silent.add(bookie)
+            self._result.unresponsive.add(bookie)
             second = asyncio.ensure_future(_Round(self._source, others).run())
             try:
                 both: list[asyncio.Task[Any]] = [asked, second]
@@ -267,7 +267,7 @@ class _Round:
         result.packets |= other.packets
         result.served_by |= other.served_by
         result.corrupt += other.corrupt
-        result.silent |= other.silent
+        result.unresponsive |= other.unresponsive
         self._bytes += other.size_bytes
         return other.packets.keys()
 
@@ -291,7 +291,7 @@ class _Round:
             return refused
         status = Status.BAD_REQUEST if reply.status is Status.OK else reply.status
         if uncovered and not Answer(bookie, status).is_final:
-            self._result.silent.add(bookie)
+            self._result.unresponsive.add(bookie)
         refused.extend(self._refuse(entry_id, Answer(bookie, status, reply.detail)) for entry_id in uncovered)
         return refused
 

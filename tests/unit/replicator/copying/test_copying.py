@@ -318,7 +318,7 @@ async def test_what_no_other_holder_serves_is_waited_for() -> None:
         fetched = await source.fetch({EntryId(i): names("a c") for i in range(10)})
         assert {i: fetched.packets[EntryId(i)] for i in range(10)} == {i: at.packets[EntryId(i)] for i in range(10)}
         assert {entry_id for entry_id, bookie in fetched.served_by.items() if bookie == "a"} == {3}
-        assert fetched.silent == set(names("a"))
+        assert fetched.unresponsive == set(names("a"))
 
 
 @pytest.mark.parametrize(

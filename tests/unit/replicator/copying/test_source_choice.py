@@ -40,9 +40,9 @@ def test_load_decides_before_the_rack_if_it_makes_a_difference() -> None:
 
 
 def test_a_bookie_that_does_not_answer_comes_last_however_near() -> None:
-    silent = HolderView(Standing.SILENT)
+    unresponsive = HolderView(Standing.UNRESPONSIVE)
     slow = HolderView(expected_s=10.0, distance=4)
-    assert source_order(names("a b"), {A: silent, B: slow}, 0) == [B, A]
+    assert source_order(names("a b"), {A: unresponsive, B: slow}, 0) == [B, A]
 
 
 views = st.builds(HolderView, st.sampled_from(Standing), st.floats(0, 100), st.integers(0, 8))

@@ -333,12 +333,12 @@ async def test_a_pair_without_a_path_is_tried_again_after_a_minute_and_pairs_are
 
     pulls, target, (a, b, c) = Pulls(look_up, clock), BookieId(TARGET), names("a b c")
     assert [await pulls.can(target, holder) for holder in (a, b, c)] == [True] * 3
-    pulls.note_silent(target, a)
+    pulls.note_unresponsive(target, a)
     assert [await pulls.can(target, holder) for holder in (a, b, c)] == [False, True, True]
     await clock.sleep(NO_PATH_S)
     assert await pulls.can(target, a)
     for holder in (a, b, c):
-        pulls.note_silent(target, holder)
+        pulls.note_unresponsive(target, holder)
     assert [await pulls.can(target, holder) for holder in (a, b, c)] == [True, False, False]
     assert not await pulls.can(target, BookieId("gone"))
     assert not await pulls.can(a, b)
