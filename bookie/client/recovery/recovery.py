@@ -59,7 +59,7 @@ _READ_ENTRIES_MAX: Final = 4096
 async def incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
     """Bookies not known to hold everything placed on them by the closed metadata ``sealed``.
 
-    Silence counts as unknown: a mark is a hint, and its worker asks again.
+    A missing answer counts as unknown: a mark is a hint, and its worker asks again.
     """
     slots = asyncio.Semaphore(_AT_A_TIME)
     asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)
@@ -75,7 +75,7 @@ async def incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: Le
 
     members = sorted(sealed.members())
     verdicts = await asyncio.gather(*(lacks(bookie) for bookie in members))
-    return {bookie for bookie, is_short in zip(members, verdicts, strict=True) if is_short}
+    return {bookie for bookie, is_incomplete in zip(members, verdicts, strict=True) if is_incomplete}
 
 
 def _is_small(sealed: LedgerMetadata) -> bool:
@@ -149,13 +149,13 @@ class _Recovery:
         if length is None:
             length = await self._length_at(last)
         checks = await self._checks()
-        short = await self._short(self._tail.closed(self._ledger.metadata, last, length))
-        await self._mark(short)  # before: no other process has this information after the close
+        incomplete = await self._incomplete(self._tail.closed(self._ledger.metadata, last, length))
+        await self._mark(incomplete)  # before: no other process has this information after the close
         await self._ensure_same(disks)
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
-        await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
+        await self._mark(incomplete)  # and after: a worker may have completed the task because the ledger was open
         return stored
 
     async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
@@ -215,22 +215,22 @@ class _Recovery:
         if changed:
             raise TailChangedError(f"other disks since the ledger was fenced: {', '.join(changed)}")
 
-    async def _short(self, sealed: LedgerMetadata | None) -> list[BookieId]:
+    async def _incomplete(self, sealed: LedgerMetadata | None) -> list[BookieId]:
         """Members not known to hold everything placed on them by the end.
 
         The writer may have died before some member got a confirmed entry, and no other process has this information.
         """
         if sealed is None:
             return []
-        return sorted(self._writer.short | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
+        return sorted(self._writer.incomplete | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
 
-    async def _mark(self, short: Sequence[BookieId]) -> None:
-        if not short:
+    async def _mark(self, incomplete: Sequence[BookieId]) -> None:
+        if not incomplete:
             return
         ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks
         try:
             await retry_transient(
-                lambda: tasks.marking.mark(ledger_id, short), _MARKING, self._ports.clock, self._ports.rng
+                lambda: tasks.marking.mark(ledger_id, incomplete), _MARKING, self._ports.clock, self._ports.rng
             )
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})

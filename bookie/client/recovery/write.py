@@ -38,7 +38,7 @@ class _Part:
         self.stored = 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_stored(self) -> bool:
         return self.stored == len(self.packets)
 
 
@@ -46,7 +46,7 @@ class RecoveryWriter:
     """Adds the blocks of one recovery, in order."""
 
     def __init__(self, ports: ClientPorts, tail: LedgerTail, access: LedgerAccess) -> None:
-        self.short: set[BookieId] = set()
+        self.incomplete: set[BookieId] = set()
         """Members that lack an entry placed on them by the tail."""
         self._ports = ports
         self._tail = tail
@@ -67,12 +67,12 @@ class RecoveryWriter:
         parts = [part for part in self._parts(block) if part.packets]
         rounds = self._ports.settings.ensemble_change_attempts_max
         for attempt in range(rounds):
-            await self._send([part for part in parts if not part.is_whole])
-            unwanted = [part for part in parts if not part.is_whole or (not attempt and _is_replaced_for_nothing())]
+            await self._send([part for part in parts if not part.is_stored])
+            unwanted = [part for part in parts if not part.is_stored or (not attempt and _is_replaced_for_nothing())]
             if not unwanted or attempt + 1 == rounds or not await self._replace(block, unwanted):
                 break
         self._check(block, parts)
-        self.short.update(self._tail.members[part.position] for part in parts if not part.is_whole)
+        self.incomplete.update(self._tail.members[part.position] for part in parts if not part.is_stored)
 
     def _parts(self, block: Sequence[FoundEntry]) -> Iterator[_Part]:
         stripe = self._shape.stripe
@@ -80,7 +80,7 @@ class RecoveryWriter:
             yield _Part(position, [one.packet for one in block if stripe.stores(position, one.entry.entry_id)])
 
     async def _send(self, parts: Sequence[_Part]) -> None:
-        """Offer each part to its bookie, side by side; a part that is not whole afterwards has failed."""
+        """Offer each part to its bookie, side by side; a part that is not stored afterwards has failed."""
         bookies = self._tail.members
         sending = {
             guarded("recovery add", self._offer(bookies[part.position], part)): bookies[part.position]
@@ -104,7 +104,7 @@ class RecoveryWriter:
                 await cancel(task)
 
     async def _offer(self, bookie: BookieId, part: _Part) -> Status:
-        while not part.is_whole:
+        while not part.is_stored:
             count = _batch_size(part)
             packets = part.packets[part.stored : part.stored + count]
             reply = await self._add(bookie, AddBatch(self._ledger_id, self._access.key, packets, is_recovery=True))
