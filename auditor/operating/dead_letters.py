@@ -39,7 +39,7 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
     ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
     "add a bookie; the task is tried again every five minutes. Restart an Apache bookie with FENCED in the detail: "
     "until then it refuses a ledger that its collector deleted, and is not asked again",
-    ParkReason.SILENT_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
+    ParkReason.UNREACHABLE_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
     "then replaced; the task is tried again every five minutes",
     ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
     "topology; the task is then tried again by itself",

@@ -42,7 +42,7 @@ _DOUBLINGS_MAX: Final = 10
 _TOKEN_BITS: Final = 48
 
 
-_MAY_END_UNSEEN: Final = frozenset({ParkReason.SILENT_BOOKIES, ParkReason.TARGETS_REFUSE})
+_MAY_END_UNSEEN: Final = frozenset({ParkReason.UNREACHABLE_BOOKIES, ParkReason.TARGETS_REFUSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def would_act(
         return parked.reason is not ParkReason.UNREADABLE_METADATA
     if parked.reason is ParkReason.INTERNAL_ERROR:
         return False
-    if parked.reason is ParkReason.SILENT_BOOKIES:
+    if parked.reason is ParkReason.UNREACHABLE_BOOKIES:
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
     if parked.reason is ParkReason.TARGETS_REFUSE:
         return bool(bookies.writable - parked.bookies_seen)
@@ -99,7 +99,7 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
     if parked.reason is ParkReason.OPEN_LEDGER:
         plan = plan_moves(ledger, bookies, placement, steps_max=1)
         return bool(plan.steps) or not plan.blocked
-    if parked.reason is ParkReason.SILENT_BOOKIES:
+    if parked.reason is ParkReason.UNREACHABLE_BOOKIES:
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
     if parked.reason is ParkReason.INTERNAL_ERROR:
         return False

@@ -111,7 +111,7 @@ _WORST_FIRST: Final = (
 )
 
 
-_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.SILENT_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
+_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.UNREACHABLE_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
 """Park reasons that a newly registered bookie may end, writable or not (R93)."""
 _UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
 """Endings of a turn whose moves are continued by another turn: they are no moves back and forth (R56)."""
@@ -369,7 +369,7 @@ class LedgerRepair:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            return await self._give_up(plan.blocked, view.bookies)
+            return await self._end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
@@ -386,7 +386,7 @@ class LedgerRepair:
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
         detail = "; ".join(self._found.unreadable_for_now)
-        return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies) if detail else None
+        return await self._fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies) if detail else None
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
         """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
@@ -405,17 +405,18 @@ class LedgerRepair:
         return replace(view.conditions, checks=tuple(check for check in view.conditions.checks if check.path != own))
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
-        """End a turn with nothing left to copy: give up, or complete the task because nothing is missing."""
+        """End a turn with nothing left to copy: park or fail, or complete the task because nothing is missing."""
         if plan.blocked:
-            return await self._give_up(plan.blocked, view.bookies)
+            return await self._end_blocked(plan.blocked, view.bookies)
         if view.shortfall.unknown:
             who = ", ".join(map(str, view.shortfall.unknown))
             detail = f"not all entries of these bookies are known: {who}"
-            return await self._fail_or_park(ParkReason.SILENT_BOOKIES, detail, view.bookies)
+            return await self._fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies)
         is_repaired = self._found.fragments or self._found.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
-    async def _give_up(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
+    async def _end_blocked(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
+        """End a turn with blocked positions: park for the worst reason, or fail if another attempt may help soon."""
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
         detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
         if len(blocked) > SHOWN_MAX:

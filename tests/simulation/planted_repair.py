@@ -161,7 +161,7 @@ def _(stack: ExitStack) -> None:
 
         return done
 
-    swap(stack, repair.LedgerRepair, "_give_up", make)
+    swap(stack, repair.LedgerRepair, "_end_blocked", make)
 
 
 @plants(

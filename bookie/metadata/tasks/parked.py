@@ -60,7 +60,7 @@ class ParkReason(enum.Enum):
     """A bookie being drained may still have a writer; only the writer may replace it."""
     TARGETS_REFUSE = "targets_refuse"
     """Every candidate refuses copies of the ledger, several attempts in a row."""
-    SILENT_BOOKIES = "silent_bookies"
+    UNREACHABLE_BOOKIES = "silent_bookies"
     """Required registered bookies do not answer, several attempts in a row."""
     MISPLACED = "misplaced"
     """No copy is missing, but copies break the placement policy and cannot be moved now; the detail has the reason."""

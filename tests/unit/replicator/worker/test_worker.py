@@ -189,7 +189,7 @@ async def test_a_registered_bookie_that_does_not_answer_is_neither_healthy_nor_l
         world.bookies.hang_up("b")
         recorder = await world.heal()
         assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
-        assert recorder.results[-1].reason is ParkReason.SILENT_BOOKIES
+        assert recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
         assert world.version(LEDGER) == 0
         assert await world.task(LEDGER) is not None
 
