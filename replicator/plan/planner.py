@@ -94,11 +94,11 @@ class Knowledge:
     avoided: frozenset[BookieId] = frozenset()
     """Bookies unreachable for a while: targets only if there is no other one (R42)."""
 
-    def behind_up_to(self, key: PositionKey) -> EntryId | None:
+    def last_to_fill(self, key: PositionKey) -> EntryId | None:
         """Return the last entry to store in place, for a position of a growing fragment."""
         lagging = next((last for known, last in self.lagging if known == key), None)
         damaged = self.damaged.get(key)
-        return lagging if damaged is None else max(damaged, damaged if lagging is None else lagging)
+        return max((last for last in (lagging, damaged) if last is not None), default=None)
 
     def evidence(self, key: PositionKey) -> str | None:
         """Return why the position's entries cannot be read; None if unknown."""
@@ -214,8 +214,8 @@ class _FragmentPlan:
             cause = self._cause(position, member, last)
             if cause is not None:
                 yield self._verdict(position, cause, last, choose)
-            if last is None and (up_to := self.knowledge.behind_up_to(self._key(position))) is not None:
-                yield self._filled_up(position, up_to)
+            if last is None and (last_to_fill := self.knowledge.last_to_fill(self._key(position))) is not None:
+                yield self._fill_in_place(position, last_to_fill)
 
     def _cause(self, position: int, member: BookieId, last: EntryId | None) -> Cause | None:
         if member in self.bookies.awaited:
@@ -233,12 +233,12 @@ class _FragmentPlan:
         first = self.metadata.fragments[self.index].first_entry_id
         old = self.metadata.fragments[self.index].members[position]
         if last is None:
-            return self._may_grow(position, cause)
+            return self._wait_for_end(position, cause)
         has_entries = self.metadata.stripe.count(position, first, last) > 0
         if has_entries:
-            refusal = self._unreadable(position, first, last)
-            if refusal is not None:
-                return refusal
+            blocked = self._blocked_by_sources(position, first, last)
+            if blocked is not None:
+                return blocked
         target = self._target(position, cause, choose)
         if target is None:
             return self._no_candidate(position)
@@ -257,13 +257,13 @@ class _FragmentPlan:
             sources=self._sources(position),
         )
 
-    def _filled_up(self, position: int, last: EntryId) -> Step | Blocked:
+    def _fill_in_place(self, position: int, last: EntryId) -> Step | Blocked:
         """Copy in place only: the fragment's end and members belong to the writer (S2), its written entries do not."""
         fragment = self.metadata.fragments[self.index]
         member, first = fragment.members[position], fragment.first_entry_id
-        refusal = self._unreadable(position, first, last)
-        if refusal is not None:
-            return refusal
+        blocked = self._blocked_by_sources(position, first, last)
+        if blocked is not None:
+            return blocked
         if member not in self.bookies.writable or member in self.knowledge.failed_targets:
             detail = (
                 "lacks entries or has damaged ones, and takes none; do not recover the ledger by hand before it does"
@@ -283,14 +283,15 @@ class _FragmentPlan:
             sources=sources,
         )
 
-    def _may_grow(self, position: int, cause: Cause) -> Blocked:
+    def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
         """Block the position. No ledger is fenced for a drain, but a recovery begun by another client is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to the writer, who leaves a drained bookie with the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
 
-    def _unreadable(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
+    def _blocked_by_sources(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
+        """Block the position if its entries cannot be read, have no live copy, or cannot be verified."""
         evidence = self.knowledge.evidence(self._key(position))
         if evidence is not None:
             if self.metadata.digest_type is None:
