@@ -13,7 +13,7 @@ from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from bookie.wire.security import NO_FILES, SecurityFiles
-from replicator.copying.places import PLACES_MAX
+from replicator.copying.transfer_slots import SLOTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReplicatorSettings:
     """Bound on bytes sent to targets, and on bytes read."""
     copies_per_bookie: Annotated[
         int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
-    ] = PLACES_MAX
+    ] = SLOTS_MAX
     """Per process. Further requests wait: those of ledgers with the fewest copies come first."""
     is_pulling: Annotated[
         bool,

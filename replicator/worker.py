@@ -34,10 +34,10 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
 from replicator.copying.pace import Pace
-from replicator.copying.places import Places
 from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
+from replicator.copying.transfer_slots import TransferSlots
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
@@ -95,7 +95,7 @@ class Worker:
             self._pace,
             ByteBudget(IN_FLIGHT_BYTES),
             self._is_avoided,
-            Places(settings.copies_per_bookie),
+            TransferSlots(settings.copies_per_bookie),
             self._locate,
             pulls,
         )
@@ -323,7 +323,7 @@ class Worker:
             await cancel(watcher)
 
     def _start_turns(self) -> None:
-        while self._has_place() and not self._stop.is_set():
+        while self._has_capacity() and not self._stop.is_set():
             turn = self._queue.take()
             if turn is None:
                 return
@@ -339,7 +339,7 @@ class Worker:
     def _large_limit(self) -> int:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
-    def _has_place(self) -> bool:
+    def _has_capacity(self) -> bool:
         """Whether the next task may start. Tasks never overtake each other.
 
         The number of ledgers in flight is limited, and separately that of large ones.

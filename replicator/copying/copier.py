@@ -13,13 +13,13 @@ refuses, or its entries cannot be read, it gets no more, and the others go on.
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
 Each lane takes the next chunk, reads it, and sends it. Reading and storing overlap, and several sources are read at the
 same time. One position is copied in parallel ranges, and installed by one write of the metadata. A lane checks before
-it reads and before it sends whether the copy may continue, because the wait before may have been long: for a place, for
+it reads and before it sends whether the copy may continue, because the wait before may have been long: for a slot, for
 memory, for unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most
-``AHEAD_BYTES_MAX`` (``receiver``): after an interruption, everything after this chunk is copied again (R44). ``Places``
-bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory (R43). A lane reserves the size of the
-largest possible answer before it asks, and holds the true size from the answer until the last acknowledgement. During a
-pause before a retry, it holds neither a place nor memory. ``Pace`` bounds the bytes and requests per second; every
-attempt at every target counts.
+``AHEAD_BYTES_MAX`` (``receiver``): after an interruption, everything after this chunk is copied again (R44).
+``TransferSlots`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory (R43). A lane reserves
+the size of the largest possible answer before it asks, and holds the true size from the answer until the last
+acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``Pace`` bounds the bytes and
+requests per second; every attempt at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
 not copied repeatedly (R38). After a crash or an early stop, the target has entries without metadata. They are harmless:
@@ -49,7 +49,6 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import Pace, PacedReads
-from replicator.copying.places import PLACES_MAX, HeldPlaces, Places
 from replicator.copying.pull import Pull, Pulls
 from replicator.copying.receiver import (
     Needs,
@@ -63,6 +62,7 @@ from replicator.copying.source_choice import HolderView, Standing, distance, sou
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
+from replicator.copying.transfer_slots import SLOTS_MAX, HeldSlots, TransferSlots
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 LANES_MAX: Final = 4
@@ -117,7 +117,7 @@ class Copier:
         pace: Pace,
         budget: ByteBudget,
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
-        places: Places | None = None,
+        slots: TransferSlots | None = None,
         locate: Callable[[BookieId], Location] = _one_rack,
         pulls: Pulls | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class Copier:
         self.clock = clock
         self.pace = pace
         self.budget = budget
-        self.places = places or Places(PLACES_MAX)
+        self.slots = slots or TransferSlots(SLOTS_MAX)
         self.locate = locate
         self.copied_entries = 0
         """Entries acknowledged by targets, over all copies."""
@@ -141,7 +141,7 @@ class Copier:
     ) -> list[CopyOutcome]:
         """Copy positions of one fragment, each to its own target; read each missing entry once.
 
-        Of the copies waiting for the rate, a place or memory, those of a smaller ``rank`` pass first.
+        Of the copies waiting for the rate, a slot or memory, those of a smaller ``rank`` pass first.
 
         An outcome contains acknowledgements only: the caller must still ask the targets for their lists.
 
@@ -204,7 +204,8 @@ class _CopyRun:
         self._is_size_known = length is not None
         """Whether ``entry_bytes`` is more than a guess. A pull depends on it, because its pace is applied before its
         answer."""
-        self._turn = int(ledger.ledger_id)
+        self._chunk_number = int(ledger.ledger_id)
+        """The number of the last chunk. Ledgers begin with different numbers, so with different holders."""
         self._suspects: set[BookieId] = set()
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
         self._pull = self._pull_of(ledger)
@@ -265,12 +266,12 @@ class _CopyRun:
             chunk: Needs = dict(itertools.islice(self._needs, self._chunk_entries()))
             if not chunk:
                 return
-            self._turn += 1
+            self._chunk_number += 1
             for each in receivers_of(chunk):
-                each.take(self._turn, chunk)
+                each.take(self._chunk_number, chunk)
             self._chunks_under_way += 1
             try:
-                await self._copy_chunk(chunk, self._turn)
+                await self._copy_chunk(chunk, self._chunk_number)
             finally:
                 self._chunks_under_way -= 1
                 self._chunk_ended.set()
@@ -302,17 +303,17 @@ class _CopyRun:
             return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
 
-    async def _copy_chunk(self, chunk: Needs, turn: int) -> None:
+    async def _copy_chunk(self, chunk: Needs, chunk_number: int) -> None:
         """Copy a chunk in as many passes as needed for its size, unless the copy ends before.
 
         Entries without an answer from their holders are requested again a few times.
         """
         waiting, failures = chunk, 0
         while waiting := still_needed(waiting):
-            if not (waiting := await self._pulled(waiting, turn)):
+            if not (waiting := await self._pulled(waiting, chunk_number)):
                 return
             asked = self._within_budget(waiting)
-            fetched = await self._pass(asked, waiting, turn)
+            fetched = await self._pass(asked, waiting, chunk_number)
             if fetched is None:
                 return
             waiting = {entry_id: who for entry_id, who in waiting.items() if entry_id not in fetched.packets}
@@ -324,21 +325,23 @@ class _CopyRun:
             elif unanswered:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[failures - 1])
 
-    async def _pulled(self, chunk: Needs, turn: int) -> Needs:
+    async def _pulled(self, chunk: Needs, chunk_number: int) -> Needs:
         """Let the only target read entries by itself, and return the remaining ones."""
         if self._pull is None or not self._is_size_known:
             return chunk
         [receiver] = self._receivers
         waiting, rest = list(chunk), list[EntryId]()
         while waiting and not self._is_over():
-            async with self._copier.places.hold([receiver.bookie], self._rank):
-                orders = self._orders({entry_id: chunk[entry_id] for entry_id in waiting}, [receiver.bookie], turn)
+            async with self._copier.slots.hold([receiver.bookie], self._rank):
+                orders = self._orders(
+                    {entry_id: chunk[entry_id] for entry_id in waiting}, [receiver.bookie], chunk_number
+                )
                 pulled = await self._pull.bring(waiting, orders, self._avoided(), self._reads.entry_bytes)
             self._suspects |= pulled.unresponsive
             self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
             self._learn_size()
             rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
-            await self._settle(receiver, turn, min((*rest, *waiting), default=None))
+            await self._settle(receiver, chunk_number, min((*rest, *waiting), default=None))
         return {entry_id: chunk[entry_id] for entry_id in sorted((*rest, *waiting))}
 
     def _avoided(self) -> Set[BookieId]:
@@ -355,27 +358,27 @@ class _CopyRun:
         is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
         return waiting if is_small_enough else dict(itertools.islice(waiting.items(), 1))
 
-    async def _pass(self, asked: Needs, waiting: Needs, turn: int) -> FetchedEntries | None:
+    async def _pass(self, asked: Needs, waiting: Needs, chunk_number: int) -> FetchedEntries | None:
         """Read as much of ``asked`` as one pass holds, and send it on; return None if the copy is over."""
         budget = self._copier.budget
         receivers = receivers_of(asked)
         targets = [each.bookie for each in receivers]
         async with (
-            self._copier.places.hold(targets, self._rank) as places,
+            self._copier.slots.hold(targets, self._rank) as slots,
             budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share,
         ):
             if not await self._goes_on():
                 return None
-            fetched = await self._source.fetch(self._orders(asked, targets, turn))
+            fetched = await self._source.fetch(self._orders(asked, targets, chunk_number))
             budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
             self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
             if self._is_over() or not await self._goes_on():
                 return None
-            stored = await self._send(fetched.packets, asked, receivers, places)
+            stored = await self._send(fetched.packets, asked, receivers, slots)
         for receiver in stored:
-            await self._note_stored(receiver, fetched, waiting, turn)
+            await self._note_stored(receiver, fetched, waiting, chunk_number)
         return None if self._is_over() else fetched
 
     def _end_unreadable(
@@ -386,13 +389,15 @@ class _CopyRun:
         for receiver in ended:
             receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
 
-    async def _note_stored(self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, turn: int) -> None:
+    async def _note_stored(
+        self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, chunk_number: int
+    ) -> None:
         left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in fetched.packets)
-        await self._settle(receiver, turn, next(left, None))
+        await self._settle(receiver, chunk_number, next(left, None))
 
-    async def _settle(self, receiver: Receiver, turn: int, first_waiting: EntryId | None) -> None:
+    async def _settle(self, receiver: Receiver, chunk_number: int, first_waiting: EntryId | None) -> None:
         try:
-            await receiver.settle(turn, first_waiting)
+            await receiver.settle(chunk_number, first_waiting)
         except BkhealError as error:
             self._error = self._error or error
 
@@ -403,7 +408,7 @@ class _CopyRun:
             if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
                 self._corrupt.append(copy)
 
-    def _orders(self, asked: Needs, targets: Sequence[BookieId], turn: int) -> Orders:
+    def _orders(self, asked: Needs, targets: Sequence[BookieId], chunk_number: int) -> Orders:
         """Return the holders to ask for each entry, in order (``source_choice``)."""
         known = self._known(targets)
         orders: dict[_Kind, Sequence[BookieId]] = {}
@@ -411,7 +416,7 @@ class _CopyRun:
         for entry_id, who in asked.items():
             kind = entry_id % self._ensemble_size, who
             if kind not in orders:
-                orders[kind] = source_order(_holders(*kind), _needing(known, who), turn)
+                orders[kind] = source_order(_holders(*kind), _needing(known, who), chunk_number)
             found[entry_id] = orders[kind]
         return found
 
@@ -427,13 +432,13 @@ class _CopyRun:
         }
 
     async def _send(
-        self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], places: HeldPlaces
+        self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], slots: HeldSlots
     ) -> list[Receiver]:
         """Send the entries to all their receivers concurrently; return the receivers with everything acknowledged."""
         sent = [each for each in receivers if each.is_active]
         entry_ids = sorted(packets)
         works = [
-            self._store(each, [packets[i] for i in entry_ids if len(receivers) == 1 or each in asked[i]], places)
+            self._store(each, [packets[i] for i in entry_ids if len(receivers) == 1 or each in asked[i]], slots)
             for each in sent
         ]
         if len(works) == 1:
@@ -442,10 +447,10 @@ class _CopyRun:
             storing = [group.create_task(work) for work in works]
         return [each for each, stored in zip(sent, storing, strict=True) if stored.result()]
 
-    async def _store(self, receiver: Receiver, packets: Sequence[bytes], places: HeldPlaces) -> bool:
+    async def _store(self, receiver: Receiver, packets: Sequence[bytes], slots: HeldSlots) -> bool:
         """Send entries to a target. A failure after the end of the copy is not counted against the target."""
         failure = await receiver.target.store(packets)
-        await places.free(receiver.bookie)
+        await slots.free(receiver.bookie)
         if failure is None:
             self._copier.count(len(packets), sum(map(len, packets)))
         elif not self._is_over() and receiver.is_active:

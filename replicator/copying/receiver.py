@@ -86,23 +86,23 @@ class Receiver:
         ahead_bytes = 0 if first is None else self.target.bytes - self._bytes_at_take[first]
         return self.is_active and ahead_bytes >= AHEAD_BYTES_MAX
 
-    def take(self, turn: int, chunk: Needs) -> None:
+    def take(self, chunk_number: int, chunk: Needs) -> None:
         """Record a chunk with entries for this receiver as taken by a lane. Chunks are taken in order."""
-        self._bytes_at_take[turn] = self.target.bytes
-        self._waiting[turn] = next(entry_id for entry_id, who in chunk.items() if self in who)
+        self._bytes_at_take[chunk_number] = self.target.bytes
+        self._waiting[chunk_number] = next(entry_id for entry_id, who in chunk.items() if self in who)
         self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
 
-    async def settle(self, turn: int, first_waiting: EntryId | None) -> None:
+    async def settle(self, chunk_number: int, first_waiting: EntryId | None) -> None:
         """Record the entries of a chunk before ``first_waiting`` (None: all entries) as acknowledged.
 
         Raises:
             BkhealError: as raised by recording the progress.
         """
         if first_waiting is None:
-            self._waiting.pop(turn, None)
-            self._bytes_at_take.pop(turn, None)
+            self._waiting.pop(chunk_number, None)
+            self._bytes_at_take.pop(chunk_number, None)
         else:
-            self._waiting[turn] = first_waiting
+            self._waiting[chunk_number] = first_waiting
         end = EntryId(min((*self._waiting.values(), self._taken_end)))
         size_bytes, self._noted_bytes = self.target.bytes - self._noted_bytes, self.target.bytes
         await self._note_progress(end, size_bytes)

@@ -49,9 +49,11 @@ class HolderView:
 _NOTHING_KNOWN: Final = HolderView()
 
 
-def source_order(holders: Sequence[BookieId], known: Mapping[BookieId, HolderView], turn: int) -> list[BookieId]:
-    """Return all of ``holders`` in the order in which to ask them for the entries of chunk number ``turn``."""
-    cut = turn % len(holders) if holders else 0
+def source_order(
+    holders: Sequence[BookieId], known: Mapping[BookieId, HolderView], chunk_number: int
+) -> list[BookieId]:
+    """Return all of ``holders`` in the order in which to ask them for the entries of a chunk."""
+    cut = chunk_number % len(holders) if holders else 0
 
     def wanted(bookie: BookieId) -> tuple[int, int, int]:
         view = known.get(bookie, _NOTHING_KNOWN)

@@ -240,7 +240,7 @@ class LedgerRepair:
             if wait_s is not None and wait_s > 0:
                 return self._ended(Ending.IN_GRACE, detail=plan.blocked[-1].detail)
             if not (plan.blocked or view.shortfall.unknown or self._task.missing):
-                return await self._place(view, knowledge)
+                return await self._improve_placement(view, knowledge)
             return await self._conclude(plan, view)
         except NoSuchLedgerError:
             return await self._complete(Ending.LEDGER_DELETED)
@@ -347,7 +347,7 @@ class LedgerRepair:
         choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
         return plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
 
-    async def _place(self, view: View, knowledge: Knowledge) -> TaskResult | None:
+    async def _improve_placement(self, view: View, knowledge: Knowledge) -> TaskResult | None:
         """Move copies of a healthy ledger, or end the turn; return None for another look."""
         why = await why_not_moved(self._ports, self._context.absences, view.bookies)
         if why:
