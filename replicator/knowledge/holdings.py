@@ -310,12 +310,7 @@ async def _incomplete_positions(
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
     """Count the unlisted entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
-    lacking = 0
-    for start in range(first, last + 1, COMPARED_AT_ONCE):
-        end = EntryId(min(last, start + COMPARED_AT_ONCE - 1))
-        lacking += stripe.count(position, start, end) - stripe.held_count(position, listed, EntryId(start), end)
-        await asyncio.sleep(0)
-    return lacking
+    return stripe.count(position, first, last) - await _held_count(stripe, position, listed, first, last)
 
 
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
