@@ -33,8 +33,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import logging
-import traceback
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -48,26 +47,22 @@ from bookie.metadata.ledgers.ledgers import (
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason, Refusal
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.runtime.waiting import in_turns
-from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
 from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.draining import with_draining
-from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
-from replicator.knowledge.refusals import fenced, lasting_refusals
 from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
-    Blocked,
     Knowledge,
     Plan,
     PositionKey,
@@ -79,7 +74,6 @@ from replicator.plan.steps import CopyPosition
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
 from replicator.queue.ordering import MISPLACED
-from replicator.queue.parking import ATTEMPTS_MAX
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
 from replicator.repair.execution import Execution
@@ -87,6 +81,7 @@ from replicator.repair.lease import Conditions, Lease, LeaseLostError, verdict_c
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_findings import TurnFindings
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
+from replicator.repair.unfinished_turn import UnfinishedTurn
 from replicator.telemetry.events import Ending, EventSink, TaskResult
 
 _log = logging.getLogger(__name__)
@@ -99,26 +94,11 @@ REPAIRING_ROUNDS_MAX: Final = 5000
 STORE_PAUSES: Final = Backoff(attempts=5)
 """Pauses before the store is asked again in the same turn."""
 
-
-_WORST_FIRST: Final = (
-    ParkReason.UNREADABLE_METADATA,
-    ParkReason.UNREADABLE_ENTRIES,
-    ParkReason.NO_LIVE_COPY,
-    ParkReason.NO_CANDIDATE_BOOKIE,
-    ParkReason.NEEDS_RECOVERY,
-    ParkReason.OPEN_LEDGER,
-    ParkReason.MISPLACED,
-)
-
-
-_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.UNREACHABLE_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
-"""Park reasons that a newly registered bookie may end, writable or not (R93)."""
+_ENDING_FAILURES: Final = (Ending.PARKED, Ending.MARKED_AGAIN)
+"""Endings without a deletion of the task that end a series of failures. If the record of the failures stayed, its next
+listing would start its pause again (R95)."""
 _UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
 """Endings of a turn whose moves are continued by another turn: they are no moves back and forth (R56)."""
-_EVIDENCE_MAX: Final = 2_000
-"""Most characters kept of a traceback."""
-_WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
-"""Park reasons that a bookie may end by accepting copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +139,9 @@ class LedgerRepair:
         self._is_first_look = lease.beside is not None
         self._started_ms = context.ports.clock.epoch_ms()
         self._found = TurnFindings()
-        self._refusals: dict[BookieId, Refusal] | None = None
-        """Lasting refusals recorded by an earlier turn. None before they are read."""
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reserving = ReservationHolder(context.ports, lease)
+        self._unfinished = UnfinishedTurn(context.ports, lease, turn, self._found)
         self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._found)
         self._execution = Execution(
             context.ports,
@@ -182,21 +161,18 @@ class LedgerRepair:
         """Work on the task until its turn ends. Refusals of the store and the bookies are part of the result."""
         try:
             result = await self._rounds()
-            if result.ending is Ending.MARKED_AGAIN:  # else the next listing of the record starts its pause again (R95)
+            if result.ending in _ENDING_FAILURES:
                 await self._forget_failures()
             if self._found.moved_copies and result.ending not in _UNFINISHED:
                 await self._note_moved()
             return result
         except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
             _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
-            return await self._set_aside(error)
+            result = await self._unfinished.park_broken(error)
+            await self._forget_failures()
+            return result
         finally:
             await self._reserving.release_quietly()
-
-    async def _set_aside(self, error: InvariantError) -> TaskResult:
-        evidence = "".join(traceback.format_exception(error)).strip()
-        bookies = await self._ports.registrations.list()
-        return await self._park(ParkReason.INTERNAL_ERROR, f"{error}\n{evidence[-_EVIDENCE_MAX:]}", bookies)
 
     async def _rounds(self) -> TaskResult:
         pauses = STORE_PAUSES.delays(self._ports.rng)
@@ -225,7 +201,7 @@ class LedgerRepair:
         if not await self._lease.wait_connected():
             return self._stopped()
         try:
-            await self._recall_refusals()
+            await self._unfinished.recall_refusals()
             view = await self._look()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
@@ -246,19 +222,12 @@ class LedgerRepair:
             return await self._complete(Ending.LEDGER_DELETED)
         except UnreadableMetadataError as error:
             bookies = await self._ports.registrations.list()
-            return await self._park(ParkReason.UNREADABLE_METADATA, str(error), bookies)
+            return await self._unfinished.park(ParkReason.UNREADABLE_METADATA, str(error), bookies)
         except MetadataConflictError:
             return None
         except PreconditionFailedError:
             self._reserving.lost()
             return None
-
-    async def _recall_refusals(self) -> None:
-        """Let the plans of this turn leave out the bookies that would only refuse copies again."""
-        if self._refusals is None:
-            is_parked = self._turn.is_parked
-            self._refusals = await lasting_refusals(self._ports, self._task.ledger_id) if is_parked else {}
-            self._found.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
 
     async def _look(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
@@ -364,12 +333,12 @@ class LedgerRepair:
                 f"its copies were moved {MOVES_MAX} times in {WINDOW_MS // 86_400_000} days, and it is marked again: "
             )
             detail += "compare the policy and the topology of all programs that check or repair placement"
-            return await self._park(ParkReason.MISPLACED, detail, view.bookies)
+            return await self._unfinished.park(ParkReason.MISPLACED, detail, view.bookies)
         if plan.steps:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            return await self._end_blocked(plan.blocked, view.bookies)
+            return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
@@ -385,8 +354,10 @@ class LedgerRepair:
             return self._stopped()
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
+        if not self._found.unreadable_for_now:
+            return None
         detail = "; ".join(self._found.unreadable_for_now)
-        return await self._fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies) if detail else None
+        return await self._unfinished.fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies)
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
         """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
@@ -407,68 +378,13 @@ class LedgerRepair:
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn with nothing left to copy: park or fail, or complete the task because nothing is missing."""
         if plan.blocked:
-            return await self._end_blocked(plan.blocked, view.bookies)
+            return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         if view.shortfall.unknown:
             who = ", ".join(map(str, view.shortfall.unknown))
             detail = f"not all entries of these bookies are known: {who}"
-            return await self._fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies)
+            return await self._unfinished.fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies)
         is_repaired = self._found.fragments or self._found.is_recovered
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
-
-    async def _end_blocked(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
-        """End a turn with blocked positions: park for the worst reason, or fail if another attempt may help soon."""
-        reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
-        detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
-        if len(blocked) > SHOWN_MAX:
-            detail += f"; and {len(blocked) - SHOWN_MAX} more positions"
-        if self._found.recovery_failure:
-            detail += f"; {self._found.recovery_failure}"
-            if not self._found.is_recovery_hopeless:
-                return self._ended(Ending.FAILED, detail=detail)
-        failed = self._found.failed_targets
-        if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
-            detail += f"; refusals: {', '.join(map(str, failed.values()))}"
-            if self._refusals and failed.keys() <= self._refusals.keys():  # nothing was tried
-                return await self._park(ParkReason.TARGETS_REFUSE, detail, bookies)
-            if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
-                return await self._fail_or_park(ParkReason.TARGETS_REFUSE, detail, bookies)
-        return await self._park(reason, detail, bookies)
-
-    async def _fail_or_park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
-        """Fail or park: the cause may end soon, so the first attempts count as failures with short delays."""
-        if self._turn.failures + 1 < ATTEMPTS_MAX:
-            return self._ended(Ending.FAILED, detail=detail)
-        return await self._park(reason, detail, bookies)
-
-    async def _park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
-        before = await self._ports.parked.get(self._task.ledger_id)
-        is_same = before is not None and before.reason is reason
-        since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
-        known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
-        attempts = 0 if before is None else before.attempts + 1
-        topology = "" if self._task.missing else self._ports.placement.judge().fingerprint
-        record = ParkedTask(
-            ledger_id=self._task.ledger_id,
-            reason=reason,
-            detail=detail,
-            since_ms=since_ms,
-            bookies_seen=known,
-            task_version=self._task.version,
-            attempts=attempts,
-            topology=topology,
-            refusals=self._lasting_refusals(),
-        )
-        await self._lease.ensure_ours()
-        await self._ports.parked.park(record)
-        await self._forget_failures()
-        return self._ended(Ending.PARKED, reason=reason, detail=detail)
-
-    def _lasting_refusals(self) -> tuple[Refusal, ...]:
-        """Return the refusals to record: those of this turn, and those recorded before with their first time."""
-        now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock_czxid
-        fenced_by = [each.bookie for each in self._found.failed_targets.values() if each.status is Status.FENCED]
-        recorded = self._refusals or {}
-        return tuple(recorded.get(bookie) or Refusal(bookie, now_ms, zxid) for bookie in fenced_by)
 
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
         """Delete the task, unless the verdict based on ``view`` is outdated (None: the ledger was deleted).
@@ -519,17 +435,5 @@ class LedgerRepair:
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")
 
-    def _ended(self, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
-        return TaskResult(
-            self._task.ledger_id,
-            ending,
-            fragments=len(self._found.fragments),
-            entries=self._found.entries,
-            bytes=self._found.bytes,
-            is_recovered=self._found.is_recovered,
-            reason=reason,
-            detail=detail,
-            replaced_copies=self._found.replaced_copies,
-            marked_ms=self._task.ctime_ms,
-            moved_copies=self._found.moved_copies,
-        )
+    def _ended(self, ending: Ending, *, detail: str = "") -> TaskResult:
+        return self._found.result(self._task, ending, detail=detail)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bookie.metadata.tasks.locks import Task
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId
 from replicator.knowledge.evidence import Answer
 from replicator.plan.planner import PositionKey
+from replicator.telemetry.events import Ending, TaskResult
 
 
 @dataclass(slots=True)
@@ -39,3 +42,19 @@ class TurnFindings:
     """The reason for a failed recovery in this turn; empty without one."""
     is_recovery_hopeless: bool = False
     """Whether another attempt has no point before the bookies change."""
+
+    def result(self, task: Task, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
+        """Return the result of the turn of ``task`` with this ending."""
+        return TaskResult(
+            task.ledger_id,
+            ending,
+            fragments=len(self.fragments),
+            entries=self.entries,
+            bytes=self.bytes,
+            is_recovered=self.is_recovered,
+            reason=reason,
+            detail=detail,
+            replaced_copies=self.replaced_copies,
+            marked_ms=task.ctime_ms,
+            moved_copies=self.moved_copies,
+        )

@@ -155,13 +155,13 @@ def _(stack: ExitStack) -> None:
 
 @plants("all-entries-denied", "R23", "a fragment whose entries cannot be read counts as repaired")
 def _(stack: ExitStack) -> None:
-    def make(complete: Any) -> Any:
-        async def done(self: Any, blocked: Any, bookies: Any) -> Any:
-            return await self._complete(Ending.NOTHING_MISSING)
+    def make(conclude: Any) -> Any:
+        async def done(self: Any, plan: Any, view: Any) -> Any:
+            return await (self._complete(Ending.NOTHING_MISSING) if plan.blocked else conclude(self, plan, view))
 
         return done
 
-    swap(stack, repair.LedgerRepair, "_end_blocked", make)
+    swap(stack, repair.LedgerRepair, "_conclude", make)
 
 
 @plants(

@@ -28,6 +28,7 @@ from replicator.repair.lease import Lease
 from replicator.repair.ledger_repair import LedgerRepair
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
+from replicator.repair.unfinished_turn import UnfinishedTurn
 from replicator.telemetry.events import Ending, TaskResult
 from replicator.worker import Worker
 from tests.simulation import services
@@ -171,10 +172,10 @@ def _(stack: ExitStack) -> None:
 
 @plants("never-parked", "I19", "a task that cannot succeed fails for ever, and is never parked")
 def _(stack: ExitStack) -> None:
-    async def again(self: LedgerRepair, reason: Any, detail: str, bookies: Any) -> TaskResult:
-        return self._ended(Ending.FAILED, detail=detail)
+    async def again(self: UnfinishedTurn, reason: Any, detail: str, bookies: Any) -> TaskResult:
+        return self._found.result(self._task, Ending.FAILED, detail=detail)
 
-    swap(stack, LedgerRepair, "_fail_or_park", lambda _: again)
+    swap(stack, UnfinishedTurn, "fail_or_park", lambda _: again)
 
 
 @plants("disable-ignored", "S7", "workers go on although repair was switched off")
