@@ -32,8 +32,8 @@ class Answer:
 
     def __str__(self) -> str:
         """Return the status, and in brackets the beginning of the detail."""
-        told = f"{self.bookie}={self.status.name}"
-        return f"{told} ({shortened(self.detail, DETAIL_MAX)})" if self.detail else told
+        text = f"{self.bookie}={self.status.name}"
+        return f"{text} ({shortened(self.detail, DETAIL_MAX)})" if self.detail else text
 
 
 @dataclass(frozen=True, slots=True)

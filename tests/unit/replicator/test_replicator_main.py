@@ -53,7 +53,7 @@ def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFix
     assert "only 'zk'" in capsys.readouterr().err
 
 
-def test_options_in_a_file_that_this_command_does_not_follow_are_logged(
+def test_options_in_a_file_that_this_command_does_not_follow_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ends(settings: ReplicatorSettings) -> int:
@@ -91,7 +91,7 @@ async def test_a_replicator_stops_when_the_metadata_migrates(caplog: pytest.LogC
     assert stopped.is_set()
 
 
-def test_a_replicator_that_is_refused_is_not_ready_and_says_why() -> None:
+def test_a_replicator_that_is_refused_is_not_ready_and_reports_the_reason() -> None:
     telemetry = _Telemetry(has_apache_names=False)
     pages = Pages(telemetry.metrics, Health(ready=telemetry.ready()), needs_certificate=False)
 

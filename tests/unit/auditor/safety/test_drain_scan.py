@@ -58,7 +58,7 @@ async def test_what_cannot_be_read_is_named() -> None:
 
 
 @in_virtual_time
-async def test_what_is_left_is_told_apart_by_what_it_waits_for() -> None:
+async def test_the_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> None:
     async with a_world("a b c") as world:
         await filled(world)
         holdings, scanned = await holdings_of(world.ledgers, names("b"), lambda _: None)

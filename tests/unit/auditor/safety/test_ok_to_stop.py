@@ -59,7 +59,7 @@ def test_old_ensembles_count_and_empty_fragments_do_not() -> None:
     assert risk(metadata, "a b c d", "c d") is None
 
 
-def test_whoever_is_gone_already_is_no_reason() -> None:
+def test_a_stop_of_an_unregistered_bookie_is_no_risk() -> None:
     assert risk(closed((0, "a b"), last=9), "c", "a b") is None
 
 

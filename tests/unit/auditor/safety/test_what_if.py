@@ -39,7 +39,7 @@ def test_what_is_missing_already_counts_with_it() -> None:
     assert levels(metadata, "a b", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
 
 
-def test_a_bookie_that_holds_nothing_or_is_gone_costs_nothing() -> None:
+def test_a_bookie_without_entries_or_registration_costs_nothing() -> None:
     metadata = closed((0, "a b"))
     assert loss(metadata, "a b c", "c") is None
     gone = loss(metadata, "b", "a")

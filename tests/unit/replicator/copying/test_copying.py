@@ -224,7 +224,7 @@ async def test_another_entry_than_asked_for_is_corrupt() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_that_nobody_has_is_evidence_and_not_retried() -> None:
+async def test_an_entry_that_no_holder_has_is_evidence_and_not_retried() -> None:
     async with scene() as at:
         for name in "acde":
             at.bookies[name].results[EntryId(5)] = answers(Status.NO_ENTRY if name != "c" else Status.CORRUPT)
@@ -252,7 +252,7 @@ async def test_silence_is_not_absence() -> None:
 
 
 @in_virtual_time
-async def test_a_holder_that_was_silent_for_a_moment_is_asked_again() -> None:
+async def test_a_holder_that_was_unreachable_for_a_moment_is_asked_again() -> None:
     async with scene(members="a b", quorum=2) as at:
         at.bookies["a"].read_status = Status.TOO_MANY_REQUESTS
 
@@ -269,7 +269,7 @@ async def test_a_holder_that_was_silent_for_a_moment_is_asked_again() -> None:
 
 
 @in_virtual_time
-async def test_a_dead_holder_costs_one_deadline_and_not_one_per_chunk() -> None:
+async def test_an_unreachable_holder_costs_one_deadline_and_not_one_per_chunk() -> None:
     async with scene(members="a b c", quorum=3, count=30_000) as at:
         at.bookies.transport.faults(BookieId("a")).is_request_lost = True
         started_s = at.bookies.clock.monotonic_s()
@@ -343,7 +343,7 @@ async def test_a_target_that_refuses_ends_the_copy(status: Status) -> None:
 
 
 @in_virtual_time
-async def test_a_dead_target_ends_the_copy() -> None:
+async def test_an_unreachable_target_ends_the_copy() -> None:
     async with scene() as at:
         at.bookies.hang_up("t")
         outcome = await at.copy()
@@ -352,7 +352,7 @@ async def test_a_dead_target_ends_the_copy() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_stops_between_chunks_when_told_to() -> None:
+async def test_a_copy_that_may_not_continue_stops_between_chunks() -> None:
     async with scene(members="a b c", quorum=3, count=20_000) as at:
         asked = 0
 
@@ -386,7 +386,7 @@ async def test_a_copy_that_must_stop_while_it_waits_for_memory_reads_nothing_aft
 
 
 @in_virtual_time
-async def test_a_copy_that_must_stop_while_it_waits_for_a_silent_source_sends_nothing_afterwards() -> None:
+async def test_a_copy_that_must_stop_while_it_waits_for_an_unresponsive_source_sends_nothing_afterwards() -> None:
     """R94."""
     async with scene(members="a b c", quorum=3) as at:
         at.bookies.transport.faults(BookieId("a")).is_request_lost = True
@@ -525,7 +525,7 @@ def test_batches_are_closed_at_their_bounds() -> None:
     assert list(batches([])) == []
 
 
-def test_evidence_reads_well() -> None:
+def test_the_text_of_an_unreadable_entry_contains_all_answers() -> None:
     entry = UnreadableEntry(EntryId(7), (Answer(BookieId("a"), Status.NO_ENTRY), Answer(BookieId("b"), Status.TIMEOUT)))
     assert str(entry) == "entry 7: a=NO_ENTRY, b=TIMEOUT"
     assert not entry.is_final

@@ -193,7 +193,7 @@ async def test_an_entry_that_both_need_and_no_bookie_serves_is_evidence_for_both
 
 
 @in_virtual_time
-async def test_silence_is_waited_for_and_is_not_absence_for_any_target() -> None:
+async def test_a_missing_answer_is_waited_for_and_is_not_absence_for_any_target() -> None:
     async with scene("a B C", 3) as at:
         at.bookies["a"].results[EntryId(50)] = answers(Status.TOO_MANY_REQUESTS)
         outcomes = await at.copy()

@@ -70,7 +70,7 @@ def test_a_draining_bookie_is_no_target() -> None:
     assert reasons(result) == [(0, 1, ParkReason.NO_CANDIDATE_BOOKIE)]
 
 
-def test_a_drained_bookie_that_is_gone_is_a_lost_one() -> None:
+def test_a_drained_bookie_that_is_not_registered_is_replaced_as_lost() -> None:
     gone = Bookies(name_set("a c"), frozenset()).with_draining(name_set("b"))
     (step,) = plan(ledger((0, "a b"), last=9), gone).steps
     assert isinstance(step, CopyPosition)
@@ -111,7 +111,7 @@ def test_a_recovery_that_was_begun_is_finished_for_a_drain() -> None:
     st.sets(st.sampled_from("abcdefg")),
     st.booleans(),
 )
-def test_in_any_situation_only_what_leaves_is_replaced_and_by_nobody_that_leaves(
+def test_only_lost_and_draining_members_are_replaced_and_never_by_a_draining_bookie(
     orders: list[list[str]], size: int, registered: set[str], drained: set[str], is_closed: bool
 ) -> None:
     parts = tuple(Fragment(EntryId(10 * i), tuple(map(BookieId, order[:size]))) for i, order in enumerate(orders))

@@ -100,7 +100,7 @@ def test_what_has_a_target_is_repaired_and_the_rest_is_blocked() -> None:
     assert reasons(result) == [(0, 2, ParkReason.NO_CANDIDATE_BOOKIE)]
 
 
-def test_a_position_with_an_entry_that_nobody_else_holds_is_blocked_and_its_neighbours_are_not() -> None:
+def test_a_position_with_an_entry_that_no_other_bookie_holds_is_blocked_and_its_neighbours_are_not() -> None:
     result = plan(ledger((0, "a b c d e"), last=99), bookies("c e x y z"))
     assert reasons(result) == [(0, 0, ParkReason.NO_LIVE_COPY), (0, 1, ParkReason.NO_LIVE_COPY)]
     assert [step.position for step in result.steps] == [3]
@@ -145,7 +145,7 @@ def test_the_fragment_before_an_empty_last_one_counts_as_unclosed() -> None:
     assert reasons(result) == [(1, 1, ParkReason.NEEDS_RECOVERY)]
 
 
-def test_the_tail_is_no_question_where_the_fragment_before_it_is_whole() -> None:
+def test_the_tail_is_not_read_if_the_fragment_before_it_has_all_members() -> None:
     assert not needs_tail_evidence(ledger((0, "a b"), (10, "a c"), (20, "a b")).metadata, bookies("a c"))
     assert not needs_tail_evidence(ledger((0, "a b"), (10, "a c"), last=20).metadata, bookies("a c"))
 

@@ -183,7 +183,7 @@ async def test_a_ledger_left_open_is_recovered_once_its_drained_bookie_is_stoppe
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_meanwhile_every_entry_keeps_its_copies(seed: int) -> None:
+def test_every_entry_keeps_its_copies_during_drains_with_faults(seed: int) -> None:
     @in_virtual_time
     async def history() -> None:
         rng = random.Random(seed)

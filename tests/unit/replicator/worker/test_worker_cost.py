@@ -142,7 +142,7 @@ async def test_a_lost_answer_to_the_only_transaction_changes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_is_gone_right_before_the_only_transaction_completes_nothing() -> None:
+async def test_a_lock_deleted_right_before_the_only_transaction_completes_nothing() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("c")

@@ -188,7 +188,7 @@ async def test_what_the_recorded_target_has_is_not_copied_again(has_no_lists: bo
 
 
 @in_virtual_time
-async def test_entries_that_the_target_does_not_list_are_copied_whatever_the_record_says() -> None:
+async def test_entries_that_the_target_does_not_list_are_copied_whatever_the_record_contains() -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60)
         await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60) if i % 10])
@@ -289,7 +289,7 @@ async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_no
 
 
 @in_virtual_time
-async def test_a_recorded_target_that_is_gone_is_replaced() -> None:
+async def test_a_recorded_target_that_is_lost_is_replaced() -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60)
         await world.kill("u")

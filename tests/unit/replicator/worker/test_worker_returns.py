@@ -56,7 +56,7 @@ def a_worker(world: RepairWorld) -> Running:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @in_virtual_time
-async def test_the_copy_for_a_bookie_that_returns_whole_ends_within_the_chunks_under_way(share: float) -> None:
+async def test_the_copy_for_a_bookie_that_returns_healthy_ends_within_the_chunks_under_way(share: float) -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         running = a_worker(world)

@@ -91,7 +91,7 @@ async def test_what_a_dead_worker_reserved_is_the_target_although_nothing_is_rec
 
 
 @in_virtual_time
-async def test_a_reserved_target_that_is_gone_is_replaced() -> None:
+async def test_a_reserved_target_that_is_lost_is_replaced() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
         await world.lose("b")

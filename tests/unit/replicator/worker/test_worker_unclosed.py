@@ -158,7 +158,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
 
 
 @in_virtual_time
-async def test_the_grace_period_begins_again_if_the_bookie_was_back_in_between() -> None:
+async def test_the_grace_period_begins_again_if_the_bookie_was_registered_in_between() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -175,7 +175,7 @@ async def test_the_grace_period_begins_again_if_the_bookie_was_back_in_between()
 
 
 @in_virtual_time
-async def test_a_ledger_closed_by_its_writer_during_the_grace_period_is_repaired_without_recovery() -> None:
+async def test_a_ledger_that_its_writer_closes_is_repaired_without_a_recovery() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -383,7 +383,7 @@ async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_stil
 
 
 @in_virtual_time
-async def test_a_recovery_that_found_a_bookie_short_and_died_is_finished_before_its_task_goes() -> None:
+async def test_a_recovery_that_found_an_incomplete_bookie_and_died_is_finished_before_its_task_ends() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         now = await world.ledgers.read(LEDGER)
@@ -415,7 +415,7 @@ async def test_an_unreachable_source_of_an_older_fragment_does_not_keep_the_ledg
 
 
 @in_virtual_time
-async def test_a_member_of_an_open_ledger_that_lost_its_disk_is_as_good_as_gone() -> None:
+async def test_a_member_of_an_open_ledger_that_lost_its_disk_counts_as_lost() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.kill("b")

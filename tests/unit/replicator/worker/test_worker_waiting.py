@@ -40,7 +40,7 @@ async def test_the_first_task_is_taken_at_once() -> None:
 
 
 @in_virtual_time
-async def test_so_is_one_that_comes_when_all_others_are_done() -> None:
+async def test_a_task_that_is_marked_after_all_others_are_done_is_taken_at_once() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -116,7 +116,7 @@ async def test_a_worker_that_cannot_look_shows_no_tasks(begin: Change, end: Chan
 
 
 @in_virtual_time
-async def test_a_lost_session_ends_no_wait_for_good() -> None:
+async def test_a_worker_waits_for_tasks_again_after_a_lost_session() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         running = await an_idle_worker(world)

@@ -79,7 +79,7 @@ def test_an_acknowledged_entry_is_not_cut_off(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize("named", ["b c", "c"])
-def test_another_worker_does_not_cut_it_off_either(named: str) -> None:
+def test_another_worker_does_not_cut_off_an_acknowledged_entry(named: str) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t u") as world:
