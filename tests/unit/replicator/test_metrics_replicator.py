@@ -111,7 +111,7 @@ def test_progress_is_a_copied_entry_or_a_turn_that_did_something(world: Measured
     assert world.value(names.LAST_PROGRESS) == NOW_MS / 1000
 
 
-def test_the_throttle_counts_the_seconds_for_which_copies_waited() -> None:
+def test_the_throttle_measures_the_time_for_which_copies_waited() -> None:
     @in_virtual_time
     async def run() -> None:
         clock = VirtualClock()

@@ -53,7 +53,7 @@ def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFix
     assert "only 'zk'" in capsys.readouterr().err
 
 
-def test_options_in_a_file_that_this_command_does_not_follow_are_reported(
+def test_options_in_a_file_that_this_command_does_not_follow_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ends(settings: ReplicatorSettings) -> int:

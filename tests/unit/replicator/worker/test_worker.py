@@ -182,7 +182,7 @@ async def test_a_bookie_that_came_back_with_empty_disks_is_filled_up_in_place() 
 
 
 @in_virtual_time
-async def test_an_unreachable_registered_bookie_is_neither_healthy_nor_lost() -> None:
+async def test_a_registered_bookie_that_does_not_answer_is_neither_healthy_nor_lost() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -195,7 +195,7 @@ async def test_an_unreachable_registered_bookie_is_neither_healthy_nor_lost() ->
 
 
 @in_virtual_time
-async def test_a_task_parked_for_an_unreachable_bookie_is_repaired_minutes_after_it_answers() -> None:
+async def test_a_parked_task_with_an_unreachable_bookie_is_repaired_minutes_after_it_answers() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -208,7 +208,7 @@ async def test_a_task_parked_for_an_unreachable_bookie_is_repaired_minutes_after
 
 
 @in_virtual_time
-async def test_an_unreachable_bookie_that_is_not_registered_any_more_is_replaced_at_once() -> None:
+async def test_an_unreachable_bookie_that_is_lost_is_replaced_at_once() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))

@@ -80,7 +80,7 @@ async def test_the_readable_fragments_of_a_partly_unreadable_ledger_are_repaired
 
 
 @in_virtual_time
-async def test_a_ledger_with_an_unreachable_source_fails_and_is_not_parked() -> None:
+async def test_an_unreachable_source_fails_the_turn_and_does_not_park_the_task() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
@@ -97,7 +97,7 @@ async def test_a_ledger_with_an_unreachable_source_fails_and_is_not_parked() -> 
 
 
 @in_virtual_time
-async def test_a_bookie_that_lost_entries_without_another_copy_is_asked_once() -> None:
+async def test_a_bookie_that_lost_entries_without_another_copy_is_not_asked_repeatedly() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
@@ -233,7 +233,7 @@ async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_
 
 
 @in_virtual_time
-async def test_a_parked_task_that_another_worker_completed_is_forgotten() -> None:
+async def test_a_parked_task_completed_by_another_process_is_forgotten() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")

@@ -120,7 +120,7 @@ async def test_a_striped_ledger_is_pulled_from_all_who_hold_a_part_of_it() -> No
 
 
 @in_virtual_time
-async def test_a_worker_copies_every_entry_itself_unless_pulling_is_enabled() -> None:
+async def test_a_worker_without_pulling_carries_every_copy_itself() -> None:
     async with scene() as at:
         running = at.world.worker()
         await running.worker.run()
@@ -344,7 +344,7 @@ async def test_a_pair_without_a_path_is_tried_again_after_a_minute_and_pairs_are
     assert not await pulls.can(a, b)
 
 
-async def test_no_path_is_assumed_if_the_store_does_not_answer() -> None:
+async def test_a_pull_is_refused_if_the_store_does_not_answer() -> None:
     async def look_up(bookie: BookieId) -> ServiceInfo | None:
         raise StoreUnavailableError("no answer")
 
@@ -352,6 +352,6 @@ async def test_no_path_is_assumed_if_the_store_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "false", "yes"])
-async def test_another_value_of_the_property_is_no_offer_to_copy(value: str) -> None:
+async def test_only_the_value_true_offers_pulls(value: str) -> None:
     said = ServiceInfo((Endpoint("bookie", "t", PORT, "bookie-grpc"),), ((PROPERTY_CAN_COPY, value),))
     assert not said.can_copy

@@ -103,7 +103,7 @@ async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> Non
 
 
 @in_virtual_time
-async def test_a_lock_that_another_worker_took_stays_and_ends_the_turn() -> None:
+async def test_a_lock_taken_by_another_worker_stops_the_repair_and_is_not_released() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")

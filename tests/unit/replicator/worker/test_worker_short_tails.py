@@ -335,7 +335,7 @@ async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledg
 
 
 @pytest.mark.parametrize("is_recovery_begun", [False, True])
-def test_a_ledger_stays_unclosed_while_no_member_can_be_believed(is_recovery_begun: bool) -> None:
+def test_a_ledger_stays_unclosed_while_no_member_is_believed(is_recovery_begun: bool) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t") as world:

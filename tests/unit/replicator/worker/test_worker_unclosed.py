@@ -158,7 +158,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
 
 
 @in_virtual_time
-async def test_the_grace_period_begins_again_if_the_bookie_was_registered_in_between() -> None:
+async def test_the_grace_period_begins_again_if_the_bookie_was_back_in_between() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -175,7 +175,7 @@ async def test_the_grace_period_begins_again_if_the_bookie_was_registered_in_bet
 
 
 @in_virtual_time
-async def test_a_ledger_that_its_writer_closes_is_repaired_without_a_recovery() -> None:
+async def test_a_ledger_closed_by_its_writer_during_the_grace_period_is_repaired_without_recovery() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")

@@ -100,7 +100,7 @@ async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None
 
 
 @in_virtual_time
-async def test_a_healthy_bookie_without_lists_gets_no_copies() -> None:
+async def test_a_healthy_bookie_gets_no_copies() -> None:
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
