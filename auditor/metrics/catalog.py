@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from auditor.metrics import apache as auditor_apache
 from auditor.metrics.definitions import AUDITOR
-from bookie.runtime.telemetry.metric_definitions import Definition, MetricType
+from bookie.runtime.telemetry.metric_definitions import Definition
 from bookie.runtime.telemetry.metrics import COMMON
 from bookie.server.metrics import BOOKIE
 from replicator.telemetry import apache_metrics as replicator_apache
@@ -25,16 +25,3 @@ APACHE: Mapping[str, Mapping[str, str]] = {
     "replicator": replicator_apache.APACHE,
 }
 """Names and help texts of the Apache-compatible metrics, by process."""
-
-_HISTOGRAM_SERIES = ("_bucket", "_count", "_sum")
-
-
-def series_names() -> frozenset[str]:
-    """Every name that a query may use, without the Apache-compatible ones."""
-    return frozenset(name for definitions in CATALOG.values() for one in definitions for name in _names(one))
-
-
-def _names(definition: Definition) -> Sequence[str]:
-    if definition.type is not MetricType.HISTOGRAM:
-        return (definition.name,)
-    return tuple(definition.name + series for series in _HISTOGRAM_SERIES)

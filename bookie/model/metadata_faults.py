@@ -8,7 +8,6 @@ in SQL; a property test keeps the two equal.
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -168,9 +167,3 @@ REASONS: Final = (
     ),
 )
 """Patterns for the decoder's errors about refused metadata: the first matching pattern decides."""
-_REASONS: Final = [(fault, re.compile(pattern)) for fault, pattern in REASONS]
-
-
-def fault_of(reason: str) -> MetadataFault | None:
-    """Return the fault in the decoder's reason for refusing metadata; None for damaged or inaccessible bytes."""
-    return next((fault for fault, pattern in _REASONS if pattern.search(reason)), None)

@@ -56,11 +56,6 @@ class MalformedAnswerError(PermanentError):
     """The answer of a bookie does not match the request (S18)."""
 
 
-def status_to_wire(status: Status) -> pb.Status:
-    """The wire's number; a bookie never sends the client-side statuses."""
-    return _TO_WIRE[status]
-
-
 def status_from_wire(number: int) -> Status:
     """A status of this version; an unknown one of a newer bookie counts as a failure."""
     return _FROM_WIRE.get(number, Status.IO_ERROR)

@@ -13,7 +13,7 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.framing import framed, read_frame
+from bookie.wire.apache.framing import LENGTH_SIZE, framed
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import AddBatch, AddReply
 from bookie.wire.security import TlsSettings
@@ -38,9 +38,8 @@ class Client:
     async def body(self) -> bytes:
         """The next answer's body."""
         async with asyncio.timeout(DEADLINE_S):
-            body = await read_frame(self.reader)
-        assert body is not None, "the bookie closed the connection"
-        return body
+            length = int.from_bytes(await self.reader.readexactly(LENGTH_SIZE), "big")
+            return await self.reader.readexactly(length)
 
     async def answer(self) -> pb.Response:
         return pb.Response.FromString(await self.body())

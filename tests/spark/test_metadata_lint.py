@@ -10,12 +10,13 @@ from pyspark.sql import SparkSession
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.model.metadata_faults import MetadataFault, fault_of, faults
+from bookie.model.metadata_faults import MetadataFault, faults
 from bookie.model.ownership import NO_OWNER
 from spark_jobs.checks.bookie_check import bookie_check
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.metadata_check import metadata_faults, stuck_recoveries
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from tests.worlds.metadata_faults import fault_of
 
 pytestmark = pytest.mark.spark
 

@@ -7,7 +7,6 @@ be skipped: the stream is still in step, and other requests continue.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -112,23 +111,6 @@ class FrameSplitter:
         (length,) = _LENGTH.unpack_from(data, start)
         check_length(length, self._length_max)
         return int(length)
-
-
-async def read_frame(reader: asyncio.StreamReader, bytes_max: int = FRAME_BYTES_MAX) -> bytes | None:
-    """Body of the next frame, or None if the stream ends between two frames.
-
-    Raises:
-        MalformedFrameError: as ``FrameSplitter.feed``.
-        ConnectionError: the stream ended within a frame, or broke.
-    """
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(LENGTH_SIZE))
-        check_length(length, bytes_max)
-        return await reader.readexactly(length)
-    except asyncio.IncompleteReadError as error:
-        if not error.partial and error.expected == LENGTH_SIZE:
-            return None
-        raise ConnectionResetError("the stream ended within a frame") from error
 
 
 def framed(body: bytes) -> bytes:

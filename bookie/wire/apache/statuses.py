@@ -25,7 +25,6 @@ EBADVERSION_V2: Final = 103
 EFENCED_V2: Final = 104
 EREADONLY_V2: Final = 105
 ETOOMANYREQUESTS_V2: Final = 106
-EUNKNOWNLEDGERSTATE_V2: Final = 107
 
 _STATUS_OF_CODE: Final[Mapping[int, Status]] = {
     pb.EOK: Status.OK,
@@ -51,19 +50,6 @@ _CODE_OF_STATUS: Final[Mapping[Status, pb.StatusCode]] = {
     Status.TOO_MANY_REQUESTS: pb.ETOOMANYREQUESTS,
     Status.BAD_REQUEST: pb.EBADREQ,
 }
-_STATUS_OF_V2: Final[Mapping[int, Status]] = {
-    EOK_V2: Status.OK,
-    ENOLEDGER_V2: Status.NO_LEDGER,
-    ENOENTRY_V2: Status.NO_ENTRY,
-    EBADREQ_V2: Status.BAD_REQUEST,
-    EIO_V2: Status.IO_ERROR,
-    EUA_V2: Status.UNAUTHORIZED,
-    EBADVERSION_V2: Status.BAD_REQUEST,
-    EFENCED_V2: Status.FENCED,
-    EREADONLY_V2: Status.READ_ONLY,
-    ETOOMANYREQUESTS_V2: Status.TOO_MANY_REQUESTS,
-    EUNKNOWNLEDGERSTATE_V2: Status.LIMBO,
-}
 _V2_OF_STATUS: Final[Mapping[Status, int]] = {
     Status.OK: EOK_V2,
     Status.NO_ENTRY: ENOENTRY_V2,
@@ -84,11 +70,6 @@ def status_of_code(code: int) -> Status:
 def code_of_status(status: Status) -> pb.StatusCode:
     """``status`` in version 3; EIO if it has no code for it."""
     return _CODE_OF_STATUS.get(status, pb.EIO)
-
-
-def status_of_v2(code: int) -> Status:
-    """The meaning of a return code of version 2; IO_ERROR for an unknown one."""
-    return _STATUS_OF_V2.get(code, Status.IO_ERROR)
 
 
 def v2_of_status(status: Status) -> int:

@@ -8,8 +8,9 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.model.metadata_faults import Found, MetadataFault, fault_of, faults, is_stuck
+from bookie.model.metadata_faults import Found, MetadataFault, faults, is_stuck
 from bookie.model.varint import varint
+from tests.worlds.metadata_faults import fault_of
 
 Parts = list[tuple[int, str]]
 

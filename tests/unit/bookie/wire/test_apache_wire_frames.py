@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import pytest
@@ -19,7 +18,6 @@ from bookie.wire.apache.framing import (
     FrameTooLargeError,
     MalformedFrameError,
     framed,
-    read_frame,
 )
 from bookie.wire.port import Status
 
@@ -119,29 +117,6 @@ def test_empty_and_negative_lengths_mean_nothing(length: int) -> None:
         list(FrameSplitter().feed(length.to_bytes(4, "big", signed=True)))
 
 
-async def test_a_stream_is_read_frame_by_frame_to_its_clean_end() -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(framed(b"one") + framed(b"two"))
-    reader.feed_eof()
-    assert [await read_frame(reader), await read_frame(reader), await read_frame(reader)] == [b"one", b"two", None]
-
-
-@pytest.mark.parametrize("rest", [b"\0", b"\0\0\0\5", b"\0\0\0\5four"])
-async def test_a_stream_that_ends_within_a_frame_is_broken(rest: bytes) -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(rest)
-    reader.feed_eof()
-    with pytest.raises(ConnectionError):
-        await read_frame(reader)
-
-
-async def test_a_stream_with_a_frame_over_the_limit_is_refused_before_it_is_read() -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(b"\0\1\0\0")
-    with pytest.raises(FrameTooLargeError):
-        await read_frame(reader, bytes_max=1000)
-
-
 SPOKEN_BY_BOTH = (
     Status.OK,
     Status.NO_ENTRY,
@@ -158,8 +133,21 @@ SPOKEN_BY_BOTH = (
 def test_what_both_sides_have_a_word_for_survives_the_way() -> None:
     for status in SPOKEN_BY_BOTH:
         assert statuses.status_of_code(statuses.code_of_status(status)) is status
-        assert statuses.status_of_v2(statuses.v2_of_status(status)) is status
     assert statuses.status_of_code(statuses.code_of_status(Status.LIMBO)) is Status.LIMBO
+
+
+def test_version_2_has_the_documented_numbers() -> None:
+    assert {status: statuses.v2_of_status(status) for status in SPOKEN_BY_BOTH} == {
+        Status.OK: 0,
+        Status.NO_LEDGER: 1,
+        Status.NO_ENTRY: 2,
+        Status.BAD_REQUEST: 100,
+        Status.IO_ERROR: 101,
+        Status.UNAUTHORIZED: 102,
+        Status.FENCED: 104,
+        Status.READ_ONLY: 105,
+        Status.TOO_MANY_REQUESTS: 106,
+    }
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status not in SPOKEN_BY_BOTH])
@@ -172,11 +160,8 @@ def test_what_apache_has_no_word_for_is_an_io_error_and_never_absent(status: Sta
 @given(st.integers(-(1 << 31), (1 << 31) - 1))
 def test_only_the_two_no_such_codes_are_absent(code: int) -> None:
     assert statuses.status_of_code(code).is_absent == (code in (402, 403))
-    assert statuses.status_of_v2(code).is_absent == (code in (1, 2))
 
 
 def test_codes_that_nobody_knows_are_io_errors() -> None:
     assert statuses.status_of_code(599) is Status.IO_ERROR
-    assert statuses.status_of_v2(-1) is Status.IO_ERROR
-    assert statuses.status_of_v2(statuses.EUNKNOWNLEDGERSTATE_V2) is Status.LIMBO
-    assert statuses.status_of_code(pb.EBADVERSION) is statuses.status_of_v2(103) is Status.BAD_REQUEST
+    assert statuses.status_of_code(pb.EBADVERSION) is Status.BAD_REQUEST
