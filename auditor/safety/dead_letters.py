@@ -235,11 +235,11 @@ class DeadLetters:
                 return _refused(ledger_id, _not_parked_text(ledger_id))
             return await decide(held, parked)
         finally:
-            await locks.release(held)
+            await locks.release(held.lock)
 
     async def _withdraw(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
         locks = self._ports.tasks.locks
-        held = await locks.lock_alone(ledger_id, self._who)
+        held = await locks.lock_unmarked(ledger_id, self._who)
         if held is None:
             return _locked(ledger_id)
         try:
@@ -248,7 +248,7 @@ class DeadLetters:
         except MultiFailedError:
             return _changed(ledger_id)
         finally:
-            await locks.release_alone(held)
+            await locks.release(held)
         return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
 
     async def _losses(self, task: Task, parked: ParkedTask) -> Losses:

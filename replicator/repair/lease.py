@@ -154,7 +154,7 @@ class Lease:
         """
         self.ensure_session()
         stat = await self._ports.store.stat(lock_path(self._ports.cluster.root, self.held.task.ledger_id))
-        if stat is None or stat.czxid != self.held.lock_czxid:
+        if stat is None or stat.czxid != self.held.lock.czxid:
             raise self.lost()
 
     async def look(self, beside: Sequence[str]) -> HeldLook:
@@ -191,7 +191,7 @@ class Lease:
 
     def completion(self) -> list[Operation]:
         """Return operations to delete the task and the lock right after ``look``; see ``TaskLocks.completion``."""
-        return self._ports.tasks.locks.completion(self.held)
+        return [*self._ports.tasks.locks.completion(self.held)]
 
     def note_completed(self) -> None:
         """Record the deletion of the task and the lock by a transaction with ``completion``."""
@@ -223,7 +223,7 @@ class Lease:
             if self._is_given_back or self.is_session_over:
                 return True
             try:
-                await self._ports.tasks.locks.release(self.held)
+                await self._ports.tasks.locks.release(self.held.lock)
                 self._is_given_back = True
             except BkhealError as error:
                 fields = {"ledger_id": self.held.task.ledger_id, "error": str(error)}

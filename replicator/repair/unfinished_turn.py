@@ -125,7 +125,7 @@ class UnfinishedTurn:
 
     def _lasting_refusals(self) -> tuple[Refusal, ...]:
         """Return the refusals to record: those of this turn, and those recorded before with their first time."""
-        now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock_czxid
+        now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock.czxid
         fenced_by = [each.bookie for each in self._found.failed_targets.values() if each.status is Status.FENCED]
         recorded = self._refusals or {}
         return tuple(recorded.get(bookie) or Refusal(bookie, now_ms, zxid) for bookie in fenced_by)

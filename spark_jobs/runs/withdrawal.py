@@ -158,14 +158,14 @@ class Withdrawal:
             ledger = self._ledger(held)
             ended = why_ended(held.task, ledger, staying)
             if ended is None:
-                await locks.release(held)
+                await locks.release(held.lock)
                 return None
             checks = [Check(self._ledgers.path(ledger_id), ledger.version)] if isinstance(ledger, Versioned) else []
             if not await locks.complete(held, checks, seen=self._none_of_work(ledger_id, ended), is_pruned_later=True):
                 return None
         except BaseException:
             with contextlib.suppress(TransientError, OutcomeUnknownError):  # otherwise it ends with the session
-                await locks.release(held)
+                await locks.release(held.lock)
             raise
         _log.info("mark withdrawn", extra={"ledger_id": ledger_id, "reason": ended.value, "named": held.task.missing})
         if ended is Ended.LEDGER_DELETED:

@@ -75,7 +75,7 @@ async def test_a_lock_of_ours_keeps_apache_away(java: JavaDriver, tasks: UnderRe
     assert (await java.call("poll_task", client=other))["ledger"] == -1
     with pytest.raises(JavaError):
         await java.call("lock", ledger=5, client=other)
-    await tasks.locks.release(held)
+    await tasks.locks.release(held.lock)
     await until(
         lambda: java.call("poll_task", client=other), lambda answer: answer["ledger"] == 5, "Apache takes the task"
     )

@@ -229,7 +229,7 @@ async def test_the_lock_of_a_worker_is_respected(world: World, backend: Backend)
     for result in (await world.letters.accept(L7, WHY), await world.letters.drop(L7, "")):
         assert result.outcome is Outcome.LOCKED
     assert await world.state(L7) == (True, True, True)
-    await worker.tasks.locks.release(held)
+    await worker.tasks.locks.release(held.lock)
     assert (await world.letters.drop(L7, "")).outcome is Outcome.DROPPED
 
 

@@ -26,19 +26,19 @@ async def test_a_ledger_that_is_not_marked_is_locked_and_released(
 ) -> None:
     with pytest.raises(MultiFailedError):
         await store.multi([tasks.locks.check(L7)])
-    held = await tasks.locks.lock_alone(L7, "us")
+    held = await tasks.locks.lock_unmarked(L7, "us")
     assert held is not None
     stat = await store.stat(lock_path(cluster.root, L7))
     assert stat is not None
     assert stat.ephemeral_owner == store.session.session_id
     await store.multi([tasks.locks.check(L7)])
-    assert await tasks.locks.lock_alone(L7, "us") is None
-    await tasks.locks.release_alone(held)
-    await tasks.locks.release_alone(held)
+    assert await tasks.locks.lock_unmarked(L7, "us") is None
+    await tasks.locks.release(held)
+    await tasks.locks.release(held)
     assert await tasks.locks.locked() == frozenset()
-    again = await tasks.locks.lock_alone(L7, "us")
+    again = await tasks.locks.lock_unmarked(L7, "us")
     assert again is not None
-    await tasks.locks.release_alone(held)  # an old one releases nothing
+    await tasks.locks.release(held)  # an old one releases nothing
     assert await tasks.locks.locked() == {L7}
 
 
@@ -55,32 +55,32 @@ async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tas
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     await tasks.initialize()
     await tasks.marking.mark(L7, [BookieId("bk1:3181")])
-    held = await tasks.locks.lock_alone(L7, "us")
+    held = await tasks.locks.lock_unmarked(L7, "us")
     assert held is not None
     assert await other.locks.lock(L7, "worker") is None
-    await tasks.locks.release_alone(held)
+    await tasks.locks.release(held)
     task = await other.locks.lock(L7, "worker")
     assert task is not None
-    assert await tasks.locks.lock_alone(L7, "us") is None
+    assert await tasks.locks.lock_unmarked(L7, "us") is None
     assert await other.locks.complete(task)
 
 
 async def test_the_names_in_locks_are_listed(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
     assert await tasks.locks.owners() == {}
     other = UnderReplication(await backend.open(), cluster, SystemClock())
-    assert await tasks.locks.lock_alone(L7, "us") is not None
-    assert await other.locks.lock_alone(LedgerId(8), "") is not None
+    assert await tasks.locks.lock_unmarked(L7, "us") is not None
+    assert await other.locks.lock_unmarked(LedgerId(8), "") is not None
     assert await tasks.locks.owners() == {L7: "us", 8: ""}
 
 
 async def test_it_ends_with_its_session(
     backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
-    held = await tasks.locks.lock_alone(L7, "us")
+    held = await tasks.locks.lock_unmarked(L7, "us")
     assert held is not None
     await backend.expire(store)
     other = UnderReplication(await backend.open(), cluster, SystemClock())
-    theirs = await other.locks.lock_alone(L7, "them")
+    theirs = await other.locks.lock_unmarked(L7, "them")
     assert theirs is not None
-    await tasks.locks.release_alone(held)
+    await tasks.locks.release(held)
     assert await tasks.locks.locked() == {L7}

@@ -150,10 +150,10 @@ async def test_a_process_that_runs_is_named_and_nothing_is_moved(
     await refused("stop the auditors: auditor-1")
     await store.delete(vote)
     tasks = UnderReplication(store, cluster, SystemClock())
-    lock = await tasks.locks.lock_alone(LedgerId(1), "us")
+    lock = await tasks.locks.lock_unmarked(LedgerId(1), "us")
     assert lock is not None
     await refused("stop the replicators, with locks: urL0000000001")
-    await tasks.locks.release_alone(lock)
+    await tasks.locks.release(lock)
     info = ServiceInfo((Endpoint("bookie", "10.0.0.1", 3181, "bookie-grpc"),), ((PROPERTY_INCARNATION, "u-1"),))
     await Registrations(store, cluster).register(BOOKIE, info, is_read_only=False, takeover_deadline_s=STATE_S)
     await refused("stop the bookies: bk1:3181")

@@ -250,12 +250,12 @@ async def test_lock_is_apaches_and_excludes_everybody(
     assert held.task == Task(LEDGER, (A,), NOW_MS, 0)
     node = await store.get(f"{cluster.root}/underreplication/locks/urL0000012345")
     assert node.data == b'bookieId: "worker.example"\n'
-    assert node.stat.ephemeral_owner == held.session_id == store.session.session_id
+    assert node.stat.ephemeral_owner == held.lock.session_id == store.session.session_id
     assert await tasks.locks.locked() == await others.locks.locked() == {LEDGER}
     assert await others.locks.lock(LEDGER, "other") is None
     assert await tasks.locks.lock(LEDGER, "same process") is None
-    await tasks.locks.release(held)
-    await tasks.locks.release(held)
+    await tasks.locks.release(held.lock)
+    await tasks.locks.release(held.lock)
     assert await others.locks.locked() == frozenset()
     assert await others.locks.lock(LEDGER, "other") is not None
 
@@ -383,7 +383,7 @@ async def test_lock_taken_over_by_another_session_is_neither_used_nor_released(
     theirs = await others.locks.lock(LEDGER, "other")
     assert theirs is not None
     assert not await tasks.locks.complete(held)
-    await tasks.locks.release(held)
+    await tasks.locks.release(held.lock)
     assert (await tasks.locks.locked()) == {LEDGER}
     assert await tasks.read(LEDGER) is not None
     assert await others.locks.complete(theirs)
@@ -399,12 +399,12 @@ async def test_lock_ends_with_its_session(
     theirs = await others.locks.lock(LEDGER, "other")
     assert theirs is not None
     assert not await tasks.locks.complete(held)
-    await tasks.locks.release(held)
+    await tasks.locks.release(held.lock)
     assert await others.locks.locked() == {LEDGER}
-    await others.locks.release(theirs)
+    await others.locks.release(theirs.lock)
     again = await tasks.locks.lock(LEDGER, "host")
     assert again is not None
-    assert again.session_id != held.session_id
+    assert again.lock.session_id != held.lock.session_id
     assert await tasks.locks.complete(again)
 
 

@@ -169,10 +169,10 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(lock: Any) -> Any:
-        async def given_back(self: TaskLocks, ledger_id: Any, owner: str, beside: Any) -> HeldTask | None:
+        async def given_back(self: TaskLocks, ledger_id: Any, owner: str, beside: Any = ()) -> HeldTask | None:
             held: HeldTask | None = await lock(self, ledger_id, owner, beside)
             if held is not None:
-                await self._release(ledger_id, held.lock_czxid, held.session_id)
+                await self._release(held.lock)
             return held
 
         return given_back
@@ -191,7 +191,7 @@ def _(stack: ExitStack) -> None:
     async def nothing(*arguments: Any) -> None:
         return None
 
-    swap(stack, TaskLocks, "_lock", make)
+    swap(stack, TaskLocks, "lock", make)
     swap(stack, TaskLocks, "look", lambda _: look)
     swap(stack, TaskLocks, "_delete_task", lambda _: without_lock)
     swap(stack, repair.LedgerRepair, "_completing", lambda _: lambda *arguments: None)

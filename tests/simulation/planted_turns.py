@@ -90,7 +90,7 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     async def discard(self: Collector) -> None:
         for ledger_id in sorted(self._unsettled):
-            held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
+            held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
             if held is not None:
                 await self._release(held)
             self._unsettled.pop(ledger_id, None)

@@ -79,12 +79,20 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTask:
-    """A task locked by this process, as seen under the lock, with proof of the lock."""
+class HeldLock:
+    """The lock of a ledger, marked or not, held by this process, with proof of it."""
 
-    task: Task
-    lock_czxid: int
+    ledger_id: LedgerId
+    czxid: int
     session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTask:
+    """A task locked by this process, as seen under the lock."""
+
+    lock: HeldLock
+    task: Task
     task_czxid: int
     beside: tuple[Node | None, ...] = ()
     """The other nodes requested in ``lock``, read together with the task under the lock."""
@@ -112,15 +120,6 @@ class SeenNode:
     def is_same(self, node: Node | None) -> bool:
         """Whether ``node``, read at the path again, is the same node, or still none."""
         return self.czxid == (None if node is None else node.stat.czxid)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLock:
-    """The lock of a ledger, marked or not, held by this process, with proof of it."""
-
-    ledger_id: LedgerId
-    lock_czxid: int
-    session_id: int
 
 
 class TaskLocks:
@@ -184,49 +183,39 @@ class TaskLocks:
             UnreadableTaskError: the task cannot be read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles a remaining lock.
         """
-        session_id = self._store.session.session_id
-        if self._holders.get(ledger_id) == session_id:
+        lock, nodes = await self._take(ledger_id, owner, beside)
+        if lock is None:
             return None
-        self._holders[ledger_id] = session_id
-        held = None
+        task, *others = nodes
         try:
-            held = await self._lock(ledger_id, owner, beside)
-        finally:
-            self._holders.pop(ledger_id, None)
-            if held is not None:
-                self._holders[ledger_id] = held.session_id
-        return held
+            if task is not None:
+                data = decode_task(task.data)
+                seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
+                return HeldTask(lock, seen, task.stat.czxid, tuple(others))
+        except UnreadableTaskError:
+            await self._give_back(lock)
+            raise
+        await self._give_back(lock)
+        return None
 
-    async def lock_alone(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
+    async def lock_unmarked(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
         """Take the lock of a ledger, marked or not, like Apache's collectors; None if it is taken.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created lock ends with the session.
         """
-        session_id = self._store.session.session_id
-        if self._holders.get(ledger_id) == session_id:
-            return None
-        self._holders[ledger_id] = session_id
-        held = None
-        try:
-            lock, _ = await self._create(ledger_id, owner, ())
-            if lock is not None:
-                held = HeldLock(ledger_id, lock.czxid, lock.ephemeral_owner)
-                self._left_behind.discard(ledger_id)
-        finally:
-            self._holders.pop(ledger_id, None)
-            if held is not None:
-                self._holders[ledger_id] = held.session_id
-        return held
+        lock, _ = await self._take(ledger_id, owner, ())
+        return lock
 
-    async def release_alone(self, held: HeldLock) -> None:
-        """Release a lock of ``lock_alone``, if it is still this session's node. Idempotent.
+    async def release(self, lock: HeldLock) -> None:
+        """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the lock ends with the session.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
+                session.
         """
-        await self._release(held.ledger_id, held.lock_czxid, held.session_id)
-        self._forget_holder(held.ledger_id, held.session_id)
+        await self._release(lock)
+        self._forget_holder(lock)
 
     async def complete(
         self,
@@ -255,7 +244,7 @@ class TaskLocks:
                 the task was deleted.
         """
         if not await self._delete_task(held, checks, seen):
-            await self.release(held)
+            await self.release(held.lock)
             return False
         self.note_completed(held)
         if not is_pruned_later:
@@ -271,25 +260,25 @@ class TaskLocks:
         ledger_id = held.task.ledger_id
         paths = [task_path(self._root, ledger_id), lock_path(self._root, ledger_id), *beside]
         task, lock, *nodes = await self._store.get_many_current(paths)
-        is_ours = lock is not None and _is_ours(lock.stat, held.lock_czxid, held.session_id)
+        is_ours = lock is not None and _is_ours(lock.stat, held.lock)
         return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
 
-    def completion(self, held: HeldTask) -> list[Operation]:
-        """Return operations that delete the task with its lock, and fail their transaction if either has changed.
+    def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
+        """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
 
         The version of a recreated node begins at 0 again. So ``look`` must have found both nodes unchanged right
         before. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id
-        return [
+        return (
             Delete(lock_path(self._root, ledger_id), LOCK_VERSION),
             Delete(task_path(self._root, ledger_id), held.task.version),
             Delete(task_directory(self._root, ledger_id)),
-        ]
+        )
 
     def note_completed(self, held: HeldTask) -> None:
         """Record the deletion of the task and the lock."""
-        self._forget_holder(held.task.ledger_id, held.session_id)
+        self._forget_holder(held.lock)
         self._branches.update(parents_of(task_directory(self._root, held.task.ledger_id), tasks_path(self._root))[:1])
 
     async def prune(self) -> None:
@@ -298,48 +287,44 @@ class TaskLocks:
         for branch in branches:
             await prune(self._store, [branch, *parents_of(branch, tasks_path(self._root))])
 
-    async def release(self, held: HeldTask) -> None:
-        """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
-
-        Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
-                session.
-        """
-        await self._release(held.task.ledger_id, held.lock_czxid, held.session_id)
-        self._forget_holder(held.task.ledger_id, held.session_id)
-
     def check(self, ledger_id: LedgerId) -> Check:
         """Return a check that fails a transaction unless a process of bkheal has the lock of the ledger."""
         return Check(lock_path(self._root, ledger_id), LOCK_VERSION)
 
-    def _forget_holder(self, ledger_id: LedgerId, session_id: int) -> None:
+    def _forget_holder(self, lock: HeldLock) -> None:
+        if self._holders.get(lock.ledger_id) == lock.session_id:
+            del self._holders[lock.ledger_id]
+
+    async def _take(
+        self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
+    ) -> tuple[HeldLock | None, list[Node | None]]:
+        """``_create``, unless a user of this process has the lock or is taking it; record the holder."""
+        session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
-            del self._holders[ledger_id]
-
-    async def _lock(self, ledger_id: LedgerId, owner: str, beside: Sequence[str]) -> HeldTask | None:
-        lock, nodes = await self._create(ledger_id, owner, beside)
-        if lock is None:
-            return None
-        task, *others = nodes
+            return None, []
+        self._holders[ledger_id] = session_id
+        lock = None
         try:
-            if task is not None:
-                data = decode_task(task.data)
+            lock, nodes = await self._create(ledger_id, owner, beside)
+        finally:
+            self._holders.pop(ledger_id, None)
+            if lock is not None:
+                self._holders[ledger_id] = lock.session_id
                 self._left_behind.discard(ledger_id)
-                seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
-                return HeldTask(seen, lock.czxid, lock.ephemeral_owner, task.stat.czxid, tuple(others))
-        except UnreadableTaskError:
-            await self._give_back(ledger_id, lock)
-            raise
-        await self._give_back(ledger_id, lock)
-        return None
+        return lock, nodes
 
-    async def _give_back(self, ledger_id: LedgerId, lock: Stat) -> None:
-        await self._release(ledger_id, lock.czxid, lock.ephemeral_owner)
-        self._left_behind.discard(ledger_id)
+    async def _give_back(self, lock: HeldLock) -> None:
+        """Release a lock right after its creation; until then it counts as left behind."""
+        self._left_behind.add(lock.ledger_id)
+        try:
+            await self._release(lock)
+            self._left_behind.discard(lock.ledger_id)
+        finally:
+            self._forget_holder(lock)
 
     async def _create(
         self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
-    ) -> tuple[Stat | None, list[Node | None]]:
+    ) -> tuple[HeldLock | None, list[Node | None]]:
         """Create the lock; return it if it is now this session's, with the task and the nodes ``beside`` read under it.
 
         Until there is a holder, the lock counts as left behind.
@@ -368,7 +353,7 @@ class TaskLocks:
             if lock is None:
                 continue
             if lock.stat.ephemeral_owner == self._store.session.session_id:
-                return lock.stat, nodes
+                return HeldLock(ledger_id, lock.stat.czxid, lock.stat.ephemeral_owner), nodes
             self._left_behind.discard(ledger_id)
             return None, []
         raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
@@ -405,28 +390,26 @@ class TaskLocks:
 
         One transaction deletes the task and the lock, so no other worker can find the one without the other.
         """
-        ledger_id = held.task.ledger_id
-        path = task_path(self._root, ledger_id)
-        unlock = Delete(lock_path(self._root, ledger_id), LOCK_VERSION)
-        if self._store.session.session_id != held.session_id:
+        unlock, delete, delete_directory = self.completion(held)
+        if self._store.session.session_id != held.lock.session_id:
             return False
-        paths = [path, unlock.path, *(each.path for each in seen)]
+        paths = [delete.path, unlock.path, *(each.path for each in seen)]
         task, lock, *others = await self._store.get_many_current(paths)
         if lock is None and task is None:
             return is_unknown  # by an own transaction whose answer was lost
-        if lock is None or not _is_ours(lock.stat, held.lock_czxid, held.session_id):
+        if lock is None or not _is_ours(lock.stat, held.lock):
             return False
         if task is None:
-            await self._release(ledger_id, held.lock_czxid, held.session_id)
+            await self._release(held.lock)
             return True
         if not _is_seen(task, held) or not all(map(SeenNode.is_same, seen, others)):
             return False
-        if self._store.session.session_id != held.session_id:  # changed during the read; the next line does not yield
+        # The session may have changed during the read. From here to the request, nothing yields.
+        if self._store.session.session_id != held.lock.session_id:
             return False
-        delete = Delete(path, held.task.version)
         try:
             try:
-                await self._store.multi([unlock, *checks, delete, Delete(task_directory(self._root, ledger_id))])
+                await self._store.multi([unlock, *checks, delete, delete_directory])
             except MultiFailedError as error:
                 if error.index <= len(checks) + 1:
                     raise
@@ -435,17 +418,18 @@ class TaskLocks:
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
                 return False
-            _log.info("task is read again", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("task is read again", extra={"ledger_id": held.task.ledger_id, "error": str(error)})
             return None
 
-    async def _release(self, ledger_id: LedgerId, czxid: int, session_id: int) -> None:
+    async def _release(self, lock: HeldLock) -> None:
+        ledger_id = lock.ledger_id
         path = lock_path(self._root, ledger_id)
         for _ in range(WRITE_ATTEMPTS_MAX):
-            if self._store.session.session_id != session_id:
+            if self._store.session.session_id != lock.session_id:
                 return
             await self._store.sync(path)
             stat = await self._store.stat(path)
-            if stat is None or not _is_ours(stat, czxid, session_id):
+            if stat is None or not _is_ours(stat, lock):
                 return
             try:
                 await self._store.delete(path, stat.version)
@@ -462,6 +446,6 @@ def _is_seen(task: Node, held: HeldTask) -> bool:
     return (task.stat.czxid, task.stat.version) == (held.task_czxid, held.task.version)
 
 
-def _is_ours(lock: Stat, czxid: int, session_id: int) -> bool:
+def _is_ours(node: Stat, lock: HeldLock) -> bool:
     """Whether this is the lock node created by the session."""
-    return lock.czxid == czxid and lock.ephemeral_owner == session_id
+    return (node.czxid, node.ephemeral_owner) == (lock.czxid, lock.session_id)

@@ -320,7 +320,7 @@ class Collector:
 
     async def _collect_surplus(self, ledger_id: LedgerId, report: CollectorReport) -> None:
         self._unsettled[ledger_id] = None
-        held = await self._tasks.locks.lock_alone(ledger_id, self._bookie)
+        held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
         if held is None:
             del self._unsettled[ledger_id]
             report.locked += 1
@@ -347,7 +347,7 @@ class Collector:
             async with asyncio.timeout(_RELEASE_WHEN_STOPPING_S if is_stopping else _RELEASE_S):
                 while True:
                     try:
-                        await self._tasks.locks.release_alone(held)
+                        await self._tasks.locks.release(held)
                     except (StoreUnavailableError, WriteOutcomeUnknownError):
                         await self._clock.sleep(1.0)
                     else:
@@ -359,7 +359,7 @@ class Collector:
     async def _settle_locks(self) -> None:
         """A lock without a known holder would keep every worker from its ledger."""
         for ledger_id, known in sorted(self._unsettled.items()):
-            held = known or await self._tasks.locks.lock_alone(ledger_id, self._bookie)
+            held = known or await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
             if held is not None:
                 await self._release(held)
             else:

@@ -61,7 +61,7 @@ async def test_a_look_shows_backlog_flight_parks_and_boosts() -> None:
         now_ms = world.clock.epoch_ms()
         await Boosts(world.store, ROOT).start(Boost(LedgerId(2), "me", now_ms, now_ms + 1000))
         assert await world.tasks.locks.lock(LedgerId(2), "worker-1") is not None
-        assert await world.tasks.locks.lock_alone(LedgerId(88), "collector") is not None
+        assert await world.tasks.locks.lock_unmarked(LedgerId(88), "collector") is not None
         await world.reservations.reserve(LedgerId(2), "t-1", [Reservation(EntryId(0), 1, T, "1", EntryId(4))])
         look = await repair_watch(world).look()
         assert {name: part.ledgers for name, part in look.severities.items()} == {

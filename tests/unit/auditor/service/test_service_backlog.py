@@ -198,7 +198,7 @@ async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
             )
         )
     await marks.tasks.locks.lock(LedgerId(2), "worker")
-    await marks.tasks.locks.lock_alone(LedgerId(50), "collector")
+    await marks.tasks.locks.lock_unmarked(LedgerId(50), "collector")
     backlog = await marks.counter.count()
     assert backlog.parked == {ParkReason.NO_CANDIDATE_BOOKIE: 1}
     assert backlog.locked == 1

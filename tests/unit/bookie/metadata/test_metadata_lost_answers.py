@@ -192,7 +192,7 @@ async def _complete(world: MetadataWorld) -> None:
 
 async def _complete_again(world: MetadataWorld) -> None:
     """After an error a worker releases its lock; the task is done or waits for the next one."""
-    await world.tasks.locks.release(world.results[0])  # type: ignore[arg-type]
+    await world.tasks.locks.release(world.results[0].lock)  # type: ignore[attr-defined]
     held = await world.tasks.locks.lock(LEDGER, "host")
     if held is not None:
         assert await world.tasks.locks.complete(held)
@@ -302,8 +302,8 @@ SCENARIOS = {
     "complete": Scenario(_with_lock, _complete, _complete_again, lambda w: not _has_task(w) and not _has_lock(w)),
     "release": Scenario(
         _with_lock,
-        lambda w: w.tasks.locks.release(w.results[0]),  # type: ignore[arg-type]
-        lambda w: w.tasks.locks.release(w.results[0]),  # type: ignore[arg-type]
+        lambda w: w.tasks.locks.release(w.results[0].lock),  # type: ignore[attr-defined]
+        lambda w: w.tasks.locks.release(w.results[0].lock),  # type: ignore[attr-defined]
         lambda w: not _has_lock(w),
     ),
     "register": Scenario(_formatted, _register, _register, lambda w: _is_registered(w, is_read_only=False)),

@@ -206,9 +206,9 @@ def test_every_entry_keeps_its_copies_during_drains_with_faults(seed: int) -> No
                 await drain(world, drained[0], *written)
             if rng.random() < 0.5:
                 for marked in await world.tasks.list():
-                    if (held := await world.tasks.locks.lock_alone(marked.ledger_id, "thief")) is not None:
+                    if (held := await world.tasks.locks.lock_unmarked(marked.ledger_id, "thief")) is not None:
                         await world.clock.sleep(rng.random())
-                        await world.tasks.locks.release_alone(held)
+                        await world.tasks.locks.release(held)
             await until(lambda: is_done(world))
             for running in runs:
                 await running.stop()
