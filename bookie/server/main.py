@@ -227,34 +227,34 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     listeners = _bind(context)
     disks = await _open_disks(context)
     metadata = await _connect(context)
-    admission, ledgers, storage = await _join(context, listeners, disks, metadata)
-    service = await _serve(context, listeners, ledgers, metadata, storage, admission)
+    admission, ledger_disk, storage = await _join(context, listeners, disks, metadata)
+    service = await _serve(context, listeners, ledger_disk, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
-    read_only = OperatorReadOnly(ledgers, await read_wish(ledgers))
-    by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledgers}
+    read_only = OperatorReadOnly(ledger_disk, await read_wish(ledger_disk))
+    by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledger_disk}
     is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
     is_asked = drain.is_drained or read_only.wish is not None
     service.is_read_only = is_low or storage.is_full or is_asked
     keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
     readiness.keeper = keeper
-    _watch(context.metrics, storage, service, listeners.server, keeper)
+    _register_gauges(context.metrics, storage, service, listeners.server, keeper)
     upkeep = _start_upkeep(context, by_role, metadata, admission, storage, service, keeper, drain, read_only)
     listeners.administration.node = Node(
-        admission.bookie_id,
-        BookieIdentity(admission.incarnation, installed_version()),
-        storage,
-        service,
-        by_role,
-        upkeep.watch,
-        drain,
-        read_only,
-        upkeep.collector,
-        upkeep.scrubber,
-        lambda: listeners.server.unsent_bytes,
-        context.clock,
-        dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True)),
-        begun_s,
+        bookie=admission.bookie_id,
+        identity=BookieIdentity(admission.incarnation, installed_version()),
+        storage=storage,
+        service=service,
+        disks=by_role,
+        watch=upkeep.watch,
+        drain=drain,
+        read_only=read_only,
+        collector=upkeep.collector,
+        scrubber=upkeep.scrubber,
+        unsent_bytes=lambda: listeners.server.unsent_bytes,
+        clock=context.clock,
+        journal_paths=dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True)),
+        begun_s=begun_s,
     )
     await listeners.server.say_serving()
     if listeners.apache_port is not None:
@@ -289,11 +289,11 @@ def _bind(context: _Context) -> _Listeners:
 async def _open_disks(context: _Context) -> _Disks:
     """Lock the directories for this process. The first ledger directory must be usable."""
     settings, stack = context.settings, context.stack
-    journals = [await _disk(directory, stack) for directory in settings.journal_dirs]
-    ledgers: list[FileDisk | DiskError] = [await _disk(settings.ledger_dirs[0], stack)]
+    journals = [await _open_disk(directory, stack) for directory in settings.journal_dirs]
+    ledgers: list[FileDisk | DiskError] = [await _open_disk(settings.ledger_dirs[0], stack)]
     for directory in settings.ledger_dirs[1:]:
         try:
-            ledgers.append(await _disk(directory, stack))
+            ledgers.append(await _open_disk(directory, stack))
         except DiskError as error:
             ledgers.append(error)
     return _Disks(journals, ledgers)
@@ -343,9 +343,9 @@ async def _join(
 
     admission = await admitted()
     journals = [TimedDisk(disk, context.metrics, clock) for disk in disks.journals]
-    ledgers = await _ledgers(places, admission, clock)
+    ledger_disk = await _ledger_disk(places, admission, clock)
     try:
-        storage = await _storage(settings, journals, ledgers, clock, context.stack)
+        storage = await _open_storage(settings, journals, ledger_disk, clock, context.stack)
     except DamagedJournalError as error:
         if not settings.may_salvage_journal:
             raise
@@ -353,12 +353,12 @@ async def _join(
             disks.journals, disks.ledgers, settings.journal_dirs, settings.ledger_dirs, error, rng, clock
         )
         admission = await admitted()
-        ledgers = await _ledgers(places, admission, clock)
-        storage = await _storage(settings, journals, ledgers, clock, context.stack)
+        ledger_disk = await _ledger_disk(places, admission, clock)
+        storage = await _open_storage(settings, journals, ledger_disk, clock, context.stack)
     await finish_start(
         store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
-    return admission, ledgers, storage
+    return admission, ledger_disk, storage
 
 
 def _ledger_place(path: Path, disk: FileDisk | DiskError) -> Place:
@@ -367,7 +367,7 @@ def _ledger_place(path: Path, disk: FileDisk | DiskError) -> Place:
     return Place(Role.LEDGERS, path, disk)
 
 
-async def _ledgers(places: Sequence[Place], admission: Admission, clock: Clock) -> Disk:
+async def _ledger_disk(places: Sequence[Place], admission: Admission, clock: Clock) -> Disk:
     """Return the ledger directories as one disk."""
     parts = []
     for place in (place for place in places if place.role is Role.LEDGERS):
@@ -385,13 +385,13 @@ async def _ledgers(places: Sequence[Place], admission: Admission, clock: Clock) 
 async def _serve(
     context: _Context,
     listeners: _Listeners,
-    ledgers: Disk,
+    ledger_disk: Disk,
     metadata: _Metadata,
     storage: LedgerStorage,
     admission: Admission,
 ) -> BookieService:
     identity = BookieIdentity(admission.incarnation, installed_version())
-    service = BookieService(storage, ledgers, identity, copying=_copying(context, metadata))
+    service = BookieService(storage, ledger_disk, identity, copying=_copying(context, metadata))
     measured = MeasuredService(service, context.metrics, context.clock)
     await listeners.server.start(measured, listeners.administration)
     if listeners.apache_port is not None:
@@ -454,7 +454,7 @@ def _start_upkeep(
         keeper,
         clock,
         read_only_below_bytes=settings.read_only_below_bytes,
-        is_drained=lambda: drain.is_drained or read_only.wish is not None,
+        is_read_only_requested=lambda: drain.is_drained or read_only.wish is not None,
         journal_paths=settings.journal_dirs,
         ledger_path=settings.ledger_dirs[0],
     )
@@ -462,8 +462,8 @@ def _start_upkeep(
     context.run_until_the_end("drain watch", drain.run(watch.look))
     scrubber = None
     if settings.scrub_interval_s > 0:
-        ledgers = LedgerStore(metadata.store, metadata.cluster, context.rng)
-        repair = DamageRepair(ledgers, service, admission.bookie_id, admission.incarnation)
+        ledger_store = LedgerStore(metadata.store, metadata.cluster, context.rng)
+        repair = DamageRepair(ledger_store, service, admission.bookie_id, admission.incarnation)
         scrubber = Scrubber(
             storage,
             disks["ledgers"],
@@ -476,13 +476,20 @@ def _start_upkeep(
             service=service,
         )
         context.run_until_the_end("scrubber", scrubber.run())
-    store, cluster, pace = metadata.store, metadata.cluster, _pace(settings)
-    collector = Collector(store, cluster, storage, admission.bookie_id, clock, context.rng, pace)
+    collector = Collector(
+        metadata.store,
+        metadata.cluster,
+        storage,
+        admission.bookie_id,
+        clock,
+        context.rng,
+        _collector_settings(settings),
+    )
     context.run_until_the_end("collector", collector.run(partial(show_collection, context.metrics)))
     return _Upkeep(watch, scrubber, collector)
 
 
-def _pace(settings: BookieSettings) -> CollectorSettings:
+def _collector_settings(settings: BookieSettings) -> CollectorSettings:
     # Longer than any session timeout granted by a server, or a look could be answered with old state.
     confirm_after_s = settings.takeover_deadline_s
     return CollectorSettings(settings.collect_interval_s, confirm_after_s, ratio_max=settings.collect_ratio_max)
@@ -498,7 +505,7 @@ class _Readiness:
         return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
 
 
-def _watch(
+def _register_gauges(
     metrics: MetricSet,
     storage: LedgerStorage,
     service: BookieService,
@@ -524,14 +531,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
+async def _open_disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
     disk = await FileDisk.acquire(directory / CURRENT)
     stack.push_async_callback(disk.close)
     return disk
 
 
-async def _storage(
-    settings: BookieSettings, journals: Sequence[Disk], ledgers: Disk, clock: Clock, stack: AsyncExitStack
+async def _open_storage(
+    settings: BookieSettings, journals: Sequence[Disk], ledger_disk: Disk, clock: Clock, stack: AsyncExitStack
 ) -> LedgerStorage:
     path = settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY
     try:
@@ -541,7 +548,7 @@ async def _storage(
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         first, *others = journals
-        storage = await LedgerStorage.open(first, ledgers, index, bounds, clock, more_journals=others)
+        storage = await LedgerStorage.open(first, ledger_disk, index, bounds, clock, more_journals=others)
     except BaseException:
         await index.close()
         raise

@@ -77,7 +77,7 @@ async def open_administered(
         keeper,
         clock,
         read_only_below_bytes=0,
-        is_drained=lambda: drain.is_drained or read_only.wish is not None,
+        is_read_only_requested=lambda: drain.is_drained or read_only.wish is not None,
     )
     pace = CollectorSettings(interval_s=0, confirm_after_s=0)
     collector = Collector(cluster.store, cluster.cluster, bookie.storage, US, clock, rng, pace)
@@ -92,20 +92,20 @@ async def open_administered(
         service=bookie.service,
     )
     node = Node(
-        US,
-        BookieIdentity("uuid", "1"),
-        bookie.storage,
-        bookie.service,
-        disks,
-        watch,
-        drain,
-        read_only,
-        collector,
-        scrubber,
-        unsent_bytes,
-        clock,
-        {"journal": home / "journal"},
-        clock.monotonic_s(),
+        bookie=US,
+        identity=BookieIdentity("uuid", "1"),
+        storage=bookie.storage,
+        service=bookie.service,
+        disks=disks,
+        watch=watch,
+        drain=drain,
+        read_only=read_only,
+        collector=collector,
+        scrubber=scrubber,
+        unsent_bytes=unsent_bytes,
+        clock=clock,
+        journal_paths={"journal": home / "journal"},
+        begun_s=clock.monotonic_s(),
     )
     servicer.node = node
     return cluster, servicer, node, keeper

@@ -63,7 +63,7 @@ class TooManyInventoriesError(TransientError):
     """Too many inventories are in progress."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Node:
     """One running bookie."""
 

@@ -81,7 +81,7 @@ class DiskWatch:
         clock: Clock,
         *,
         read_only_below_bytes: int,
-        is_drained: Callable[[], bool] = lambda: False,
+        is_read_only_requested: Callable[[], bool] = lambda: False,
         journal_paths: Sequence[Path] = (),
         ledger_path: Path | None = None,
     ) -> None:
@@ -94,7 +94,8 @@ class DiskWatch:
             keeper: announces it.
             clock: time.
             read_only_below_bytes: the threshold.
-            is_drained: called at each look; returns whether an operator wants the bookie to be read-only.
+            is_read_only_requested: called at each look; returns whether an operator made the bookie read-only or
+                drains it.
             journal_paths: the directories of the journals, for messages; empty: they have none.
             ledger_path: the first ledger directory, for messages.
         """
@@ -104,8 +105,8 @@ class DiskWatch:
         self._keeper = keeper
         self._clock = clock
         self._read_only_below_bytes = read_only_below_bytes
-        self._is_drained = is_drained
-        self._is_low = service.is_read_only and not is_drained()
+        self._is_read_only_requested = is_read_only_requested
+        self._is_low = service.is_read_only and not is_read_only_requested()
         self._is_stalled = False
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
@@ -159,7 +160,7 @@ class DiskWatch:
         await self._look_at_space()
         was_read_only = self._service.is_read_only
         self._is_stalled = stalled_s >= STALL_READ_ONLY_S
-        is_read_only = self._is_stalled or self._was_full_lately() or self._is_low or self._is_drained()
+        is_read_only = self._is_stalled or self._was_full_lately() or self._is_low or self._is_read_only_requested()
         if is_read_only == was_read_only:
             return
         _log.warning(

@@ -37,7 +37,7 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_called_off() -> 
         keeper,
         clock,
         read_only_below_bytes=0,
-        is_drained=lambda: drain.is_drained,
+        is_read_only_requested=lambda: drain.is_drained,
     )
     following = asyncio.create_task(drain.run(watch.look))
 
