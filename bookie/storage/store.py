@@ -35,7 +35,7 @@ from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.storage.add_request import check_add, check_ledger
-from bookie.storage.entry_logs.collection import Collection, Mark, Marks
+from bookie.storage.entry_logs.collection import Collection, CollectionMark, CollectionMarks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
 from bookie.storage.errors import UnsupportedFormatError
 from bookie.storage.flushing import Flusher
@@ -85,7 +85,7 @@ class LedgerStorage:
         self._states = parts.states
         self._journals = parts.journals
         self._index = index
-        self._marks: Marks = {}
+        self._marks: CollectionMarks = {}
         self._flusher = Flusher(
             parts.checkpointer, parts.journals, parts.caches, settings, clock, is_full=parts.is_full
         )
@@ -333,21 +333,21 @@ class LedgerStorage:
         cached = self._caches.active.size + (0 if flushing is None else flushing.size)
         return MemoryUse(self._journals.waiting_bytes, cached, is_flushing=flushing is not None)
 
-    def mark(self, ledger_id: LedgerId) -> Mark:
+    def mark(self, ledger_id: LedgerId) -> CollectionMark:
         """Mark a ledger for ``collect``, replacing any earlier mark. Adds, fences, limbo and listings clear it."""
-        mark = self._marks[ledger_id] = Mark()
+        mark = self._marks[ledger_id] = CollectionMark()
         return mark
 
-    def is_marked(self, ledger_id: LedgerId, mark: Mark) -> bool:
+    def is_marked(self, ledger_id: LedgerId, mark: CollectionMark) -> bool:
         """Return whether the mark is still set."""
         return self._marks.get(ledger_id) is mark
 
-    def unmark(self, ledger_id: LedgerId, mark: Mark) -> None:
+    def unmark(self, ledger_id: LedgerId, mark: CollectionMark) -> None:
         """Remove a mark if it is still set."""
         if self.is_marked(ledger_id, mark):
             del self._marks[ledger_id]
 
-    async def collect(self, ledger_id: LedgerId, mark: Mark) -> bool:
+    async def collect(self, ledger_id: LedgerId, mark: CollectionMark) -> bool:
         """Delete a ledger's entries permanently if ``mark`` is still set; the ledger stays fenced (S17).
 
         Returns:

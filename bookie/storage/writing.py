@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bookie.model.errors import FatalError
 from bookie.model.ids import EntryId
-from bookie.storage.entry_logs.collection import Marks
+from bookie.storage.entry_logs.collection import CollectionMarks
 from bookie.storage.journal.format import RecordKind
 from bookie.storage.journal.journal import Records
 from bookie.storage.journal.journals import Journals
@@ -33,7 +33,7 @@ class LedgerWriter:
     journals: Journals
     caches: Caches
     states: LedgerStates
-    marks: Marks
+    marks: CollectionMarks
     on_stored: Callable[[], None]
     on_failed: Callable[[FatalError], None]
 

@@ -27,7 +27,7 @@ from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import Before, MemoryDisk, MemoryIndex, Operation
-from bookie.storage.entry_logs.collection import Mark
+from bookie.storage.entry_logs.collection import CollectionMark
 from bookie.storage.port import Disk, DiskError, DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
@@ -424,11 +424,11 @@ class SimBookie:
         storage, truth, bookie = self.storage, self.world.truth, self.bookie
         collect, mark_one = storage.collect, storage.mark
 
-        def marked(ledger_id: LedgerId) -> Mark:
+        def marked(ledger_id: LedgerId) -> CollectionMark:
             self.world.happened("marked", ledger_id, bookie)
             return mark_one(ledger_id)
 
-        async def witnessed(ledger_id: LedgerId, mark: Mark) -> bool:
+        async def witnessed(ledger_id: LedgerId, mark: CollectionMark) -> bool:
             before = truth.begins_to_collect(bookie, ledger_id)
             is_collected = await collect(ledger_id, mark)
             truth.collected(bookie, ledger_id, before, is_collected=is_collected, is_apache=self.is_apache)

@@ -217,7 +217,7 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     def careless(metadata: Any, bookie: Any) -> Verdict:
         if metadata is None:
-            return Verdict.GONE
+            return Verdict.DELETED
         return Verdict.KEEP if bookie in metadata.members() else Verdict.SURPLUS
 
     swap(stack, collector, "verdict", lambda _: careless)

@@ -210,7 +210,7 @@ def _(stack: ExitStack) -> None:
         for ledger_id in ledger_ids:
             await self._delete(ledger_id, self._storage.mark(ledger_id), report)
 
-    swap(stack, Collector, "_collect_gone", lambda _: at_once)
+    swap(stack, Collector, "_collect_deleted", lambda _: at_once)
 
 
 @plants("session-outlived", "S14", "a worker goes on with its turn in a new session")

@@ -62,7 +62,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import in_turns
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.server.upkeep.pauses import Pause
-from bookie.storage.entry_logs.collection import Mark
+from bookie.storage.entry_logs.collection import CollectionMark
 from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import Status
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 _PAGE: Final = 200
 """Ledgers whose metadata is read and decoded at a time, which must not hold up requests for more than milliseconds."""
 _PAGE_PAUSE_S: Final = 0.02
-_GONE_AT_A_TIME: Final = 20_000
+_DELETED_AT_A_TIME: Final = 20_000
 """Ledgers waiting together for their second look."""
 _RELEASE_S: Final = 30.0
 """Deadline for the release of a lock, after which it is left to the end of the session."""
@@ -84,7 +84,7 @@ _LOOK_S: Final = 3600.0
 MAJOR_BELOW: Final = 0.8
 """Live share below which a major collection compacts an entry log: up to four live bytes are copied for each freed one,
 which an operator may want on a disk that is nearly full."""
-_LOST: Final = "the session ended"
+_LOST: Final = "the session with ZooKeeper was lost; the next pass starts again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class CollectorReport:
 
     known: int = 0
     suspects: int = 0
-    collected_gone: int = 0
+    collected_deleted: int = 0
     collected_surplus: int = 0
     kept: int = 0
     """Suspects that are needed after all, by the second look or a cleared mark."""
@@ -133,7 +133,7 @@ class CollectorReport:
     @property
     def collected(self) -> int:
         """Ledgers whose entries were deleted."""
-        return self.collected_gone + self.collected_surplus
+        return self.collected_deleted + self.collected_surplus
 
 
 class _PassEndedError(Exception):
@@ -254,7 +254,7 @@ class Collector:
             raise _PassEndedError(f"{self._cluster.root} is another cluster than the one this bookie joined")
 
     async def _collect(self, report: CollectorReport) -> None:
-        gone: list[LedgerId] = []
+        deleted: list[LedgerId] = []
         surplus: list[LedgerId] = []
         async with aclosing(self._local()) as pages:
             async for page in pages:
@@ -266,11 +266,11 @@ class Collector:
                         report.unknown += 1
                         continue
                     judged = verdict(found, self._bookie)
-                    if judged is Verdict.GONE:
-                        gone.append(ledger_id)
+                    if judged is Verdict.DELETED:
+                        deleted.append(ledger_id)
                     elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
                         surplus.append(ledger_id)
-        report.suspects = len(gone) + len(surplus)
+        report.suspects = len(deleted) + len(surplus)
         if not await self._may_delete(report):
             return
         if surplus:
@@ -278,9 +278,9 @@ class Collector:
         for ledger_id in surplus:
             await self._paced()
             await self._counting(report, self._collect_surplus(ledger_id, report))
-        step = 1 if fault_point("collector.one_at_a_time") else _GONE_AT_A_TIME
-        for start in range(0, len(gone), step):
-            await self._collect_gone(gone[start : start + step], report)
+        step = 1 if fault_point("collector.one_at_a_time") else _DELETED_AT_A_TIME
+        for start in range(0, len(deleted), step):
+            await self._collect_deleted(deleted[start : start + step], report)
 
     async def _may_delete(self, report: CollectorReport) -> bool:
         """Whether the pass would delete no implausible amount, or an operator allows it (S12)."""
@@ -390,8 +390,8 @@ class Collector:
             return False
         return True
 
-    async def _collect_gone(self, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
-        marks: dict[LedgerId, Mark] = {}
+    async def _collect_deleted(self, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
+        marks: dict[LedgerId, CollectionMark] = {}
 
         async def look(ledger_id: LedgerId) -> None:
             mark = self._storage.mark(ledger_id)
@@ -414,16 +414,16 @@ class Collector:
             for ledger_id, mark in marks.items():
                 self._storage.unmark(ledger_id, mark)
 
-    async def _collect_confirmed(self, ledger_id: LedgerId, mark: Mark, report: CollectorReport) -> None:
+    async def _collect_confirmed(self, ledger_id: LedgerId, mark: CollectionMark, report: CollectorReport) -> None:
         self._check_session()
         if not self._storage.is_marked(ledger_id, mark) or await self._ledgers.current(ledger_id) is not None:
             report.kept += 1
             return
         self._check_session()
         if await self._delete(ledger_id, mark, report):
-            report.collected_gone += 1
+            report.collected_deleted += 1
 
-    async def _delete(self, ledger_id: LedgerId, mark: Mark, report: CollectorReport) -> bool:
+    async def _delete(self, ledger_id: LedgerId, mark: CollectionMark, report: CollectorReport) -> bool:
         if not await self._storage.collect(ledger_id, mark):
             report.kept += 1
             return False

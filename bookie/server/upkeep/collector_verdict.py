@@ -16,7 +16,7 @@ class Verdict(enum.Enum):
     """The verdict of the metadata about a ledger's entries on one bookie."""
 
     KEEP = "keep"
-    GONE = "gone"
+    DELETED = "deleted"
     """There is no such ledger (ids are never reused)."""
     SURPLUS = "surplus"
     """It is closed and no fragment names the bookie. It may still be reserved."""
@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
 def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
     """The verdict on metadata just read; None: there was none."""
     if metadata is None:
-        return Verdict.GONE
+        return Verdict.DELETED
     if metadata.is_closed and bookie not in metadata.members():
         return Verdict.SURPLUS
     return Verdict.KEEP

@@ -27,11 +27,11 @@ from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.port import EntryIndex
 
 
-class Mark:
+class CollectionMark:
     """The token of one mark; equal only to itself."""
 
 
-Marks = dict[LedgerId, Mark]
+CollectionMarks = dict[LedgerId, CollectionMark]
 """The marks that are set."""
 
 
@@ -42,10 +42,10 @@ class Collection:
     checkpointer: Checkpointer
     states: LedgerStates
     index: EntryIndex
-    marks: Marks
+    marks: CollectionMarks
     page_keys: int
 
-    async def delete(self, ledger_id: LedgerId, mark: Mark) -> bool:
+    async def delete(self, ledger_id: LedgerId, mark: CollectionMark) -> bool:
         """Delete all entries of a ledger while ``mark`` is set; False if it was cleared: some may be deleted then.
 
         Raises:
@@ -58,7 +58,7 @@ class Collection:
             page = await asyncio.shield(guarded("collecting a ledger", self._delete_page(ledger_id, mark, page)))
         return page
 
-    async def _delete_page(self, ledger_id: LedgerId, mark: Mark, start: bytes) -> bool | bytes:
+    async def _delete_page(self, ledger_id: LedgerId, mark: CollectionMark, start: bytes) -> bool | bytes:
         """Delete the page that begins at the key ``start``, and return the key at which the next one begins.
 
         RocksDB passes over deleted keys one by one, so a page that began at the first entry would take longer with each

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.entry_logs.collection import Mark
+from bookie.storage.entry_logs.collection import CollectionMark
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.worlds.clocks import ManualClock
@@ -35,7 +35,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.entries: dict[LedgerId, dict[int, bytes]] = {}
         self.fenced: set[LedgerId] = set()
         self.limbo: set[LedgerId] = set()
-        self.marks: dict[LedgerId, Mark] = {}
+        self.marks: dict[LedgerId, CollectionMark] = {}
         self.versions = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

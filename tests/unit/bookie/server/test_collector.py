@@ -78,7 +78,7 @@ async def ledger(world: CollectorWorld, ledger_id: LedgerId, metadata: LedgerMet
 
 @pytest.mark.parametrize(
     ("metadata", "expected"),
-    [(None, Verdict.GONE), (OPEN, Verdict.KEEP), (OURS, Verdict.KEEP), (MOVED, Verdict.SURPLUS)],
+    [(None, Verdict.DELETED), (OPEN, Verdict.KEEP), (OURS, Verdict.KEEP), (MOVED, Verdict.SURPLUS)],
 )
 def test_only_deleted_ledgers_and_closed_ones_of_others_may_go(
     metadata: LedgerMetadata | None, expected: Verdict
@@ -124,7 +124,7 @@ async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
     for number, metadata in enumerate([OPEN, OURS, MOVED, None]):
         await ledger(world, LedgerId(number), metadata)
     report = await world.collector.run_pass()
-    assert (report.known, report.suspects, report.collected_surplus, report.collected_gone) == (4, 2, 1, 1)
+    assert (report.known, report.suspects, report.collected_surplus, report.collected_deleted) == (4, 2, 1, 1)
     assert (report.stopped, report.kept, report.unknown) == ("", 0, 0)
     assert [bool(await world.held(LedgerId(number))) for number in range(4)] == [True, True, False, False]
     assert await world.storage.ledger_ids() == [0, 1]
@@ -642,7 +642,7 @@ async def test_the_first_pass_waits_one_interval() -> None:
 
 
 def test_report_adds_up() -> None:
-    assert CollectorReport(collected_gone=2, collected_surplus=3).collected == 5
+    assert CollectorReport(collected_deleted=2, collected_surplus=3).collected == 5
 
 
 @in_virtual_time

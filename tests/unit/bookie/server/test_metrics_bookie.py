@@ -212,8 +212,8 @@ def test_limbo_is_counted_again_until_there_is_none() -> None:
 def test_a_collection_is_shown_with_what_compaction_did() -> None:
     metrics = bookie_metrics("1")
     compacted = CompactionResult(removed_logs=1, freed_bytes=1000, copied_bytes=300)
-    show_collection(metrics, CollectorReport(collected_gone=2, held=7, compacted=compacted, ended_ms=5000))
-    show_collection(metrics, CollectorReport(stopped="the session ended", ended_ms=6000))
+    show_collection(metrics, CollectorReport(collected_deleted=2, held=7, compacted=compacted, ended_ms=5000))
+    show_collection(metrics, CollectorReport(stopped="the session with ZooKeeper was lost", ended_ms=6000))
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name)
