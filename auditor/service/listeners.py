@@ -138,37 +138,37 @@ class LateOperations(Operations):
 
     @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
-        return await self._there().list_tasks(limit, after, wanted)
+        return await self._require_operations().list_tasks(limit, after, wanted)
 
     @override
     async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
-        return await self._there().list_marks(limit, after, wanted)
+        return await self._require_operations().list_marks(limit, after, wanted)
 
     @override
     async def is_any_marked(self) -> bool:
-        return await self._there().is_any_marked()
+        return await self._require_operations().is_any_marked()
 
     @override
     async def bookies(self) -> Sequence[BookieView]:
-        return await self._there().bookies()
+        return await self._require_operations().bookies()
 
     @override
     async def is_recovery_enabled(self) -> bool:
-        return await self._there().is_recovery_enabled()
+        return await self._require_operations().is_recovery_enabled()
 
     @override
     async def set_recovery(self, *, is_on: bool) -> None:
-        await self._there().set_recovery(is_on=is_on)
+        await self._require_operations().set_recovery(is_on=is_on)
 
     @override
     async def lost_bookie_delay_s(self) -> int:
-        return await self._there().lost_bookie_delay_s()
+        return await self._require_operations().lost_bookie_delay_s()
 
     @override
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        await self._there().set_lost_bookie_delay_s(seconds)
+        await self._require_operations().set_lost_bookie_delay_s(seconds)
 
-    def _there(self) -> StoreOperations:
+    def _require_operations(self) -> StoreOperations:
         connection = self._connection()
         if self._operations is None:
             resolver = RegistrationResolver(Registrations(connection.store, connection.cluster), self._clock)

@@ -49,19 +49,19 @@ _log = logging.getLogger(__name__)
 
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
-"""Between two looks for runs of ended processes, and for surplus records."""
+"""Interval of the looks for runs of ended processes, and for surplus records."""
 DATE_STEP_S: Final = 60.0
 """A step of the date by more than this makes a leader schedule again: its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 20.0
-"""For runs to end at their gates: within the 30 s of Kubernetes after SIGTERM."""
+"""Longest wait for runs to end at their gates; it is within the 30 s of Kubernetes after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
-"""After a failed scheduled run; doubled after each further failure."""
+"""Pause after the first failure of a scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
 PAUSE_LOOK_S: Final = 15.0
-"""Between two looks whether the pause of a schedule has ended."""
+"""Interval of the looks whether the pause of a schedule has ended."""
 RELEASE_AFTER_S: Final = 30.0
-"""Without the leadership. A short outage of the store does not cost the next term the start of Spark, and runs of the
-ended term end at their gates."""
+"""Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
+make the next term start Spark again, and runs of the ended term end at their gates."""
 _RETRY_S: Final = 1.0
 _RESIGN_DEADLINE_S: Final = 2.0
 
@@ -196,7 +196,7 @@ class AuditorService(Control):
         Raises:
             StoreUnavailableError: the store has not been reached yet.
         """
-        return self._there().connection
+        return self._require_parts().connection
 
     @override
     def status(self) -> ServiceStatus:
@@ -238,60 +238,60 @@ class AuditorService(Control):
 
     @override
     async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
-        return await self._there().manager.list(limit)
+        return await self._require_parts().manager.list(limit)
 
     @override
     async def run(self, run_id: str) -> RunRecord:
-        return await self._there().manager.get(run_id)
+        return await self._require_parts().manager.get(run_id)
 
     @override
     async def start_run(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
-        parts = self._there()
+        parts = self._require_parts()
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record
 
     @override
     async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        return await self._there().manager.cancel(run_id, owner, via)
+        return await self._require_parts().manager.cancel(run_id, owner, via)
 
     @override
     async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        return await self._there().manager.pause(run_id, owner, via)
+        return await self._require_parts().manager.pause(run_id, owner, via)
 
     @override
     async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        return await self._there().manager.resume(run_id, owner, via)
+        return await self._require_parts().manager.resume(run_id, owner, via)
 
     @override
     async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
-        parts = self._there()
+        parts = self._require_parts()
         pause = KindPause(owner, self._ports.clock.epoch_ms() + int(self._settings.pause_s * 1000))
         await parts.changes.record(owner, via, "schedule pause", f"{kind.value} for {self._settings.pause_s:g} s")
         await parts.runs.pause_kind(kind, owner, pause.until_ms)
         fields = {"kind": kind.value, "owner": owner, "until": rfc3339(pause.until_ms)}
         _log.info("schedule paused", extra=fields)
-        parts.overview.poke()
+        parts.overview.request_look()
         return pause
 
     @override
     async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
-        parts = self._there()
+        parts = self._require_parts()
         await parts.connection.store.sync(parts.connection.cluster.root)  # a pause made just before is seen
         if kind not in await parts.runs.paused_kinds(self._ports.clock.epoch_ms()):
             return
         await parts.changes.record(owner, via, "schedule resume", kind.value)
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
-        parts.overview.poke()
+        parts.overview.request_look()
 
     @override
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
-        return await self._there().manager.wait_changed(run_id, seen)
+        return await self._require_parts().manager.wait_changed(run_id, seen)
 
-    def _there(self) -> _Parts:
+    def _require_parts(self) -> _Parts:
         if self._parts is None:
             raise StoreUnavailableError(
                 f"this auditor has not reached {self._settings.metadata_uri} yet; it keeps trying"
@@ -335,8 +335,8 @@ class AuditorService(Control):
                         term = guarded(f"term {new.term}", self._lead(parts))
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
-                    parts.watch.poke()
-                    parts.overview.poke()
+                    parts.watch.request_look()
+                    parts.overview.request_look()
                 state = new
         finally:
             self._end_term(parts)
@@ -344,7 +344,7 @@ class AuditorService(Control):
             await cancel(releasing)
 
     async def _release(self, parts: _Parts) -> None:
-        """Unless the next term begins before: a new term cancels it."""
+        """Release what only a leader needs, ``RELEASE_AFTER_S`` after a term. The next term cancels this."""
         if self._ports.release is None:
             return
         await self._ports.clock.sleep(RELEASE_AFTER_S)
@@ -397,7 +397,7 @@ class AuditorService(Control):
     async def _end_pauses(self, parts: _Parts) -> None:
         for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):
             _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
-            parts.overview.poke()
+            parts.overview.request_look()
 
     async def _fire(self, kind: RunKind) -> None:
         """A schedule came due."""
@@ -408,13 +408,13 @@ class AuditorService(Control):
         self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
 
     async def _run_scheduled(self, kind: RunKind) -> None:
-        """What fails is tried again within the grace time, at longer and longer distance, not a whole period later."""
-        await self._pause_ended(kind)
+        """Retry a failed run with growing pauses until the misfire grace ends, instead of waiting a whole period."""
+        await self._wait_while_paused(kind)
         clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
         deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
         while True:
             try:
-                reason = await self._scheduled_run_foiled_by(kind)
+                reason = await self._run_once(kind)
                 if reason is None:
                     return
             except (NotLeaderError, UnknownRunError) as error:
@@ -430,15 +430,15 @@ class AuditorService(Control):
             await clock.sleep(retry_s)
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
-    async def _pause_ended(self, kind: RunKind) -> None:
-        """Return once the schedule of a kind is not paused: a run due during a pause follows it, once.
+    async def _wait_while_paused(self, kind: RunKind) -> None:
+        """Wait until the schedule of a kind is not paused: a run due during a pause follows it, once.
 
         A pause of a check also holds scheduled runs which contain this check.
         """
         clock, seen = self._ports.clock, None
         while True:
             try:
-                paused = await self._there().runs.paused_kinds(clock.epoch_ms())
+                paused = await self._require_parts().runs.paused_kinds(clock.epoch_ms())
                 pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
             except (TransientError, OutcomeUnknownError) as error:
                 _log.warning("pauses are read again", extra={"kind": kind.value, "reason": str(error)})
@@ -454,15 +454,15 @@ class AuditorService(Control):
         if seen is not None:
             _log.warning("scheduled run begins after the pause of its kind", extra={"kind": kind.value})
 
-    async def _scheduled_run_foiled_by(self, kind: RunKind) -> str | None:
-        """Run it. The reason of a failure worth a retry; else None."""
+    async def _run_once(self, kind: RunKind) -> str | None:
+        """Run the check to its end; return the reason of a failure worth a retry, else None."""
         while True:
             try:
                 record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
                 break
             except RunBusyError as busy:
                 _log.info("scheduled run waits for another one", extra={"kind": kind.value, "reason": str(busy)})
-                await self._there().manager.wait_ended(kind)
+                await self._require_parts().manager.wait_ended(kind)
         while not record.state.is_final:
             record = await self.wait_changed(record.run_id, record)
         if record.state is not RunState.FAILED or record.exit_code == ExitCode.CONFIGURATION:
@@ -474,7 +474,7 @@ class AuditorService(Control):
             await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
         except RunBusyError as busy:
             if cause is RunCause.BOOKIE_LOSS:
-                await self._there().manager.make_way(RunKind.BOOKIES, busy.run_id, "the loss of a bookie")
+                await self._require_parts().manager.make_way(RunKind.BOOKIES, busy.run_id, "the loss of a bookie")
             raise
 
     async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -531,8 +531,8 @@ class AuditorService(Control):
 
         def ended(record: RunRecord) -> None:
             ports.events.run_ended(record)
-            watch.poke()
-            overview.poke()
+            watch.request_look()
+            overview.request_look()
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)

@@ -2,9 +2,9 @@
 
 A lane is a kind, or the dry runs of a kind: a run with marks never waits for a dry run.
 
-What a run is lives in the store; this holds only those that this process runs. A run may go on exactly while its term
-of leadership and its lock last: both are asked again at each gate, in the run's own thread, so that what a stopped
-process begins to do when it wakes up ends there (S14).
+Run records are stored in ZooKeeper; this class holds the runs of this process. A run continues only while its term of
+leadership and its lock last. Its own thread checks both at each gate, so a process that was suspended stops its runs at
+the next gate (S14).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RunManager:
     def __init__(
         self,
         runs: Runs,
-        leads: ElectionView,
+        election: ElectionView,
         runner: CheckRunner,
         *,
         process: str,
@@ -104,7 +104,7 @@ class RunManager:
 
         Args:
             runs: the records in the store.
-            leads: whether this process leads.
+            election: whether this process leads, and its term.
             runner: does the work of a run.
             process: the name of this process in records.
             clock: for times.
@@ -113,7 +113,7 @@ class RunManager:
             note: records what an operator asks for, before it is done; None: nothing is recorded.
         """
         self._runs = runs
-        self._leads = leads
+        self._election = election
         self._runner = runner
         self._process = process
         self._clock = clock
@@ -144,8 +144,8 @@ class RunManager:
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any]
     ) -> RunRecord:
         """Start a run (``Control.start_run``). A cancelled caller ends nothing: the run begins, or leaves no lock."""
-        leadership = self._leads.state
-        if self._is_stopping or not self._leads.is_leader():
+        leadership = self._election.state
+        if self._is_stopping or not self._election.is_leader():
             raise NotLeaderError("" if self._is_stopping else leadership.leader)
         lane = RunLane(kind, is_dry_run)
         if (other := self.running_in(lane)) is not None or lane in self._beginning:
@@ -163,18 +163,18 @@ class RunManager:
             started_ms=now_ms,
             updated_ms=now_ms,
         )
-        beginning = self._beginning[lane] = asyncio.ensure_future(self._started(record, leadership.term, options))
-        beginning.add_done_callback(lambda task: self._begun(lane, task))
+        beginning = self._beginning[lane] = asyncio.ensure_future(self._begin(record, leadership.term, options))
+        beginning.add_done_callback(lambda task: self._on_begun(lane, task))
         return await asyncio.shield(beginning)
 
-    def _begun(self, lane: RunLane, task: asyncio.Task[RunRecord]) -> None:
+    def _on_begun(self, lane: RunLane, task: asyncio.Task[RunRecord]) -> None:
         del self._beginning[lane]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.info("run was not started", extra={"kind": lane.name, "reason": str(error)})
 
-    async def _started(self, record: RunRecord, term: int, options: Mapping[str, Any]) -> RunRecord:
+    async def _begin(self, record: RunRecord, term: int, options: Mapping[str, Any]) -> RunRecord:
         run_id, kind = record.run_id, record.kind
-        gate = RunGate(lambda: "" if self._leads.is_leader(term) else "this auditor does not lead any more")
+        gate = RunGate(lambda: "" if self._election.is_leader(term) else "this auditor does not lead any more")
         run = RunLifeCycle(self._runs, record, gate, self._clock, self._changed.fire)
         await self._announce(record, options)
         try:
@@ -365,6 +365,6 @@ class RunManager:
         record = await self.get(run_id)
         if record.state.is_final:
             raise RunOverError(f"run {run_id} is over: {record.state.value}")
-        if not self._leads.is_leader():
-            raise NotLeaderError(self._leads.state.leader)
+        if not self._election.is_leader():
+            raise NotLeaderError(self._election.state.leader)
         return record

@@ -123,8 +123,8 @@ class BookieWatch:
         self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
         self._changing = ChangingBookies()
-        self._poked = Signal()
-        self._pokes = 0
+        self._look_requested = Signal()
+        self._look_requests = 0
         self._epoch: int | None = None
         self._settle_until_s = 0.0
         """On the monotonic clock, as every wait in this process: the date may jump."""
@@ -146,10 +146,10 @@ class BookieWatch:
         """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
         not answer."""
 
-    def poke(self) -> None:
+    def request_look(self) -> None:
         """Look again, because of a change the watch does not notice by itself."""
-        self._pokes += 1
-        self._poked.fire()
+        self._look_requests += 1
+        self._look_requested.fire()
 
     async def run(self) -> None:
         """Look and wait, until cancelled."""
@@ -182,12 +182,12 @@ class BookieWatch:
 
     async def _look_and_wait(self) -> None:
         while True:
-            pokes = self._pokes
+            requests = self._look_requests
             try:
                 bookies, decision = await self._look()
                 is_busy = await self._act(decision)
                 self.problem = ""
-                await self._wait(bookies, decision, pokes, is_busy)
+                await self._wait(bookies, decision, requests, is_busy)
                 self._refusals.reset()
             except (TransientError, OutcomeUnknownError, ConflictError) as error:
                 _log.warning("the state of the cluster is read again", extra={"reason": str(error)})
@@ -343,7 +343,7 @@ class BookieWatch:
     def _may_try(self, decision: Decision) -> bool:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
-    async def _wait(self, bookies: Bookies, decision: Decision, pokes: int, is_busy: bool) -> None:
+    async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:
         """Until anything changes, or the end of the next delay."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
@@ -352,7 +352,7 @@ class BookieWatch:
             self._changed(bookies),
             store.wait_node_changed(lost_bookie_delay_path(root), switches.delay_stat),
             store.wait_node_changed(disable_path(root), switches.disable_stat),
-            self._poked_since(pokes),
+            self._requested_since(requests),
         ]
         if is_busy:
             works.append(_of(self._ports.wait_audit_ended()))
@@ -376,9 +376,9 @@ class BookieWatch:
         except NotAClusterError:
             await self._ports.clock.sleep(LOOK_INTERVAL_S)
 
-    async def _poked_since(self, pokes: int) -> None:
-        while self._pokes == pokes:
-            with waiting_for(self._poked) as waiter:
+    async def _requested_since(self, requests: int) -> None:
+        while self._look_requests == requests:
+            with waiting_for(self._look_requested) as waiter:
                 await waiter
 
 

@@ -94,8 +94,8 @@ class Overview:
         self._is_leader = is_leader
         self._interval_s = interval_s
         self._are_locks_read = are_locks_read
-        self._poked = Signal()
-        self._pokes = 0
+        self._look_requested = Signal()
+        self._look_requests = 0
         self._newest_id = ""
         """The newest run at the last look."""
         self.history = History()
@@ -103,10 +103,10 @@ class Overview:
         """When ``history`` was read last, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
 
-    def poke(self) -> None:
+    def request_look(self) -> None:
         """Something changed: read again now."""
-        self._pokes += 1
-        self._poked.fire()
+        self._look_requests += 1
+        self._look_requested.fire()
 
     async def run(self) -> None:
         """Read, count and wait, until cancelled, also after failures.
@@ -122,7 +122,7 @@ class Overview:
     async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
         reason = ""
         while True:
-            pokes = self._pokes
+            requests = self._look_requests
             began_s = self._clock.monotonic_s()
             try:
                 await work()
@@ -136,7 +136,7 @@ class Overview:
             took_s = self._clock.monotonic_s() - began_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
-                    await self._poked_since(pokes)
+                    await self._requested_since(requests)
 
     async def _look(self) -> None:
         self.history = await self._read()
@@ -145,9 +145,9 @@ class Overview:
     async def _count(self) -> None:
         self.backlog = await self._counter.count() if self._is_leader() else Backlog()
 
-    async def _poked_since(self, pokes: int) -> None:
-        while self._pokes == pokes:
-            with waiting_for(self._poked) as waiter:
+    async def _requested_since(self, requests: int) -> None:
+        while self._look_requests == requests:
+            with waiting_for(self._look_requested) as waiter:
                 await waiter
 
     async def _read(self) -> History:

@@ -136,7 +136,7 @@ class Records:
 async def seen_by(overview: Overview, run_id: str) -> History:
     """What the overview knows after it has seen a run; this one ends here."""
     running = guarded("overview", overview.run())
-    overview.poke()
+    overview.request_look()
     await when(lambda: run_id in {record.run_id for record in overview.history.ended}, 20)
     await cancel(running)
     return overview.history
