@@ -45,7 +45,7 @@ from replicator.queue.grace import GracePeriods
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
-from replicator.repair.lease import Lease, beside_paths
+from replicator.repair.lease import Lease, other_node_paths
 from replicator.repair.ledger_repair import LedgerRepair, RepairContext
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
@@ -381,8 +381,8 @@ class Worker:
         if lease is None:
             return TaskResult(turn.ledger_id, Ending.BUSY)
         try:
-            beside = lease.beside
-            if beside is not None and self._queue.is_outdated(turn, beside.parked, beside.failure):
+            other_nodes = lease.other_nodes
+            if other_nodes is not None and self._queue.is_outdated(turn, other_nodes.parked, other_nodes.failure):
                 return TaskResult(turn.ledger_id, Ending.BUSY)
             try:
                 result = await LedgerRepair(self._context, lease, turn).run()
@@ -399,8 +399,8 @@ class Worker:
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
         try:
-            beside = beside_paths(self._ports, ledger_id)
-            held = await self._ports.tasks.locks.lock(ledger_id, self._owner, beside)
+            other_nodes = other_node_paths(self._ports, ledger_id)
+            held = await self._ports.tasks.locks.lock(ledger_id, self._owner, other_nodes)
         except (TransientError, OutcomeUnknownError):
             self._queue.note_lock(ledger_id, is_settled=False)
             raise

@@ -4,7 +4,7 @@ The lock ends with the store's session (S14), whether or not this process has no
 alone: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become pointless
 or unwanted, and a new session never continues the work of an old one.
 
-The first reads of a turn (``Beside``) are part of the request that reads the task under the lock.
+The first reads of a turn (``OtherNodes``) are part of the request that reads the task under the lock.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LeaseLostError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OtherNodes:
     """Nodes read together with the task, under its lock."""
 
     metadata: Node | None
@@ -96,8 +96,8 @@ class Beside:
     failure: Node | None
 
 
-def beside_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
-    """Return the paths of the nodes of ``Beside``, in its order."""
+def other_node_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
+    """Return the paths of the nodes of ``OtherNodes``, in its order."""
     own = (ports.reservations, ports.parked, ports.failures)
     return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
@@ -109,7 +109,7 @@ class Lease:
         """Take over a lock from the session numbered ``epoch``."""
         self._ports = ports
         self.held = held
-        self.beside = Beside(*held.beside) if held.beside else None
+        self.other_nodes = OtherNodes(*held.other_nodes) if held.other_nodes else None
         """None if the lock was taken without further reads."""
         self._epoch = epoch
         self._is_given_back = False
@@ -157,7 +157,7 @@ class Lease:
         if stat is None or stat.czxid != self.held.lock.czxid:
             raise self.lost()
 
-    async def look(self, beside: Sequence[str]) -> HeldLook:
+    async def look(self, other_nodes: Sequence[str]) -> HeldLook:
         """Check in the store that the lock is still our node, and read other nodes in the same request.
 
         Raises:
@@ -165,7 +165,7 @@ class Lease:
             StoreUnavailableError: no answer.
         """
         self.ensure_session()
-        look = await self._ports.tasks.locks.look(self.held, beside)
+        look = await self._ports.tasks.locks.look(self.held, other_nodes)
         if not look.is_ours:
             raise self.lost()
         return look

@@ -136,7 +136,7 @@ class LedgerRepair:
         self._lease = lease
         self._turn = turn
         self._task = lease.held.task
-        self._is_first_look = lease.beside is not None
+        self._is_first_look = lease.other_nodes is not None
         self._started_ms = context.ports.clock.epoch_ms()
         self._found = TurnFindings()
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
@@ -251,9 +251,9 @@ class LedgerRepair:
 
     async def _read(self) -> Versioned:
         """Return the metadata: the first time as read together with the task, then the current one."""
-        if self._is_first_look and self._lease.beside is not None:
+        if self._is_first_look and self._lease.other_nodes is not None:
             self._is_first_look = False
-            return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.beside.metadata)
+            return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.other_nodes.metadata)
         return await self._ports.ledgers.read(self._task.ledger_id)
 
     async def _knowledge(self, view: View) -> Knowledge:
@@ -406,9 +406,9 @@ class LedgerRepair:
         """Forget a ledger after the deletion of its task."""
         self._context.damage.forget(self._task.ledger_id)
         self._context.use.forget(self._task.ledger_id)
-        beside = self._lease.beside
+        other_nodes = self._lease.other_nodes
         # This includes an unreadable record. The queue deletes later records without a task.
-        if self._turn.is_parked or (beside is not None and beside.parked is not None):
+        if self._turn.is_parked or (other_nodes is not None and other_nodes.parked is not None):
             await self._best_effort(self._ports.parked.unpark(self._task.ledger_id), "parked record stays for now")
         await self._forget_failures()
         if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
@@ -428,7 +428,7 @@ class LedgerRepair:
 
     async def _forget_failures(self) -> None:
         """Delete the record of earlier failures, if any. Best effort: a listing deletes it later."""
-        if self._lease.beside is None or self._lease.beside.failure is None:
+        if self._lease.other_nodes is None or self._lease.other_nodes.failure is None:
             return
         await self._best_effort(self._ports.failures.forget(self._task.ledger_id), "record of failures stays for now")
 

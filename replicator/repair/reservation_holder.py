@@ -64,9 +64,9 @@ class ReservationHolder:
         self._ports = ports
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
-        self._is_clear = lease.beside is not None and lease.beside.reservation is None
+        self._is_clear = lease.other_nodes is not None and lease.other_nodes.reservation is None
         """Whether the ledger is known to have no reservation, by this turn or an earlier one."""
-        self._is_read = lease.beside is None
+        self._is_read = lease.other_nodes is None
         """Whether the reservation read under the lock was used already, or none was read."""
         self.current: LedgerReservations | None = None
         """The reservation of this turn, if it is known to exist."""
@@ -117,10 +117,10 @@ class ReservationHolder:
         return max(mine, key=lambda item: item[1], default=None)
 
     async def _left(self) -> LedgerReservations | None:
-        if self._is_read or self._lease.beside is None:
+        if self._is_read or self._lease.other_nodes is None:
             return await self._ports.reservations.read(self._ledger_id)
         self._is_read = True
-        return self._ports.reservations.decode(self._ledger_id, self._lease.beside.reservation)
+        return self._ports.reservations.decode(self._ledger_id, self._lease.other_nodes.reservation)
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
         """Return the exclusive end of the position's entries acknowledged by these disks; 0 if unknown."""

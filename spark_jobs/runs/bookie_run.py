@@ -41,9 +41,9 @@ from spark_jobs.report.summary import (
 )
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
-from spark_jobs.runs.beside import Beside, NothingBeside
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.further_checks import FurtherChecks, NoFurtherChecks
 from spark_jobs.runs.held_back import DueOnly, HeldBookies, held_back
 from spark_jobs.runs.image_marks import ImageMarks
 from spark_jobs.runs.image_upkeep import ImageUpkeep
@@ -86,10 +86,10 @@ class _JudgedLedgers:
 class BookieRun:
     """One run."""
 
-    def __init__(self, context: RunContext, beside: Beside | None = None) -> None:
-        """``beside``: further checks of the same ledgers, after the marks of this check."""
+    def __init__(self, context: RunContext, further_checks: FurtherChecks | None = None) -> None:
+        """``further_checks``: checks of the same ledgers, after the marks of this check."""
         self._context = context
-        self._beside = beside or NothingBeside()
+        self._further_checks = further_checks or NoFurtherChecks()
         self._settings = context.settings
         self._cluster = context.cluster
         self.lost = LostBookies()
@@ -215,8 +215,8 @@ class BookieRun:
     def _reading(self) -> Reading:
         snapshot = self._settings.snapshot or self._streamed
         if snapshot is not None:
-            return SnapshotReading(self._context, snapshot, keeps_all=self._beside.needs_all)
-        return LiveReading(self._context, self._image, keeps_all=self._beside.needs_all)
+            return SnapshotReading(self._context, snapshot, keeps_all=self._further_checks.needs_all)
+        return LiveReading(self._context, self._image, keeps_all=self._further_checks.needs_all)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
         bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
@@ -243,24 +243,24 @@ class BookieRun:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
                 published = replace(published, withdrawn=withdrawn)
             # If the store does not answer, the marks made so far are reported, and no other check begins.
-            others = NothingBeside() if published.outcome is PublishOutcome.INTERRUPTED else self._beside
-            with others.found(scan, scanned, cookies, limiter) as beside:
-                worst = self._report(scan, judged, beside.findings, held)
+            others = NoFurtherChecks() if published.outcome is PublishOutcome.INTERRUPTED else self._further_checks
+            with others.judged(scan, scanned, cookies, limiter) as further:
+                worst = self._report(scan, judged, further.findings, held)
         return CheckResult(
             latest,
-            added_sums(judged.sums, beside.sums),
-            worst_of((*worst, *beside.worst), self._settings.worst_ledgers_max),
-            added_published(published, beside.published),
+            added_sums(judged.sums, further.sums),
+            worst_of((*worst, *further.worst), self._settings.worst_ledgers_max),
+            added_published(published, further.published),
             self.lost.in_report(judged.sums),
-            placement=beside.placement,
+            placement=further.placement,
             accepted=judged.counts,
-            parts=beside.parts,
-            lint=beside.lint,
-            inventory=beside.inventory,
+            parts=further.parts,
+            lint=further.lint,
+            inventory=further.inventory,
         )
 
     def _report(
-        self, scan: LedgerScan, judged: _JudgedLedgers, beside: Sequence[DataFrame], held: HeldBookies
+        self, scan: LedgerScan, judged: _JudgedLedgers, further: Sequence[DataFrame], held: HeldBookies
     ) -> tuple[WorstLedger, ...]:
         """Write the findings, and return the worst."""
         worst: tuple[WorstLedger, ...] = ()
@@ -270,7 +270,7 @@ class BookieRun:
             others = unreadable_metadata(scan.suspects if scan.totals.unreadable else scan.suspects.limit(0))
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
-            for found in beside:
+            for found in further:
                 others = others.unionByName(found)
             self._context.report.write_findings(judged.ledgers, others, held)
         return worst

@@ -23,9 +23,9 @@ from bookie.model.metadata_faults import MetadataFault, is_stuck
 from bookie.model.run import RunKind
 from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.summary import CheckPart, LintCounts
-from spark_jobs.runs.beside import Beside, FoundBeside
 from spark_jobs.runs.confirmed_rows import confirmed_rows
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.further_checks import FurtherChecks, FurtherFindings
 from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
@@ -48,8 +48,8 @@ COOKIES_MAX: Final = 1_000
 """Dangling cookies named in the summary and the findings of a run."""
 
 
-class EverythingBeside(Beside):
-    """One run."""
+class AllFurtherChecks(FurtherChecks):
+    """Every further check, in one run."""
 
     needs_all = True
 
@@ -59,9 +59,9 @@ class EverythingBeside(Beside):
         self._cluster = context.cluster
 
     @contextmanager
-    def found(
+    def judged(
         self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
-    ) -> Iterator[FoundBeside]:
+    ) -> Iterator[FurtherFindings]:
         """Judge placement and metadata, and compare the metadata with the inventory of the bookies."""
         with ExitStack() as stack:
             known = cookies | scanned.bookies.registered
@@ -72,7 +72,7 @@ class EverythingBeside(Beside):
                 )
             faults, lint, lint_problem = self._lint(stack, ledgers, scanned, cookies)
             parts = (CheckPart(RunKind.BOOKIES.value), CheckPart(METADATA, lint_problem))
-            found = FoundBeside(faults, lint=lint, parts=parts)
+            found = FurtherFindings(faults, lint=lint, parts=parts)
             if self._settings.with_inventory:
                 found = self._with_inventory(found, stack, ledgers, scanned)
             try:
@@ -83,8 +83,8 @@ class EverythingBeside(Beside):
             yield self._placed(part, stack, ledgers, scanned, limiter, found)
 
     def _with_inventory(
-        self, found: FoundBeside, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult
-    ) -> FoundBeside:
+        self, found: FurtherFindings, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult
+    ) -> FurtherFindings:
         inventory = inventory_part(self._context, stack, ledgers, sorted(scanned.bookies.registered))
         return replace(
             found,
@@ -100,8 +100,8 @@ class EverythingBeside(Beside):
         ledgers: DataFrame,
         scanned: ScanResult,
         limiter: MarkLimiter,
-        found: FoundBeside,
-    ) -> FoundBeside:
+        found: FurtherFindings,
+    ) -> FurtherFindings:
         """Return ``found`` with the results of the placement check."""
         tally = PlacementTally()
         judged = stack.enter_context(part.judged(ledgers, tally, is_reported=True))

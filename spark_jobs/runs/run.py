@@ -45,7 +45,7 @@ from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.everything import EverythingBeside
+from spark_jobs.runs.everything import AllFurtherChecks
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
@@ -202,7 +202,7 @@ def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Complete
         case RunKind.REFERENCES:
             return ReferenceRun(context).execute, lambda summary: None
         case RunKind.EVERYTHING:
-            everything = BookieRun(context, EverythingBeside(context))
+            everything = BookieRun(context, AllFurtherChecks(context))
             return everything.execute, lambda summary: _everything_completed(context, everything, summary)
 
 

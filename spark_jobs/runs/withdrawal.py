@@ -174,7 +174,7 @@ class Withdrawal:
 
     def _ledger(self, held: HeldTask) -> Versioned | Unreadable | None:
         """Return the ledger as read under the lock."""
-        ledger_id, node = held.task.ledger_id, held.beside[0]
+        ledger_id, node = held.task.ledger_id, held.other_nodes[0]
         if node is None:
             return None
         try:

@@ -169,16 +169,16 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(lock: Any) -> Any:
-        async def given_back(self: TaskLocks, ledger_id: Any, owner: str, beside: Any = ()) -> HeldTask | None:
-            held: HeldTask | None = await lock(self, ledger_id, owner, beside)
+        async def given_back(self: TaskLocks, ledger_id: Any, owner: str, other_nodes: Any = ()) -> HeldTask | None:
+            held: HeldTask | None = await lock(self, ledger_id, owner, other_nodes)
             if held is not None:
                 await self._release(held.lock)
             return held
 
         return given_back
 
-    async def look(self: TaskLocks, held: HeldTask, beside: Any = ()) -> HeldLook:
-        return HeldLook(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(beside)))
+    async def look(self: TaskLocks, held: HeldTask, other_nodes: Any = ()) -> HeldLook:
+        return HeldLook(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(other_nodes)))
 
     async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
         with suppress(MultiFailedError):

@@ -220,8 +220,8 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, Lease, "is_session_over", lambda _: property(lambda self: False))
 
-    async def look(self: Lease, beside: Sequence[str]) -> HeldLook:
-        return await self._ports.tasks.locks.look(self.held, beside)
+    async def look(self: Lease, other_nodes: Sequence[str]) -> HeldLook:
+        return await self._ports.tasks.locks.look(self.held, other_nodes)
 
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
     swap(stack, Lease, "look", lambda _: look)

@@ -94,7 +94,7 @@ class HeldTask:
     lock: HeldLock
     task: Task
     task_czxid: int
-    beside: tuple[Node | None, ...] = ()
+    other_nodes: tuple[Node | None, ...] = ()
     """The other nodes requested in ``lock``, read together with the task under the lock."""
 
 
@@ -167,13 +167,13 @@ class TaskLocks:
         found = await self._store.get_many_data([lock_path(self._root, ledger_id) for ledger_id in ids])
         return {ledger_id: decode_lock(data) for ledger_id, data in zip(ids, found, strict=True) if data is not None}
 
-    async def lock(self, ledger_id: LedgerId, owner: str, beside: Sequence[str] = ()) -> HeldTask | None:
+    async def lock(self, ledger_id: LedgerId, owner: str, other_nodes: Sequence[str] = ()) -> HeldTask | None:
         """Take the lock of a marked ledger; it lives until released, or until the store's session ends.
 
         Args:
             ledger_id: the ledger.
             owner: host name of this process, for people to read.
-            beside: paths of other nodes to read under the lock, in the same request as the task.
+            other_nodes: paths of other nodes to read under the lock, in the same request as the task.
 
         Returns:
             The task as it is under the lock. None if the lock is taken (also by another user in this process), or if
@@ -183,7 +183,7 @@ class TaskLocks:
             UnreadableTaskError: the task cannot be read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles a remaining lock.
         """
-        lock, nodes = await self._take(ledger_id, owner, beside)
+        lock, nodes = await self._take(ledger_id, owner, other_nodes)
         if lock is None:
             return None
         task, *others = nodes
@@ -251,14 +251,14 @@ class TaskLocks:
             await self.prune()
         return True
 
-    async def look(self, held: HeldTask, beside: Sequence[str] = ()) -> HeldLook:
+    async def look(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldLook:
         """Read the lock, the task and other nodes again, all no older than this call.
 
         Raises:
             StoreUnavailableError: no answer.
         """
         ledger_id = held.task.ledger_id
-        paths = [task_path(self._root, ledger_id), lock_path(self._root, ledger_id), *beside]
+        paths = [task_path(self._root, ledger_id), lock_path(self._root, ledger_id), *other_nodes]
         task, lock, *nodes = await self._store.get_many_current(paths)
         is_ours = lock is not None and _is_ours(lock.stat, held.lock)
         return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
@@ -296,7 +296,7 @@ class TaskLocks:
             del self._holders[lock.ledger_id]
 
     async def _take(
-        self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
+        self, ledger_id: LedgerId, owner: str, other_nodes: Sequence[str]
     ) -> tuple[HeldLock | None, list[Node | None]]:
         """``_create``, unless a user of this process has the lock or is taking it; record the holder."""
         session_id = self._store.session.session_id
@@ -305,7 +305,7 @@ class TaskLocks:
         self._holders[ledger_id] = session_id
         lock = None
         try:
-            lock, nodes = await self._create(ledger_id, owner, beside)
+            lock, nodes = await self._create(ledger_id, owner, other_nodes)
         finally:
             self._holders.pop(ledger_id, None)
             if lock is not None:
@@ -323,9 +323,9 @@ class TaskLocks:
             self._forget_holder(lock)
 
     async def _create(
-        self, ledger_id: LedgerId, owner: str, beside: Sequence[str]
+        self, ledger_id: LedgerId, owner: str, other_nodes: Sequence[str]
     ) -> tuple[HeldLock | None, list[Node | None]]:
-        """Create the lock; return it if it is now this session's, with the task and the nodes ``beside`` read under it.
+        """Create the lock; return it if it is now this session's, with the task and the ``other_nodes`` read under it.
 
         Until there is a holder, the lock counts as left behind.
 
@@ -349,7 +349,7 @@ class TaskLocks:
                     return None, []
             except WriteOutcomeUnknownError:
                 await self._store.sync(path)
-            lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *beside])
+            lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *other_nodes])
             if lock is None:
                 continue
             if lock.stat.ephemeral_owner == self._store.session.session_id:
@@ -413,7 +413,8 @@ class TaskLocks:
             except MultiFailedError as error:
                 if error.index <= len(checks) + 1:
                     raise
-                await self._store.multi([unlock, *checks, delete])  # another program has a node beside the task
+                # Another program has a node in the task's directory.
+                await self._store.multi([unlock, *checks, delete])
             return True
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):

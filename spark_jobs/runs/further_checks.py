@@ -27,8 +27,8 @@ from spark_jobs.runs.outcome import ScanResult
 
 
 @dataclass(frozen=True, slots=True)
-class FoundBeside:
-    """The findings of the checks, valid as long as Spark keeps them."""
+class FurtherFindings:
+    """The findings of the further checks, valid as long as Spark keeps them."""
 
     findings: tuple[DataFrame, ...] = ()
     """For the report."""
@@ -41,15 +41,15 @@ class FoundBeside:
     parts: tuple[CheckPart, ...] = ()
 
 
-class Beside(Protocol):
-    """The checks of one run besides the bookie check."""
+class FurtherChecks(Protocol):
+    """The checks of one run that judge the ledgers which its bookie check read."""
 
     needs_all: bool
     """Whether the checks need every ledger, and not only the ledgers on lost bookies."""
 
-    def found(
+    def judged(
         self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
-    ) -> AbstractContextManager[FoundBeside]:
+    ) -> AbstractContextManager[FurtherFindings]:
         """Judge the ledgers, and mark those to be marked.
 
         Args:
@@ -64,14 +64,14 @@ class Beside(Protocol):
         ...
 
 
-class NothingBeside(Beside):
+class NoFurtherChecks(FurtherChecks):
     """No other check."""
 
     needs_all = False
 
     @contextmanager
-    def found(
+    def judged(
         self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId], limiter: MarkLimiter
-    ) -> Iterator[FoundBeside]:
+    ) -> Iterator[FurtherFindings]:
         """Find nothing."""
-        yield FoundBeside()
+        yield FurtherFindings()
