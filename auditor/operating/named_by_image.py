@@ -8,8 +8,8 @@ from auditor.operating.client import ClusterClient
 from auditor.operating.what_if import NamedLedgers
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image import files
+from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import check_usable
-from spark_jobs.image.place import place_of
 from spark_jobs.image.suspects import suspects
 from spark_jobs.image_options import IMAGE_AGE_MAX_S
 
@@ -20,7 +20,7 @@ def named_by_image(client: ClusterClient, image: str, bookies: Sequence[BookieId
     Raises:
         ImageError: there is no image, or it is damaged, of another cluster, or too old.
     """
-    place, manifest = files.newest(place_of(image), client.cluster)
+    folder, manifest = files.newest(image_folder(image), client.cluster)
     check_usable(manifest, client.cluster, client.ports.clock.epoch_ms(), IMAGE_AGE_MAX_S)
-    found = suspects(place, manifest, frozenset(bookies), frozenset(bookies), frozenset())
+    found = suspects(folder, manifest, frozenset(bookies), frozenset(bookies), frozenset())
     return NamedLedgers([LedgerId(each) for each in found.ids.to_pylist()], manifest.read_from_ms)

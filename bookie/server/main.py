@@ -48,7 +48,7 @@ from bookie.server.apache.listener import ApacheListener
 from bookie.server.collection_figures import show_collection
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import CONNECTIONS_MAX, GrpcServer
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.salvaged import salvage_at_start
@@ -322,9 +322,9 @@ async def _join(
     """Prove that the disks belong to this bookie id, then open them. Also return all ledger directories as one disk."""
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
-    places = (
-        *(Place(Role.JOURNAL, *each) for each in zip(settings.journal_dirs, disks.journals, strict=True)),
-        *(_ledger_place(*each) for each in zip(settings.ledger_dirs, disks.ledgers, strict=True)),
+    directories = (
+        *(RoleDirectory(Role.JOURNAL, *each) for each in zip(settings.journal_dirs, disks.journals, strict=True)),
+        *(_ledger_directory(*each) for each in zip(settings.ledger_dirs, disks.ledgers, strict=True)),
     )
     port = listeners.port if listeners.apache_port is None else listeners.apache_port
 
@@ -332,7 +332,7 @@ async def _join(
         return await admit(
             store,
             cluster,
-            places,
+            directories,
             settings.bookie_id or "",
             f"{settings.advertised}:{port}",
             clock,
@@ -343,7 +343,7 @@ async def _join(
 
     admission = await admitted()
     journals = [TimedDisk(disk, context.metrics, clock) for disk in disks.journals]
-    ledger_disk = await _ledger_disk(places, admission, clock)
+    ledger_disk = await _ledger_disk(directories, admission, clock)
     try:
         storage = await _open_storage(settings, journals, ledger_disk, clock, context.stack)
     except DamagedJournalError as error:
@@ -353,29 +353,29 @@ async def _join(
             disks.journals, disks.ledgers, settings.journal_dirs, settings.ledger_dirs, error, rng, clock
         )
         admission = await admitted()
-        ledger_disk = await _ledger_disk(places, admission, clock)
+        ledger_disk = await _ledger_disk(directories, admission, clock)
         storage = await _open_storage(settings, journals, ledger_disk, clock, context.stack)
     await finish_start(
-        store, cluster, places, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
+        store, cluster, directories, admission, storage, clock, rng, takeover_deadline_s=settings.takeover_deadline_s
     )
     return admission, ledger_disk, storage
 
 
-def _ledger_place(path: Path, disk: FileDisk | DiskError) -> Place:
+def _ledger_directory(path: Path, disk: FileDisk | DiskError) -> RoleDirectory:
     if isinstance(disk, DiskError):
-        return Place(Role.LEDGERS, path, None, str(disk))
-    return Place(Role.LEDGERS, path, disk)
+        return RoleDirectory(Role.LEDGERS, path, None, str(disk))
+    return RoleDirectory(Role.LEDGERS, path, disk)
 
 
-async def _ledger_disk(places: Sequence[Place], admission: Admission, clock: Clock) -> Disk:
+async def _ledger_disk(directories: Sequence[RoleDirectory], admission: Admission, clock: Clock) -> Disk:
     """Return the ledger directories as one disk."""
     parts = []
-    for place in (place for place in places if place.role is Role.LEDGERS):
-        path = str(place.path.resolve())
+    for directory in (directory for directory in directories if directory.role is Role.LEDGERS):
+        path = str(directory.path.resolve())
         problem = admission.out_of_use.get(path, "")
         if problem:
             _log.error("ledger directory out of use", extra={"directory": path, "problem": problem})
-        parts.append(SpreadDirectory(path, None if problem else place.disk, problem))
+        parts.append(SpreadDirectory(path, None if problem else directory.disk, problem))
     if len(parts) > 1:
         return await SpreadDisk.over(parts, clock)
     assert parts[0].disk is not None

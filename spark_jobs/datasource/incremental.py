@@ -31,10 +31,10 @@ from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
 from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 from spark_jobs.image.carried import ImageRows, divided, tally, without
+from spark_jobs.image.folder import ImageFolder
 from spark_jobs.image.leaves import LeafRecord, LeafStat
 from spark_jobs.image.manifest import ImageError
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.image.place import Place
 from spark_jobs.pacing.paced_store import PacedStore
 
 
@@ -52,11 +52,11 @@ class ImageSource:
     """The files of an image."""
 
     files: Mapping[str, ImageFile]
-    places: Mapping[str, Place]
+    folders: Mapping[str, ImageFolder]
 
     def rows(self) -> ImageRows:
         """Open the image."""
-        return ImageRows(self.files, self.places)
+        return ImageRows(self.files, self.folders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from spark_jobs.datasource.columns import LedgerColumns, MetadataColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.image.folder import image_folder
 from spark_jobs.image.leaves import LEAF_IDS
 from spark_jobs.image.part import ImagePart
-from spark_jobs.image.place import place_of
 from spark_jobs.pacing.paced_store import PacedStore
 
 ROWS_MAX: Final = 10_000
@@ -82,7 +82,7 @@ async def scan(
 
 def image_part(options: LedgerOptions) -> ImagePart | None:
     """Return the part of an image written by a reading; None: no image is written."""
-    return None if options.image_dir is None else ImagePart(place_of(options.image_dir), options.image_from_ms)
+    return None if options.image_dir is None else ImagePart(image_folder(options.image_dir), options.image_from_ms)
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jobs.image.columns import LEDGERS_SCHEMA
+from spark_jobs.image.folder import ImageFolder, each_of
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES_SCHEMA, LeafRecord, LeafSlice, leaf_records
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
-from spark_jobs.image.place import Place, each_of
 
 _GROUPS_KEPT: Final = 4
-"""Row groups in memory: the places of a leaf are in two or three files, and the next leaf follows in the same ones."""
+"""Row groups in memory: the slices of a leaf are in two or three files, and the next leaf follows in the same ones."""
 _FILES_KEPT: Final = 8
 """Open files; one of a store is in memory, some megabytes."""
 
@@ -31,15 +31,15 @@ _FILES_KEPT: Final = 8
 class ImageRows:
     """The rows of one generation by leaf. Not shared between threads."""
 
-    def __init__(self, files: Mapping[str, ImageFile], places: Mapping[str, Place]) -> None:
+    def __init__(self, files: Mapping[str, ImageFile], folders: Mapping[str, ImageFolder]) -> None:
         """Prepare.
 
         Args:
             files: the files of the image, by name.
-            places: the place of each of them.
+            folders: the folder of each of them.
         """
         self._files = files
-        self._places = places
+        self._folders = folders
         self._parquet: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
         self._failed: dict[str, str] = {}
@@ -86,7 +86,7 @@ class ImageRows:
 
     def _opened(self, name: str) -> pq.ParquetFile:
         if name not in self._parquet:
-            self._parquet[name] = opened_parquet(self._places[name], self._files[name], LEDGERS_SCHEMA)
+            self._parquet[name] = opened_parquet(self._folders[name], self._files[name], LEDGERS_SCHEMA)
             if len(self._parquet) > _FILES_KEPT:
                 self._parquet.popitem(last=False)[1].close(force=True)
         self._parquet.move_to_end(name)
@@ -102,20 +102,20 @@ class ImageRows:
         return self._groups[key]
 
 
-def leaves_of(place: Place, manifest: Manifest) -> list[LeafRecord]:
+def leaves_of(folder: ImageFolder, manifest: Manifest) -> list[LeafRecord]:
     """The leaves of an image.
 
     Raises:
         ImageError: a file is missing, damaged, or something else.
     """
     names = {file.name for file in manifest.files}
-    records = (record for some in each_of(lambda file: _leaves(place, file), manifest.leaves) for record in some)
+    records = (record for some in each_of(lambda file: _leaves(folder, file), manifest.leaves) for record in some)
     return [record for record in records if all(piece.file in names for piece in record.slices)]
 
 
-def _leaves(place: Place, file: ImageFile) -> list[LeafRecord]:
+def _leaves(folder: ImageFolder, file: ImageFile) -> list[LeafRecord]:
     try:
-        parquet = opened_parquet(place, file, LEAVES_SCHEMA)
+        parquet = opened_parquet(folder, file, LEAVES_SCHEMA)
         try:
             return list(leaf_records(parquet.read(use_threads=False)))
         finally:

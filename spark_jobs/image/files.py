@@ -1,4 +1,4 @@
-"""The generations of images in a place: written beside the current one, and put in its place at once.
+"""The generations of images in a folder: written beside the current one, and put in its place at once.
 
 In a directory:
 
@@ -32,9 +32,9 @@ import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.model.run import RunKind, is_misdated, started_ms
+from spark_jobs.image.folder import ImageFolder, each_of
 from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, part_of
 from spark_jobs.image.part import PART, ImageFile
-from spark_jobs.image.place import Place, each_of
 
 MANIFEST: Final = "manifest.json"
 GENERATIONS: Final = 2
@@ -49,12 +49,14 @@ _REMOVED_MAX: Final = 8
 """Generations removed by one step, the oldest first: one, unless earlier removals failed."""
 
 
-def cluster_place(image: Place, cluster: Cluster) -> Place:
-    """The place of a cluster's images."""
+def cluster_folder(image: ImageFolder, cluster: Cluster) -> ImageFolder:
+    """The folder of a cluster's images."""
     return image.child(re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id))
 
 
-def begin(image: Place, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0) -> Place:
+def begin(
+    image: ImageFolder, cluster: Cluster, run_id: str, kind: RunKind = RunKind.BOOKIES, *, kept: int = 0
+) -> ImageFolder:
     """Make an empty folder for the files of a new generation, and remove unfinished ones by runs of this kind.
 
     Args:
@@ -67,14 +69,14 @@ def begin(image: Place, cluster: Cluster, run_id: str, kind: RunKind = RunKind.B
     Raises:
         OSError: it cannot be made.
     """
-    parent = cluster_place(image, cluster)
+    parent = cluster_folder(image, cluster)
     _remove(_unfinished(parent, kind)[: -kept or None])
     writing = parent.child(_name(parent, kind, run_id))
     writing.make()
     return writing
 
 
-def note_beginning(writing: Place, manifest: Manifest) -> None:
+def note_beginning(writing: ImageFolder, manifest: Manifest) -> None:
     """Record the beginning of an unfinished generation.
 
     Args:
@@ -87,7 +89,7 @@ def note_beginning(writing: Place, manifest: Manifest) -> None:
     writing.start_write(BEGINNING, _content(manifest)).result()
 
 
-def commit(writing: Place, manifest: Manifest) -> None:
+def commit(writing: ImageFolder, manifest: Manifest) -> None:
     """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and the unfinished ones of
     earlier runs of its kind. One that is dated a day after this one had a wrong clock: it is removed as well, because
     it would stay the newest.
@@ -115,26 +117,26 @@ def commit(writing: Place, manifest: Manifest) -> None:
     _remove(unfinished(writing.parent, _kind_of(writing)))
 
 
-def abandon(writing: Place) -> None:
+def abandon(writing: ImageFolder) -> None:
     """Remove a generation that will not become whole."""
     _remove([writing])
 
 
-def generations(parent: Place) -> list[Place]:
-    """The generations of a cluster, the oldest first; none if the place cannot be read."""
+def generations(parent: ImageFolder) -> list[ImageFolder]:
+    """The generations of a cluster, the oldest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return _generations(parent)
     return []
 
 
-def unfinished(parent: Place, kind: RunKind = RunKind.BOOKIES) -> list[Place]:
-    """The unfinished generations by runs of a kind, the oldest first; none if the place cannot be read."""
+def unfinished(parent: ImageFolder, kind: RunKind = RunKind.BOOKIES) -> list[ImageFolder]:
+    """The unfinished generations by runs of a kind, the oldest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return _unfinished(parent, kind)
     return []
 
 
-def begun(writing: Place) -> Manifest:
+def begun(writing: ImageFolder) -> Manifest:
     """Return an unfinished generation, with the files of its complete parts.
 
     Raises:
@@ -153,13 +155,13 @@ def begun(writing: Place) -> Manifest:
     return replace(manifest, files=tuple(found))
 
 
-def newest(image: Place, cluster: Cluster) -> tuple[Place, Manifest]:
+def newest(image: ImageFolder, cluster: Cluster) -> tuple[ImageFolder, Manifest]:
     """The current image of a cluster.
 
     Raises:
         ImageError: there is none, or it is damaged or of a newer release.
     """
-    parent = cluster_place(image, cluster)
+    parent = cluster_folder(image, cluster)
     try:
         found = _generations(parent)
     except OSError as error:
@@ -169,7 +171,7 @@ def newest(image: Place, cluster: Cluster) -> tuple[Place, Manifest]:
     return found[-1], _manifest(found[-1], MANIFEST)
 
 
-def _generations(parent: Place) -> list[Place]:
+def _generations(parent: ImageFolder) -> list[ImageFolder]:
     found = parent.folders().items()
     return [
         parent.child(name)
@@ -179,16 +181,16 @@ def _generations(parent: Place) -> list[Place]:
     ]
 
 
-def _unfinished(parent: Place, kind: RunKind) -> list[Place]:
+def _unfinished(parent: ImageFolder, kind: RunKind) -> list[ImageFolder]:
     found = (
         parent.child(name)
         for name, files in sorted(parent.folders().items())
         if (name.startswith(_WRITING) if parent.has_rename else MANIFEST not in files)
     )
-    return [place for place in found if _kind_of(place) is kind]
+    return [folder for folder in found if _kind_of(folder) is kind]
 
 
-def _name(parent: Place, kind: RunKind, run_id: str) -> str:
+def _name(parent: ImageFolder, kind: RunKind, run_id: str) -> str:
     if parent.has_rename:
         return f"{_prefix(kind)}{run_id}"
     return run_id if kind is RunKind.BOOKIES else f"{run_id}.{kind.value}"
@@ -198,7 +200,7 @@ def _prefix(kind: RunKind) -> str:
     return _WRITING if kind is RunKind.BOOKIES else f"{_WRITING}{kind.value}-"
 
 
-def _kind_of(writing: Place) -> RunKind:
+def _kind_of(writing: ImageFolder) -> RunKind:
     name = writing.name
     others = (
         kind
@@ -208,28 +210,28 @@ def _kind_of(writing: Place) -> RunKind:
     return next(others, RunKind.BOOKIES)
 
 
-def _remove(places: Sequence[Place]) -> None:
+def _remove(folders: Sequence[ImageFolder]) -> None:
     """Remove generations. After a failure, the remains count neither as a whole generation nor as an unfinished one."""
-    for place in places[:_REMOVED_MAX]:
-        place.remove((BEGINNING, MANIFEST))
+    for folder in folders[:_REMOVED_MAX]:
+        folder.remove((BEGINNING, MANIFEST))
 
 
 def _content(manifest: Manifest) -> pa.Buffer:
     return pa.py_buffer(manifest.to_text().encode())
 
 
-def _manifest(place: Place, name: str) -> Manifest:
+def _manifest(folder: ImageFolder, name: str) -> Manifest:
     try:
-        return manifest_of(_text(place, name))
+        return manifest_of(_text(folder, name))
     except OSError as error:
         raise ImageError(f"its manifest cannot be read: {error}") from error
 
 
-def _part(writing: Place, name: str) -> Part | None:
+def _part(writing: ImageFolder, name: str) -> Part | None:
     with contextlib.suppress(OSError, ImageError):
         return part_of(_text(writing, name))
     return None
 
 
-def _text(place: Place, name: str) -> str:
-    return place.read(name, _MANIFEST_BYTES_MAX).decode(errors="replace")
+def _text(folder: ImageFolder, name: str) -> str:
+    return folder.read(name, _MANIFEST_BYTES_MAX).decode(errors="replace")

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jobs.image.columns import ImageColumns, ImageTables, tables_of
+from spark_jobs.image.folder import ImageFolder, Writing
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
-from spark_jobs.image.place import Place, Writing
 
 LEDGERS_MAX: Final = 250_000
 """Of a file: about 50 MB in memory while it is written."""
@@ -67,14 +67,14 @@ class ImageFile:
 class ImagePart:
     """The part of one reading of one partition. Not shared between threads."""
 
-    def __init__(self, place: Place, read_from_ms: int = 0) -> None:
+    def __init__(self, folder: ImageFolder, read_from_ms: int = 0) -> None:
         """Prepare.
 
         Args:
-            place: holds the files of all parts.
+            folder: holds the files of all parts.
             read_from_ms: nothing was read before this, epoch milliseconds.
         """
-        self._place = place
+        self._folder = folder
         self._writings: deque[Writing] = deque()
         self._read_from_ms = read_from_ms
         self._token = secrets.token_hex(8)  # of this reading alone: Spark may read a partition twice
@@ -144,9 +144,9 @@ class ImagePart:
         document = {"files": [asdict(file) for file in self._files], "read_from_ms": self._read_from_ms}
         text = json.dumps(document | {"crc32": document_crc32(document)})
         try:
-            self._place.start_write(f"{PART}-{self._token}.json", pa.py_buffer(text.encode())).result()
+            self._folder.start_write(f"{PART}-{self._token}.json", pa.py_buffer(text.encode())).result()
         except OSError as error:
-            self._problem = f"cannot write to {self._place}: {error}"
+            self._problem = f"cannot write to {self._folder}: {error}"
 
     def _make_room(self) -> None:
         """Wait a little until not too many files are still being written."""
@@ -154,13 +154,13 @@ class ImagePart:
             if self._writings[0].is_done_within(_ROOM_S):
                 self._end_oldest()
             else:
-                self._problem = f"{self._place} does not take files as fast as metadata is read"
+                self._problem = f"{self._folder} does not take files as fast as metadata is read"
 
     def _end_oldest(self) -> None:
         try:
             self._writings.popleft().result()
         except OSError as error:
-            self._problem = f"cannot write to {self._place}: {error}"
+            self._problem = f"cannot write to {self._folder}: {error}"
 
     def _write_kept(self) -> None:
         kept, self._kept, self._kept_rows = self._kept, [], 0
@@ -180,10 +180,10 @@ class ImagePart:
         try:
             for name, (_, table) in zip(names, tables, strict=True):
                 content = table_content(table)
-                self._writings.append(self._place.start_write(name, content))
+                self._writings.append(self._folder.start_write(name, content))
                 self._files.append(image_file(name, table, content))
         except (OSError, pa.ArrowException) as error:
-            self._problem = f"cannot write to {self._place}: {error}"
+            self._problem = f"cannot write to {self._folder}: {error}"
         self._make_room()
         return names[0]
 
@@ -237,14 +237,14 @@ def footer_crc32(file: pa.NativeFile, name: str) -> int:
     return checksum
 
 
-def opened_parquet(place: Place, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
+def opened_parquet(folder: ImageFolder, file: ImageFile, schema: pa.Schema) -> pq.ParquetFile:
     """Open a file of an image; the caller closes it with ``force=True``.
 
     Raises:
         OSError, pa.ArrowException: it cannot be read.
         ValueError: it has another size, end or schema, or other rows, than it was written with.
     """
-    source = place.opened(file.name, file.bytes)
+    source = folder.opened(file.name, file.bytes)
     try:
         if footer_crc32(source, file.name) != file.footer_crc32:
             raise ValueError(f"{file.name} has another end than in its manifest")

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from spark_jobs.image.columns import INDEX_SCHEMA
+from spark_jobs.image.folder import ImageFolder, each_of
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
-from spark_jobs.image.place import Place, each_of
 
 _ENDANGERED: Final = 1
 """Copies of a critical ledger."""
@@ -45,7 +45,7 @@ class Suspects:
 
 
 def suspects(
-    place: Place, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
+    folder: ImageFolder, manifest: Manifest, lost: AbstractSet[str], due: AbstractSet[str], critical: AbstractSet[str]
 ) -> Suspects:
     """Read the ledgers on a bookie of ``due``, and those on a bookie of ``critical`` with one copy left.
 
@@ -54,7 +54,7 @@ def suspects(
     is 1 or 0.
 
     Args:
-        place: of the image.
+        folder: of the image.
         manifest: of the image.
         lost: every lost bookie, as each takes a copy.
         due: bookies whose ledgers may be marked.
@@ -66,7 +66,7 @@ def suspects(
     read = total = 0
     tables = [INDEX_SCHEMA.empty_table()]
     names = sorted(lost)
-    for table, groups, of_file in each_of(lambda file: _rows(place, file, names), manifest.index):
+    for table, groups, of_file in each_of(lambda file: _rows(folder, file, names), manifest.index):
         tables.append(table)
         read, total = read + groups, total + of_file
     rows = pa.concat_tables(tables)
@@ -91,10 +91,10 @@ def suspects(
     return Suspects(ordered["ledger_id"], read, total)
 
 
-def _rows(place: Place, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
+def _rows(folder: ImageFolder, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
     """Return the rows of some bookies, the number of row groups read for them, and that of the file."""
     try:
-        parquet = opened_parquet(place, file, INDEX_SCHEMA)
+        parquet = opened_parquet(folder, file, INDEX_SCHEMA)
         try:
             count = parquet.num_row_groups
             columns = (parquet.metadata.row_group(number).column(0) for number in range(count))

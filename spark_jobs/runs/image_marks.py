@@ -24,8 +24,8 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image.files import newest
+from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
-from spark_jobs.image.place import place_of
 from spark_jobs.image.suspects import Suspects, suspects
 from spark_jobs.report.summary import ImageCounts
 from spark_jobs.run_limits import RunLimits
@@ -107,7 +107,7 @@ class ImageMarks:
         image = context.settings.image_place
         if not image:
             raise ImageError("this run has no image")
-        place, manifest = newest(place_of(image), context.cluster.cluster)
+        place, manifest = newest(image_folder(image), context.cluster.cluster)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
         return manifest, suspects(place, manifest, lost.noted.keys(), wanted.due, wanted.critical)
 

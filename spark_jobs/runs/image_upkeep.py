@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
 from spark_jobs.image import files
+from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.manifest import ImageError, Manifest
-from spark_jobs.image.place import Place, place_of
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import ImageParts
@@ -27,7 +27,7 @@ class ImageUpkeep:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._writing: Place | None = None
+        self._writing: ImageFolder | None = None
         self._attendance = NOT_KNOWN
         self.read_from_ms = 0
         """When the reading for the latest generation began, epoch milliseconds."""
@@ -35,8 +35,8 @@ class ImageUpkeep:
         self.problem = ""
         """Why no image was written."""
 
-    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> Place | None:
-        """Begin a generation before a scan, and discard an earlier one; return the place for the parts, or None.
+    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> ImageFolder | None:
+        """Begin a generation before a scan, and discard an earlier one; return the folder for the parts, or None.
 
         Args:
             live: bookies counted as live by the scan.
@@ -47,7 +47,7 @@ class ImageUpkeep:
         self.abandon()
         if not settings.image_place or settings.is_dry_run:
             return None
-        image = place_of(settings.image_place)
+        image = image_folder(settings.image_place)
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
         try:

@@ -22,10 +22,10 @@ from spark_jobs.datasource.scan import leaf_of
 from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.image import files
 from spark_jobs.image.carried import leaves_of
+from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.part import ImageFile
-from spark_jobs.image.place import Place, place_of
 from spark_jobs.report.summary import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
@@ -108,7 +108,7 @@ class IncrementalReading:
         return plan_incremental(self._plan, leaves, sources.records, times)
 
     def _scan(
-        self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image: Place | None
+        self, works: Sequence[LeafWork], sources: _Sources, live: AbstractSet[str], image: ImageFolder | None
     ) -> LedgerScan:
         settings, spark, budget = self._context.settings, self._context.spark, self._context.budget
         cost = cost_of(works)
@@ -143,23 +143,23 @@ class _Sources:
         self.read_from_ms = 0
         """When the reading of the image, or of the oldest unfinished one, began; 0: no image."""
         self._files: dict[str, ImageFile] = {}
-        self._places: dict[str, Place] = {}
-        self._image = place_of(context.settings.image_place)
+        self._folders: dict[str, ImageFolder] = {}
+        self._image = image_folder(context.settings.image_place)
         found: list[LeafRecord] = []
         if lost:
             self.problem = "a bookie was lost, and no audit of all ledgers has dealt with it"
         images = [*self._unfinished(), *(() if lost else self._whole())]
-        for place, manifest in images:
-            whole = place_of(place.to_text())
+        for folder, manifest in images:
+            whole = image_folder(folder.to_text())
             try:
-                records = leaves_of(place, manifest)
+                records = leaves_of(folder, manifest)
             except ImageError as error:
                 self.problem = str(error)
                 continue
             found += (record for record in records if not lost or record.read_from_ms >= manifest.read_from_ms)
             self.read_from_ms = manifest.read_from_ms
             for file in manifest.files:
-                self._files[file.name], self._places[file.name] = file, whole
+                self._files[file.name], self._folders[file.name] = file, whole
         self.records = newest_of_each(found)
         if len(self.records) > _LEAVES_MAX:
             self.problem = f"the ledger tree has {len(self.records)} nodes with ledgers, more than {_LEAVES_MAX}"
@@ -170,22 +170,22 @@ class _Sources:
         """The files for the tasks."""
         return ImageSource(
             {name: file for name, file in self._files.items() if file.is_ledgers},
-            {name: self._places[name] for name, file in self._files.items() if file.is_ledgers},
+            {name: self._folders[name] for name, file in self._files.items() if file.is_ledgers},
         )
 
-    def _whole(self) -> Iterator[tuple[Place, Manifest]]:
+    def _whole(self) -> Iterator[tuple[ImageFolder, Manifest]]:
         try:
-            place, manifest = files.newest(self._image, self._context.cluster.cluster)
+            folder, manifest = files.newest(self._image, self._context.cluster.cluster)
             self._check(manifest)
         except ImageError as error:
             self.problem = str(error)
             return
-        yield place, manifest
+        yield folder, manifest
 
-    def _unfinished(self) -> Iterator[tuple[Place, Manifest]]:
-        for place in files.unfinished(files.cluster_place(self._image, self._context.cluster.cluster)):
+    def _unfinished(self) -> Iterator[tuple[ImageFolder, Manifest]]:
+        for folder in files.unfinished(files.cluster_folder(self._image, self._context.cluster.cluster)):
             try:
-                manifest = files.begun(place)
+                manifest = files.begun(folder)
                 self._check(manifest)
                 self._check_losses(manifest)
             except ImageError as error:
@@ -194,7 +194,7 @@ class _Sources:
                     extra={"run_id": self._context.run_id, "reason": str(error)},
                 )
                 continue
-            yield place, manifest
+            yield folder, manifest
 
     def _check(self, manifest: Manifest) -> None:
         context = self._context

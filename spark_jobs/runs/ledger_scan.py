@@ -27,8 +27,8 @@ from spark_jobs.datasource.ledgers import LedgerTasks
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent, balance, parents_text, partition_count
 from spark_jobs.datasource.task_rows import READING, READING_DDL
+from spark_jobs.image.folder import ImageFolder
 from spark_jobs.image.part import ImageFile
-from spark_jobs.image.place import Place
 from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.releasing import unpersist
@@ -87,7 +87,7 @@ def scan_ledgers(
     plan: Sequence[LeafParent],
     live: AbstractSet[str] | None,
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
-    image: Place | None = None,
+    image: ImageFolder | None = None,
     image_from_ms: int = 0,
     *,
     budget: Budget | None = None,
@@ -101,7 +101,7 @@ def scan_ledgers(
         plan: the nodes to read.
         live: ledgers on these bookies alone are only counted in the reader and not returned; None: all are returned.
         ids: lowest and highest ledger id to read; the others count as skipped.
-        image: place for the parts of an image, shared by all executors; None: no image is written.
+        image: folder for the parts of an image, shared by all executors; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
         budget: of all tasks of the run; None: that of the settings.
         is_brief: rows have the columns of ``BRIEF_DDL`` alone, and no image is written.

@@ -19,12 +19,12 @@ from bookie.model.run import RunKind
 from spark_jobs import remote_files
 from spark_jobs.image import files
 from spark_jobs.image import part as part_module
-from spark_jobs.image import place as place_module
+from spark_jobs.image import folder as folder_module
 from spark_jobs.image.carried import ImageRows, leaves_of
+from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.image.place import LocalPlace, Place, PlaceError, StorePlace, place_of
 from spark_jobs.image.suspects import suspects
 from spark_jobs.remote_files import SLOW_S, RemoteFiles
 from spark_jobs.report.history import reports
@@ -59,9 +59,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Objects]:
         monkeypatch.setenv(name, value)
     with s3_objects("images") as objects:
         monkeypatch.setenv("AWS_ENDPOINT_URL", objects.endpoint)
-        place_module._client.cache_clear()
+        folder_module._client.cache_clear()
         yield objects
-    place_module._client.cache_clear()
+    folder_module._client.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ def moto(moto_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     fs.S3FileSystem(endpoint_override=moto_endpoint, allow_bucket_creation=True).create_dir("images")
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
-    place_module._client.cache_clear()
+    folder_module._client.cache_clear()
     yield f"s3a://images/{tmp_path.name}"
-    place_module._client.cache_clear()
+    folder_module._client.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -99,29 +99,29 @@ _HDFS = (pytest.mark.needs("hadoop-hdfs"), pytest.mark.long)
 @pytest.fixture(
     params=["directory", "s3", pytest.param("moto", marks=_MOTO), pytest.param("hdfs", marks=_HDFS)],
 )
-def image(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> ImageFolder:
     """A directory, and stores: a small S3 server, moto, and Hadoop's own cluster."""
     if request.param == "directory":
-        return LocalPlace(tmp_path)
+        return LocalImageFolder(tmp_path)
     if request.param == "s3":
         request.getfixturevalue("s3")
-        return place_of("s3a://images/bookkeeper")
-    return place_of(request.getfixturevalue(request.param))
+        return image_folder("s3a://images/bookkeeper")
+    return image_folder(request.getfixturevalue(request.param))
 
 
-def put(place: Place, name: str, data: bytes) -> None:
-    if isinstance(place, LocalPlace):
+def put(place: ImageFolder, name: str, data: bytes) -> None:
+    if isinstance(place, LocalImageFolder):
         (place.path / name).write_bytes(data)
     else:
         place.start_write(name, pa.py_buffer(data)).result()
 
 
 def written(
-    image: Place, ledgers: Sequence[Ledger] = LEDGERS, run_id: str = "20270115T080000Z-000000", **values: Any
-) -> tuple[Place, Manifest]:
+    image: ImageFolder, ledgers: Sequence[Ledger] = LEDGERS, run_id: str = "20270115T080000Z-000000", **values: Any
+) -> tuple[ImageFolder, Manifest]:
     """Write a current generation."""
     writing = files.begin(image, CLUSTER, run_id)
-    part = ImagePart(place_of(writing.to_text()))  # as an executor does
+    part = ImagePart(image_folder(writing.to_text()))  # as an executor does
     for ledger_id, write_quorum, bookies in ledgers:
         part.add(ledger_id, 3, len(bookies), write_quorum, write_quorum, bookies)
     made = part.finish()
@@ -134,12 +134,14 @@ def written(
     return files.newest(image, CLUSTER)
 
 
-def named(place: Place, manifest: Manifest, *lost: str, due: Sequence[str] = (), critical: Sequence[str] = ()) -> Any:
+def named(
+    place: ImageFolder, manifest: Manifest, *lost: str, due: Sequence[str] = (), critical: Sequence[str] = ()
+) -> Any:
     found = suspects(place, manifest, frozenset(lost), frozenset(due or lost), frozenset(critical))
     return found.ids.to_pylist()
 
 
-def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: Place) -> None:
+def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: ImageFolder) -> None:
     current = written(image)
     assert named(*current, "x:1") == [4, 3, 5, 6]
     assert named(*current, "x:1", "y:1") == [4, 5, 6, 1 << 62, 3]
@@ -147,7 +149,7 @@ def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: Pl
     assert named(*current, "new:1") == named(*written(image, (), "20280115T080000Z-000000"), "x:1") == []
 
 
-def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image: Place) -> None:
+def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image: ImageFolder) -> None:
     current = written(image)
     found = suspects(*current, frozenset({"x:1", "y:1"}), NONE, frozenset({"x:1"}))
     assert found.ids.to_pylist() == [4, 5, 6]
@@ -155,7 +157,7 @@ def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image
     assert found.ids.to_pylist() == [4, 5, 6, 1 << 62]
 
 
-def test_a_ledger_whose_last_copies_are_on_one_bookie_is_critical(image: Place) -> None:
+def test_a_ledger_whose_last_copies_are_on_one_bookie_is_critical(image: ImageFolder) -> None:
     """The number of copies counts a bookie that an ensemble names twice once."""
     twice: Ledger = (8, 3, ("a:1", "a:1", "x:1"))
     current = written(image, [*LEDGERS, twice])
@@ -163,7 +165,7 @@ def test_a_ledger_whose_last_copies_are_on_one_bookie_is_critical(image: Place) 
     assert 8 in found.ids.to_pylist()
 
 
-def test_both_tables_have_every_ledger(image: Place) -> None:
+def test_both_tables_have_every_ledger(image: ImageFolder) -> None:
     directory, manifest = written(image)
     (ledgers,) = (
         pq.read_table(directory.opened(file.name, file.bytes)).to_pylist() for file in manifest.files if file.is_ledgers
@@ -176,7 +178,7 @@ def test_both_tables_have_every_ledger(image: Place) -> None:
     assert pairs == {(bookie, ledger_id) for ledger_id, _, bookies in LEDGERS for bookie in bookies}
 
 
-def test_only_the_row_groups_of_the_lost_bookie_are_read(image: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_row_groups_of_the_lost_bookie_are_read(image: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_module, "ROW_GROUP", 100)
     monkeypatch.setattr(part_module, "LEDGERS_MAX", 1_000)
     rng = random.Random(1)
@@ -190,11 +192,11 @@ def test_only_the_row_groups_of_the_lost_bookie_are_read(image: Place, monkeypat
     assert [len(batch) for batch in found.batches(50, 200)] == [50, 200, len(found) - 250]
 
 
-def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: Place) -> None:
+def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: ImageFolder) -> None:
     directory, manifest = written(image)
     sound = named(directory, manifest, "x:1")
     refused = 0
-    step = 3 if isinstance(image, LocalPlace) else 201
+    step = 3 if isinstance(image, LocalImageFolder) else 201
     for name in (manifest.index[0].name, files.MANIFEST):
         data = directory.read(name, 1 << 20)
         for position in range(0, len(data), step):
@@ -222,13 +224,15 @@ def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: Place) -> None:
         ({"read_from_ms": NOW_MS + 61_000}, "from the future"),
     ],
 )
-def test_the_image_of_another_cluster_or_time_is_not_used(image: Place, values: dict[str, Any], reason: str) -> None:
+def test_the_image_of_another_cluster_or_time_is_not_used(
+    image: ImageFolder, values: dict[str, Any], reason: str
+) -> None:
     _, manifest = written(image, **values)
     with pytest.raises(ImageError, match=reason):
         check_usable(manifest, CLUSTER, NOW_MS, 100)
 
 
-def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: Place) -> None:
+def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: ImageFolder) -> None:
     _, manifest = written(image)
     check_usable(manifest, CLUSTER, NOW_MS + 100_000, 100)
     with pytest.raises(ImageError, match="it has version 3, and this release reads version 2"):
@@ -240,17 +244,17 @@ def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: Pl
             manifest_of(text)
 
 
-def test_values_that_are_out_of_range_name_no_ledger(image: Place) -> None:
+def test_values_that_are_out_of_range_name_no_ledger(image: ImageFolder) -> None:
     current = written(image, [(-1, 3, ("x:1",))])
     with pytest.raises(ImageError, match="ledger_id is out of range"):
         named(*current, "x:1")
 
 
-def test_a_new_generation_replaces_the_current_one_and_two_stay(image: Place) -> None:
+def test_a_new_generation_replaces_the_current_one_and_two_stay(image: ImageFolder) -> None:
     ids = [f"20270115T08000{number}Z-000000" for number in range(4)]
     for run_id in ids:
         written(image, run_id=run_id)
-    parent = files.cluster_place(image, CLUSTER)
+    parent = files.cluster_folder(image, CLUSTER)
     assert sorted(parent.folders()) == ids[2:]
     assert files.newest(image, CLUSTER)[1].run_id == ids[3]
 
@@ -268,19 +272,19 @@ def test_a_new_generation_replaces_the_current_one_and_two_stay(image: Place) ->
     assert sorted(parent.folders()) == sorted([*ids[2:], of_another_kind.name, next_one.name])
 
 
-def test_generations_of_a_wrong_clock_do_not_stay_the_newest(image: Place) -> None:
+def test_generations_of_a_wrong_clock_do_not_stay_the_newest(image: ImageFolder) -> None:
     for run_id in ("20280115T080000Z-000000", "20280115T080001Z-000000"):
         written(image, run_id=run_id)
     written(image, run_id="20270115T080000Z-000000")
     assert files.newest(image, CLUSTER)[1].run_id == "20270115T080000Z-000000"
     written(image, run_id="20270115T080010Z-000000")
-    assert sorted(files.cluster_place(image, CLUSTER).folders()) == [
+    assert sorted(files.cluster_folder(image, CLUSTER).folders()) == [
         "20270115T080000Z-000000",
         "20270115T080010Z-000000",
     ]
 
 
-def test_an_image_with_a_missing_file_does_not_become_current(image: Place) -> None:
+def test_an_image_with_a_missing_file_does_not_become_current(image: ImageFolder) -> None:
     _, manifest = written(image)
     writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
     with pytest.raises(ImageError, match="all Spark executors must share"):
@@ -289,7 +293,7 @@ def test_an_image_with_a_missing_file_does_not_become_current(image: Place) -> N
     assert files.newest(image, CLUSTER)[1] == manifest
 
 
-def test_files_of_a_task_that_spark_repeated_are_removed(image: Place) -> None:
+def test_files_of_a_task_that_spark_repeated_are_removed(image: ImageFolder) -> None:
     writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
     for _ in range(2):
         part = ImagePart(writing)
@@ -304,43 +308,43 @@ def test_files_of_a_task_that_spark_repeated_are_removed(image: Place) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
-    part = ImagePart(LocalPlace(tmp_path / "missing"))
+    part = ImagePart(LocalImageFolder(tmp_path / "missing"))
     part.add(1, 3, 1, 1, 1, ("a:1",))
     made = part.finish()
     assert made["files"] == []
     assert "cannot write to" in made["problem"]
 
 
-def test_without_an_image_there_is_a_reason(image: Place) -> None:
+def test_without_an_image_there_is_a_reason(image: ImageFolder) -> None:
     with pytest.raises(ImageError, match="there is none in"):
         files.newest(image, CLUSTER)
-    if isinstance(image, LocalPlace):
-        files.cluster_place(image, CLUSTER).child("20280115T080000Z-000000").make()
+    if isinstance(image, LocalImageFolder):
+        files.cluster_folder(image, CLUSTER).child("20280115T080000Z-000000").make()
         with pytest.raises(ImageError, match="its manifest cannot be read"):
             files.newest(image, CLUSTER)
 
 
-def part_of_a_run(writing: Place, read_from_ms: int, ledger_id: int = 1) -> None:
+def part_of_a_run(writing: ImageFolder, read_from_ms: int, ledger_id: int = 1) -> None:
     """Write the file that a task leaves in the folder of a run."""
-    part = ImagePart(place_of(writing.to_text()), read_from_ms)
+    part = ImagePart(image_folder(writing.to_text()), read_from_ms)
     part.add(ledger_id, 3, 1, 1, 1, ("a:1",))
     part.listed(0, LeafStat(1, 2, 3, 1), 1)
     assert part.finish()["problem"] == ""
 
 
-def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_reading(image: Place) -> None:
+def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_reading(image: ImageFolder) -> None:
     manifest = Manifest("20280115T080000Z-000000", "1b2c", "/ledgers", "hierarchical", NOW_MS, 0, (), ())
     writing = files.begin(image, CLUSTER, manifest.run_id)
     files.note_beginning(writing, manifest)
     part_of_a_run(writing, NOW_MS)
     part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the previous reading
-    (left,) = files.unfinished(files.cluster_place(image, CLUSTER))
+    (left,) = files.unfinished(files.cluster_folder(image, CLUSTER))
     found = files.begun(left)
     assert len(found.leaves) == 1
     assert [record.read_from_ms for record in leaves_of(left, found)] == [NOW_MS]
 
 
-def test_two_runs_at_once_do_not_mix(image: Place) -> None:
+def test_two_runs_at_once_do_not_mix(image: ImageFolder) -> None:
     """The lock of their kind has failed: the second run removes the files of the first one."""
     ids = ("20280115T080000Z-000000", "20280115T080001Z-000000")
     first = files.begin(image, CLUSTER, ids[0])
@@ -355,33 +359,33 @@ def test_two_runs_at_once_do_not_mix(image: Place) -> None:
     files.commit(second, replace(manifest, run_id=ids[1]))
     assert files.newest(image, CLUSTER)[1].run_id == ids[1]
     files.abandon(first)
-    assert sorted(files.cluster_place(image, CLUSTER).folders()) == [ids[1]]
+    assert sorted(files.cluster_folder(image, CLUSTER).folders()) == [ids[1]]
 
 
-def test_a_generation_that_was_removed_in_part_is_none(image: Place) -> None:
+def test_a_generation_that_was_removed_in_part_is_none(image: ImageFolder) -> None:
     written(image)
     place, manifest = written(image, run_id="20280115T080000Z-000000")
-    if isinstance(place, LocalPlace):
+    if isinstance(place, LocalImageFolder):
         (place.path / manifest.index[0].name).unlink()
     else:
         remove_file(place, manifest.index[0].name)
     with pytest.raises(ImageError, match="cannot be read"):
         named(*files.newest(image, CLUSTER), "x:1")
-    if not isinstance(place, LocalPlace):
+    if not isinstance(place, LocalImageFolder):
         remove_file(place, files.MANIFEST)
         assert files.newest(image, CLUSTER)[1].run_id < manifest.run_id
         with pytest.raises(ImageError):
-            files.begun(*files.unfinished(files.cluster_place(image, CLUSTER)))
+            files.begun(*files.unfinished(files.cluster_folder(image, CLUSTER)))
 
 
-def remove_file(place: Place, name: str) -> None:
-    assert isinstance(place, StorePlace)
+def remove_file(place: ImageFolder, name: str) -> None:
+    assert isinstance(place, StoreImageFolder)
     system, base = place._client._system()
     system.delete_file(f"{base}/{place._path}/{name}")
 
 
 def test_a_denied_bucket_is_one_sentence_without_credentials(s3: S3Objects) -> None:
-    image = place_of("s3a://images/bookkeeper")
+    image = image_folder("s3a://images/bookkeeper")
     current = written(image)
     s3.is_denied = True
     with pytest.raises(ImageError, match=r"s3a://images \(bookkeeper.*ACCESS_DENIED") as unread:
@@ -402,20 +406,20 @@ def test_a_denied_bucket_is_one_sentence_without_credentials(s3: S3Objects) -> N
 
 def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -> None:
     clock = ManualClock()
-    client = RemoteFiles(parse_address("s3://images/a"), PlaceError, call_s=0.0, rest_s=120, clock=clock)
+    client = RemoteFiles(parse_address("s3://images/a"), ImageFolderError, call_s=0.0, rest_s=120, clock=clock)
     s3.answers.clear()
     pending = client.start_write("b", pa.py_buffer(b""))
     clock.now_s += SLOW_S + 1
-    with pytest.raises(PlaceError, match="no answer within"):
+    with pytest.raises(ImageFolderError, match="no answer within"):
         pending.result()
     s3.answers.set()
     clock.now_s += 60
-    with pytest.raises(PlaceError, match="not asked again yet"):
+    with pytest.raises(ImageFolderError, match="not asked again yet"):
         client.list()
     clock.now_s += 61
-    relaxed = RemoteFiles(parse_address("s3://images/a"), PlaceError, rest_s=120, clock=clock)
+    relaxed = RemoteFiles(parse_address("s3://images/a"), ImageFolderError, rest_s=120, clock=clock)
     relaxed.start_write("c", pa.py_buffer(b"1")).result()
-    with pytest.raises(PlaceError, match="no answer within"):
+    with pytest.raises(ImageFolderError, match="no answer within"):
         client.start_write("d", pa.py_buffer(b"")).result()  # its time is zero seconds, but it is asked
 
 
@@ -424,14 +428,14 @@ def test_any_error_of_the_library_of_a_store_is_a_store_that_failed(monkeypatch:
         raise RuntimeError('InvalidArgument("No fs.defaultFS setting found")')
 
     monkeypatch.setattr(remote_files, "_open", refuse)
-    place_module._client.cache_clear()
+    folder_module._client.cache_clear()
     with pytest.raises(ImageError, match=r"No fs\.defaultFS"):
-        files.newest(place_of("hdfs:///images"), CLUSTER)
-    place_module._client.cache_clear()
+        files.newest(image_folder("hdfs:///images"), CLUSTER)
+    folder_module._client.cache_clear()
 
 
 def test_a_file_that_cannot_be_read_is_asked_for_once_for_all_its_leaves(s3: S3Objects) -> None:
-    current, manifest = written(place_of("s3a://images/bookkeeper"))
+    current, manifest = written(image_folder("s3a://images/bookkeeper"))
     (ledgers,) = (file for file in manifest.files if file.is_ledgers)
     records = [LeafRecord(leaf, LeafStat(1, 2, 3, 1), 1, NOW_MS, (LeafSlice(ledgers.name, 0, 1),)) for leaf in range(9)]
     s3.is_denied = True
@@ -449,7 +453,7 @@ def test_a_store_that_is_slower_than_the_scan_ends_the_image_and_not_the_scan(
     monkeypatch.setattr(part_module, "LEDGERS_MAX", 1)
     monkeypatch.setattr(part_module, "_ROOM_S", 0.0)
     s3.answers.clear()
-    part = ImagePart(place_of("s3a://images/bookkeeper"))
+    part = ImagePart(image_folder("s3a://images/bookkeeper"))
     for ledger_id in range(100):
         part.add(ledger_id, 3, 1, 1, 1, ("a:1",))
     assert "does not take files as fast as metadata is read" in part.finish()["problem"]

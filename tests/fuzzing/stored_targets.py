@@ -42,10 +42,10 @@ from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at, mask
 from bookie.storage.journal import mark, place
 from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.columns import INDEX_SCHEMA
+from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.leaves import LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 from spark_jobs.image.manifest import Manifest, manifest_of, part_of
 from spark_jobs.image.part import INDEX, ImageFile, document_crc32, footer_crc32
-from spark_jobs.image.place import LocalPlace
 from spark_jobs.image.suspects import suspects
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.files import FINDINGS, HISTORY
@@ -201,9 +201,9 @@ def _image_file(name: str, data: bytes, intact: bytes) -> object:
         (directory / name).write_bytes(data)
         manifest = replace(_MANIFEST, files=(file,))
         if file.is_leaves:
-            return leaves_of(LocalPlace(directory), manifest)
+            return leaves_of(LocalImageFolder(directory), manifest)
         every = frozenset({"a:1", "b:1"})
-        return suspects(LocalPlace(directory), manifest, every, every, every)
+        return suspects(LocalImageFolder(directory), manifest, every, every, every)
 
 
 _LEAVES: Final = _parquet(

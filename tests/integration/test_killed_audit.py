@@ -21,8 +21,8 @@ from bookie.metadata.port import Stat
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind, RunState
-from spark_jobs.image import place as places
-from spark_jobs.image.files import cluster_place, unfinished
+from spark_jobs.image.files import cluster_folder, unfinished
+from spark_jobs.image.folder import ImageFolder, LocalImageFolder
 from spark_jobs.one_shot.run import OneShot, run_one_shot
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import PublishOutcome
@@ -117,7 +117,7 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         place.add_cookies("a:1", "b:1", "x:1")
         ledgers = LARGE_LEAF | SMALL_LEAVES | FOUND
         place.create(ledgers)
-        image = cluster_place(places.LocalPlace(place.report_dir / "image"), place.cluster)
+        image = cluster_folder(LocalImageFolder(place.report_dir / "image"), place.cluster)
 
         async def small_leaves_are_read() -> bool:
             return len(finished_parts(image)) == len(SMALL_LEAVES) // 20
@@ -152,5 +152,5 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         assert finished_parts(image) == [], "what was continued is not kept"
 
 
-def finished_parts(image: places.Place) -> list[str]:
+def finished_parts(image: ImageFolder) -> list[str]:
     return [name for left in unfinished(image) for name in left.files() if name.startswith("part-")]

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from bookie.server.joining import succession
-from bookie.server.joining.admission import Place
+from bookie.server.joining.admission import RoleDirectory
 from bookie.server.joining.directories import look
 from bookie.storage import salvaging
 from bookie.storage.disks.memory import MemoryDisk
@@ -50,7 +50,7 @@ def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
             disk.overwrite(path, rng.randrange(size), rng.randbytes(20))
 
 
-async def salvage(node: SimBookie, places: Sequence[Place], rng: random.Random) -> None:
+async def salvage(node: SimBookie, places: Sequence[RoleDirectory], rng: random.Random) -> None:
     """Salvage the journal of a starting bookie, in the order of the real process."""
     directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)

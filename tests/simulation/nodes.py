@@ -22,7 +22,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.copying import Copying, Store
-from bookie.server.joining.admission import Place
+from bookie.server.joining.admission import RoleDirectory
 from bookie.server.joining.directories import Role
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -559,15 +559,15 @@ class SimClient:
             self.world.truth.roles[self.store.session.session_id] = self.process.name
 
 
-def places_of(node: SimBookie) -> list[Place]:
+def places_of(node: SimBookie) -> list[RoleDirectory]:
     """Return the directories in the cookie, with their disks."""
     home = Path("/sim") / node.process.name
     names = ("journal", *(f"journal-{number}" for number in range(2, len(node.journals) + 1)))
-    journals = [Place(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]
-    places = [Place(Role.LEDGERS, home / "ledgers", node.ledgers)]
+    journals = [RoleDirectory(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]
+    places = [RoleDirectory(Role.LEDGERS, home / "ledgers", node.ledgers)]
     for number, disk in enumerate(node.ledger_disks[1:], 1):
         is_missing = number == node.missing_directory
         where = home / f"ledgers-{number + 1}"
         late = LateDisk(node, number, disk)
-        places.append(Place(Role.LEDGERS, where, None if is_missing else late, "not mounted" * is_missing))
+        places.append(RoleDirectory(Role.LEDGERS, where, None if is_missing else late, "not mounted" * is_missing))
     return [*journals, *places]

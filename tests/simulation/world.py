@@ -17,7 +17,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
@@ -174,7 +174,7 @@ class SimWorld:
         )
         return storage, admitted.incarnation
 
-    async def _open_disks(self, node: SimBookie, places: Sequence[Place], admitted: Admission) -> LedgerStorage:
+    async def _open_disks(self, node: SimBookie, places: Sequence[RoleDirectory], admitted: Admission) -> LedgerStorage:
         parts = []
         for place in (place for place in places if place.role is Role.LEDGERS):
             path = str(place.path.resolve())

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.run import RunKind
 from spark_jobs.image import files
-from spark_jobs.image import place as place_module
-from spark_jobs.image.place import place_of
+from spark_jobs.image import folder as folder_module
+from spark_jobs.image.folder import image_folder
 from spark_jobs.report import writing as report
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import fetch_missing
@@ -52,9 +52,9 @@ def executors_have(spark: SparkSession, variables: Mapping[str, str], monkeypatc
 def s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Objects]:
     with s3_objects("images") as objects:
         executors_have(spark, {**CREDENTIALS, "AWS_ENDPOINT_URL": objects.endpoint}, monkeypatch)
-        place_module._client.cache_clear()
+        folder_module._client.cache_clear()
         yield objects
-    place_module._client.cache_clear()
+    folder_module._client.cache_clear()
     monkeypatch.undo()
 
 
@@ -102,7 +102,7 @@ def test_damaged_files_of_a_store_are_read_from_zookeeper(
 ) -> None:
     place.unregister("x:1")
     audit(spark, place, clock)
-    folder, manifest = files.newest(place_of(IMAGE), place.cluster)
+    folder, manifest = files.newest(image_folder(IMAGE), place.cluster)
     for name in (
         key for key in s3.objects if key.rpartition("/")[2] in {f.name for f in manifest.files if f.is_ledgers}
     ):

@@ -24,9 +24,9 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from spark_jobs.image import files
+from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import image_file, table_content
-from spark_jobs.image.place import LocalPlace
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs import bookie_run
@@ -207,8 +207,8 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
     place.unregister("x:1")
     audit(spark, place, clock)
     place.create({60_001: closed("a:1", "x:1")})
-    folder, manifest = files.newest(LocalPlace(place.report_dir / "image"), place.cluster)
-    assert isinstance(folder, LocalPlace)
+    folder, manifest = files.newest(LocalImageFolder(place.report_dir / "image"), place.cluster)
+    assert isinstance(folder, LocalImageFolder)
     directory = folder.path
     kept = Path(shutil.copytree(directory, tmp_path / "kept"))
     start_s = clock.now_s
@@ -295,9 +295,9 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
         patch.setattr(bookie_run.BookieRun, "_check", die)
         with pytest.raises(DiedError):
             again(spark, place, clock)
-    parent = files.cluster_place(LocalPlace(place.report_dir / "image"), place.cluster)
+    parent = files.cluster_folder(LocalImageFolder(place.report_dir / "image"), place.cluster)
     (left,) = files.unfinished(parent)
-    assert isinstance(left, LocalPlace)
+    assert isinstance(left, LocalImageFolder)
     (part, *others) = sorted(left.path.glob("part-*.json"))
     assert others
     part.unlink()  # it died before this part was complete

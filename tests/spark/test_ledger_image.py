@@ -24,9 +24,9 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind, RunState
 from spark_jobs.image import files
+from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.image.place import LocalPlace
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
@@ -86,8 +86,8 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def image_of(place: Place) -> tuple[Path, Manifest]:
-    folder, manifest = files.newest(LocalPlace(place.report_dir / "image"), place.cluster)
-    assert isinstance(folder, LocalPlace)
+    folder, manifest = files.newest(LocalImageFolder(place.report_dir / "image"), place.cluster)
+    assert isinstance(folder, LocalImageFolder)
     return folder.path, manifest
 
 
@@ -234,7 +234,7 @@ def test_any_image_leads_to_the_same_marks(
     def wrong() -> None:
         """Write sound files with ledgers on live bookies, and ledgers that never existed."""
         put(manifest)
-        part = ImagePart(LocalPlace(directory))
+        part = ImagePart(LocalImageFolder(directory))
         for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):
             part.add(ledger_id, 3, 2, 2, 2, ("x:1", "a:1"))
         made = tuple(ImageFile(**file) for file in part.finish()["files"])

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoleDirectory:
     """A directory of this bookie, and the disk for access to its ``current``.
 
     Only a ledger directory other than the first may have no disk; ``problem`` is the reason.
@@ -89,7 +89,7 @@ class Admission:
 async def admit(
     store: MetadataStore,
     cluster: Cluster,
-    places: Sequence[Place],
+    directories: Sequence[RoleDirectory],
     wanted_id: str,
     default_id: str,
     clock: Clock,
@@ -105,7 +105,7 @@ async def admit(
     Args:
         store: session with the cluster's ZooKeeper.
         cluster: cluster to join.
-        places: every directory of the bookie.
+        directories: every directory of the bookie.
         wanted_id: requested bookie id; empty for none.
         default_id: bookie id if none was requested and the directories have none.
         clock: time.
@@ -123,57 +123,60 @@ async def admit(
             unreadable.
     """
     with_both_protocols = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
-    first = next(place for place in places if place.role is Role.LEDGERS)
-    directories = [await _look(place, is_needed=place.role is Role.JOURNAL or place is first) for place in places]
-    bookie = bookie_id(wanted_id or _id_in(directories) or default_id)
-    expected = _cookie(places, bookie, cluster)
+    first = next(directory for directory in directories if directory.role is Role.LEDGERS)
+    contents = [
+        await _look(directory, is_needed=directory.role is Role.JOURNAL or directory is first)
+        for directory in directories
+    ]
+    bookie = bookie_id(wanted_id or _id_in(contents) or default_id)
+    expected = _cookie(directories, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     stored = await _stored_cookie(store, cluster, bookie)
-    decision = decide(Evidence(expected, stored, history, directories, may_be_new_incarnation))
+    decision = decide(Evidence(expected, stored, history, contents, may_be_new_incarnation))
     if with_both_protocols - {bookie}:
-        was_rebuilt = any(directory.rebuilt_from in history for directory in directories)
+        was_rebuilt = any(content.rebuilt_from in history for content in contents)
         is_known = isinstance(decision, KnownBookie) or was_rebuilt
         _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
         if decision.is_rewritten:
-            await _rewrite(store, cluster, places, expected, decision)
+            await _rewrite(store, cluster, directories, expected, decision)
         return Admission(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
     if has_predecessors:
-        for disk in _disks(places):
+        for disk in _disks(directories):
             await disk.replace(LIMBO_FILE, incarnation.encode())
-    for disk in _disks(places):
+    for disk in _disks(directories):
         await disk.replace(INCARNATION_FILE, incarnation.encode())
     await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admission(bookie, incarnation, is_stamped=False)
-    return admitted if has_predecessors else await stamp(store, cluster, places, admitted)
+    return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
 
 
-async def _look(place: Place, *, is_needed: bool) -> LocalDirectory:
-    path = str(place.path.resolve())
-    if place.disk is None:
-        return LocalDirectory(place.role, path, problem=place.problem)
+async def _look(directory: RoleDirectory, *, is_needed: bool) -> LocalDirectory:
+    path = str(directory.path.resolve())
+    if directory.disk is None:
+        return LocalDirectory(directory.role, path, problem=directory.problem)
     try:
-        return await look(place.role, path, place.disk)
+        return await look(directory.role, path, directory.disk)
     except DiskError as error:
         if is_needed:
             raise
-        return LocalDirectory(place.role, path, problem=str(error))
+        return LocalDirectory(directory.role, path, problem=str(error))
 
 
-def _disks(places: Sequence[Place]) -> list[Disk]:
-    return [place.disk for place in places if place.disk is not None]
+def _disks(directories: Sequence[RoleDirectory]) -> list[Disk]:
+    return [directory.disk for directory in directories if directory.disk is not None]
 
 
 async def _rewrite(
-    store: MetadataStore, cluster: Cluster, places: Sequence[Place], cookie: Cookie, known: KnownBookie
+    store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], cookie: Cookie, known: KnownBookie
 ) -> None:
     """Record the longer list of ledger directories. Every step may find itself done already."""
     out_of_use = dict(known.out_of_use)
-    in_use = [place for place in places if str(place.path.resolve()) not in out_of_use]
-    for disk in _disks([place for place in in_use if str(place.path.resolve()) in known.added]):
+    in_use = [directory for directory in directories if str(directory.path.resolve()) not in out_of_use]
+    for disk in _disks([directory for directory in in_use if str(directory.path.resolve()) in known.added]):
         await disk.replace(INCARNATION_FILE, known.incarnation.encode())
     stored = await CookieStore(store, cluster).read(cookie.bookie_id)
     if stored is None or stored.cookie != cookie:
@@ -200,11 +203,11 @@ def _check_language(bookie: BookieId, with_both_protocols: frozenset[BookieId], 
     _log.warning(problem)
 
 
-def _cookie(places: Sequence[Place], bookie: BookieId, cluster: Cluster) -> Cookie:
+def _cookie(directories: Sequence[RoleDirectory], bookie: BookieId, cluster: Cluster) -> Cookie:
     return Cookie(
         bookie,
-        tuple(str(place.path.resolve()) for place in places if place.role is Role.JOURNAL),
-        tuple(str(place.path.resolve()) for place in places if place.role is Role.LEDGERS),
+        tuple(str(directory.path.resolve()) for directory in directories if directory.role is Role.JOURNAL),
+        tuple(str(directory.path.resolve()) for directory in directories if directory.role is Role.LEDGERS),
         cluster.instance_id,
     )
 
@@ -232,7 +235,9 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
     return stored.cookie if stored is not None else None
 
 
-async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place], admitted: Admission) -> Admission:
+async def stamp(
+    store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], admitted: Admission
+) -> Admission:
     """Record the cookie, as the last step of a start on new disks. Every step may find itself done already.
 
     Raises:
@@ -240,7 +245,7 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
         StoreUnavailableError, WriteOutcomeUnknownError: no answer from ZooKeeper; starting again is safe.
         DiskError: a directory cannot be written.
     """
-    cookie = _cookie(places, admitted.bookie_id, cluster)
+    cookie = _cookie(directories, admitted.bookie_id, cluster)
     history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
     stored = await CookieStore(store, cluster).read(cookie.bookie_id)
     has_predecessors = any(item.uuid != admitted.incarnation for item in history)
@@ -256,9 +261,9 @@ async def stamp(store: MetadataStore, cluster: Cluster, places: Sequence[Place],
             Refusal.EMPTY_DISKS,
             f"another bookie has just joined as {cookie.bookie_id}: give this one another bookie id",
         ) from error
-    for disk in _disks(places):
+    for disk in _disks(directories):
         await disk.replace(VERSION_FILE, encode_cookie(cookie))
-    for disk in _disks(places):
+    for disk in _disks(directories):
         await disk.unlink(LIMBO_FILE)
         await disk.unlink(REBUILT_FILE)
         await disk.sync_directory("")

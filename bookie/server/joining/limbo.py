@@ -20,7 +20,7 @@ from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from bookie.server.joining.admission import Admission, Place, stamp
+from bookie.server.joining.admission import Admission, RoleDirectory, stamp
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _LOOK_S: Final = 1.0
 async def finish_start(
     store: MetadataStore,
     cluster: Cluster,
-    places: Sequence[Place],
+    directories: Sequence[RoleDirectory],
     admitted: Admission,
     storage: LedgerStorage,
     clock: Clock,
@@ -50,7 +50,7 @@ async def finish_start(
     if admitted.is_stamped:
         return
     await enter_limbo(store, cluster, storage, admitted.bookie_id, clock, rng, takeover_deadline_s=takeover_deadline_s)
-    await stamp(store, cluster, places, admitted)
+    await stamp(store, cluster, directories, admitted)
 
 
 async def enter_limbo(

@@ -15,9 +15,9 @@ from auditor.operating.what_if import what_if, what_if_lines
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from spark_jobs.image import files
+from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
-from spark_jobs.image.place import LocalPlace
 from tests.worlds.api import ApiWorld, running
 from tests.worlds.clocks import EPOCH_MS
 from tests.worlds.ledgers import make_metadata
@@ -33,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 
 def write_image(client: ClusterClient, image_dir: Path, *ledgers: int, read_from_ms: int) -> None:
-    writing = files.begin(LocalPlace(image_dir), client.cluster, RUN)
+    writing = files.begin(LocalImageFolder(image_dir), client.cluster, RUN)
     part = ImagePart(writing)
     for ledger_id in ledgers:
         part.add(ledger_id, 3, 2, 2, 2, ("c", "d"))

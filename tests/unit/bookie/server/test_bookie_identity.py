@@ -21,7 +21,7 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
 from bookie.server.joining.identity import (
     Evidence,
@@ -255,7 +255,7 @@ class Machine:
             assert isinstance(disk, MortalDisk)
             disk.change, disk.is_unreadable = self.change, name == self.unreadable
             disks.append(disk)
-            places.append(Place(role, self.root / name, disk))
+            places.append(RoleDirectory(role, self.root / name, disk))
         try:
             return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), random.Random(1))
         finally:

@@ -16,7 +16,7 @@ from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
@@ -54,7 +54,7 @@ class IncarnationWorld(MemoryCluster):
     async def start(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
         """The steps of a process before it registers."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
-        places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
+        places = (RoleDirectory(Role.JOURNAL, Path("/j"), journal), RoleDirectory(Role.LEDGERS, Path("/l"), ledgers))
         store, clock = self.store, self.clock
         admitted = await admit(store, self.cluster, places, US, "", clock, self.seeds, may_be_new_incarnation=is_new)
         storage = await LedgerStorage.open(journal, ledgers, self.machine.index, SMALL, clock)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bookie.runtime.configuration.settings import ConfigurationError
-from spark_jobs.image.place import LocalPlace, StorePlace, place_of
+from spark_jobs.image.folder import LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.settings import AuditSettings
 
 URI = "zk://zk1:2181/ledgers"
@@ -17,16 +17,16 @@ URI = "zk://zk1:2181/ledgers"
                                   "abfss://box@account.dfs.core.windows.net/image"])  # fmt: skip
 def test_addresses_of_stores_are_accepted(text: str) -> None:
     assert AuditSettings(URI, image_dir=text).image_place == text
-    place = place_of(text).child("cluster").child("run")
-    assert isinstance(place, StorePlace)
+    place = image_folder(text).child("cluster").child("run")
+    assert isinstance(place, StoreImageFolder)
     assert (place.to_text(), place.name, place.parent.name) == (f"{text}/cluster/run", "run", "cluster")
-    assert place_of(place.to_text()).name == "run"
+    assert image_folder(place.to_text()).name == "run"
 
 
 @pytest.mark.parametrize("text", ["image", "/mnt/image", "file:/mnt/image", "file:///mnt/image", "../image"])
 def test_directories_are_accepted(text: str) -> None:
     AuditSettings(URI, image_dir=text)
-    assert place_of(text) == LocalPlace(Path(text.removeprefix("file://").removeprefix("file:")))
+    assert image_folder(text) == LocalImageFolder(Path(text.removeprefix("file://").removeprefix("file:")))
 
 
 @pytest.mark.parametrize(

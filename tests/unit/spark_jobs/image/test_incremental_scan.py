@@ -35,10 +35,10 @@ from spark_jobs.datasource.scan import leaf_of, scan
 from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import leaves_of, tally
 from spark_jobs.image.columns import ImageColumns, tables_of
+from spark_jobs.image.folder import ImageFolder, LocalImageFolder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile
-from spark_jobs.image.place import LocalPlace, Place
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
@@ -55,8 +55,8 @@ def unpaced(store: MetadataStore) -> PacedStore:
 LIVE = "a:1,b:1,c:1"
 
 
-def path_of(place: Place) -> Path:
-    assert isinstance(place, LocalPlace)
+def path_of(place: ImageFolder) -> Path:
+    assert isinstance(place, LocalImageFolder)
     return place.path
 
 
@@ -80,7 +80,7 @@ class World:
     cluster: Cluster
     directory: Path
     reads: int = 0
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, ImageFolder] = field(default_factory=dict)
     files: dict[str, ImageFile] = field(default_factory=dict)
     records: Mapping[int, LeafRecord] = field(default_factory=dict)
     now_ms: int = NOW_MS
@@ -148,9 +148,9 @@ class World:
             directory = Path(options.image_dir)
             kind = self.cluster.kind.value
             manifest = Manifest("a", self.cluster.instance_id, self.cluster.root, kind, self.now_ms, 0, (), made)
-            self.records = newest_of_each(leaves_of(LocalPlace(directory), manifest))
+            self.records = newest_of_each(leaves_of(LocalImageFolder(directory), manifest))
             self.files = {file.name: file for file in made}
-            self.places = dict.fromkeys(self.files, LocalPlace(directory))
+            self.places = dict.fromkeys(self.files, LocalImageFolder(directory))
             self.last_ms = self.now_ms
             kept = sum(file.rows for file in made if file.is_ledgers)
             assert kept == summary["ledgers"], "the new image has every ledger"
@@ -304,19 +304,19 @@ async def test_a_damaged_list_of_leaves_is_refused(tmp_path: Path) -> None:
     directory = path_of(place.places[leaves.name])
     data = (directory / leaves.name).read_bytes()
     manifest = Manifest("a", "b", "/ledgers", "hierarchical", NOW_MS, 0, (), tuple(place.files.values()))
-    sound = leaves_of(LocalPlace(directory), manifest)
+    sound = leaves_of(LocalImageFolder(directory), manifest)
     refused = 0
     for position in range(0, len(data), 43):
         changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
         (directory / leaves.name).write_bytes(changed)
         try:
-            assert leaves_of(LocalPlace(directory), manifest) == sound
+            assert leaves_of(LocalImageFolder(directory), manifest) == sound
         except ImageError:
             refused += 1
     assert refused > 10
     (directory / leaves.name).write_bytes(data[:-9])
     with pytest.raises(ImageError, match="cannot be read"):
-        leaves_of(LocalPlace(directory), manifest)
+        leaves_of(LocalImageFolder(directory), manifest)
 
 
 async def test_a_full_disk_under_the_new_image_changes_no_finding(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterE
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.server.joining.admission import Admission, Place, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, Role
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
@@ -31,7 +31,7 @@ class JoiningWorld(MemoryCluster):
 
     async def join(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admission:
         journal, ledgers = self.disks[bookie]
-        places = (Place(Role.JOURNAL, Path("/j"), journal), Place(Role.LEDGERS, Path("/l"), ledgers))
+        places = (RoleDirectory(Role.JOURNAL, Path("/j"), journal), RoleDirectory(Role.LEDGERS, Path("/l"), ledgers))
         rng = random.Random(str(bookie))
         admitted = await admit(
             self.store, self.cluster, places, bookie, "", self.clock, rng, speaks_apache=speaks_apache

@@ -1,6 +1,6 @@
 """Where the files of images are: a directory that executors and driver share, or a folder of a store.
 
-A place is a value: it is sent to executors, and contains no client and no secret. A store has no rename, so whole
+A folder is a value: it is sent to executors, and contains no client and no secret. A store has no rename, so whole
 generations are marked differently there (``files``). Errors are ``OSError``: an image that cannot be read or written
 costs only time.
 """
@@ -36,7 +36,7 @@ _FILE_BYTES_MAX: Final = 1 << 30
 """A file has at most 250,000 ledgers: some megabytes with usual metadata."""
 
 
-class PlaceError(OSError):
+class ImageFolderError(OSError):
     """A store cannot be read or written; the text has its address and the reason."""
 
 
@@ -56,7 +56,7 @@ class Writing(Protocol):
         ...
 
 
-class Place(Protocol):
+class ImageFolder(Protocol):
     """A folder."""
 
     @property
@@ -65,7 +65,7 @@ class Place(Protocol):
         ...
 
     @property
-    def parent(self) -> Place:
+    def parent(self) -> ImageFolder:
         """The folder above it."""
         ...
 
@@ -74,12 +74,12 @@ class Place(Protocol):
         """Whether ``publish`` gives the folder another name."""
         ...
 
-    def child(self, name: str) -> Place:
+    def child(self, name: str) -> ImageFolder:
         """Return a folder in it."""
         ...
 
     def to_text(self) -> str:
-        """Return the text from which ``place_of`` makes the same place, in other processes too."""
+        """Return the text from which ``image_folder`` makes the same folder, in other processes too."""
         ...
 
     def make(self) -> None:
@@ -135,7 +135,7 @@ class Place(Protocol):
         """Write the last file of a folder, which then counts.
 
         Args:
-            name: new name of the folder, in places with renames.
+            name: new name of the folder, if it has renames.
             kept: the other files that belong to it.
             manifest: name and content of the last file.
 
@@ -162,7 +162,7 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPlace(Place):
+class LocalImageFolder(ImageFolder):
     """A directory."""
 
     path: Path
@@ -175,15 +175,15 @@ class LocalPlace(Place):
 
     @property
     @override
-    def parent(self) -> LocalPlace:
-        return LocalPlace(self.path.parent)
+    def parent(self) -> LocalImageFolder:
+        return LocalImageFolder(self.path.parent)
 
     def __str__(self) -> str:
         return str(self.path)
 
     @override
-    def child(self, name: str) -> LocalPlace:
-        return LocalPlace(self.path / name)
+    def child(self, name: str) -> LocalImageFolder:
+        return LocalImageFolder(self.path / name)
 
     @override
     def to_text(self) -> str:
@@ -244,8 +244,8 @@ class LocalPlace(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace(Place):
-    """A folder of a store. All places of one bucket or name node share the client of their process."""
+class StoreImageFolder(ImageFolder):
+    """A folder of a store. All folders of one bucket or name node share the client of their process."""
 
     address: StoreAddress
     has_rename = False
@@ -257,14 +257,14 @@ class StorePlace(Place):
 
     @property
     @override
-    def parent(self) -> StorePlace:
+    def parent(self) -> StoreImageFolder:
         return self._at(self.address.path.rpartition("/")[0])
 
     def __str__(self) -> str:
         return str(self.address)
 
     @override
-    def child(self, name: str) -> StorePlace:
+    def child(self, name: str) -> StoreImageFolder:
         return self._at(f"{self.address.path}/{name}")
 
     @override
@@ -316,7 +316,7 @@ class StorePlace(Place):
     def remove(self, first: Sequence[str] = ()) -> None:
         try:
             self._client.remove_folder(self._path, first=first)
-        except PlaceError as error:
+        except ImageFolderError as error:
             _log.warning("an image that is not used any more was not removed", extra={"reason": str(error)})
 
     @property
@@ -330,25 +330,25 @@ class StorePlace(Place):
     def _of(self, name: str) -> str:
         return f"{self._path}/{name}".lstrip("/")
 
-    def _at(self, path: str) -> StorePlace:
-        return StorePlace(replace(self.address, path=path))
+    def _at(self, path: str) -> StoreImageFolder:
+        return StoreImageFolder(replace(self.address, path=path))
 
 
 @functools.lru_cache(maxsize=8)
 def _client(root: StoreAddress) -> RemoteFiles:
-    return RemoteFiles(root, PlaceError, call_s=_CALL_S, rest_s=REST_S)
+    return RemoteFiles(root, ImageFolderError, call_s=_CALL_S, rest_s=REST_S)
 
 
-def place_of(text: str) -> Place:
+def image_folder(text: str) -> ImageFolder:
     """Return the folder with this path or address, such as ``s3a://bucket/image``. Nothing is called yet.
 
     Raises:
         StoreAddressError: it is neither, or contains a password.
     """
     if is_path(text):
-        return LocalPlace(Path(text))
+        return LocalImageFolder(Path(text))
     address = parse_address(text)
-    return LocalPlace(Path(address.path or "/")) if address.scheme == "file" else StorePlace(address)
+    return LocalImageFolder(Path(address.path or "/")) if address.scheme == "file" else StoreImageFolder(address)
 
 
 def each_of(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
