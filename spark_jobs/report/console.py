@@ -9,9 +9,7 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.metadata_faults import MetadataFault
 from bookie.model.times import rfc3339
 from bookie.runtime.human import size
-from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
-from spark_jobs.report.impact import Impact
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     LISTED,
     InventoryCounts,
     LintCounts,
@@ -19,8 +17,10 @@ from spark_jobs.report.summary import (
     PublishOutcome,
     PublishResult,
     ReferenceCounts,
-    RunSummary,
 )
+from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
+from spark_jobs.report.impact import Impact
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import plain, some
 
 _PUBLISHED: Final = {

@@ -16,14 +16,10 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.impact import Impact, impact_from_json
-from spark_jobs.report.summary import (
-    API_VERSION,
-    KIND,
+from spark_jobs.report.counts import (
     AcceptedCounts,
     BookieCount,
     CheckPart,
-    ClusterName,
     ImageCounts,
     InventoryBookie,
     InventoryCounts,
@@ -37,7 +33,6 @@ from spark_jobs.report.summary import (
     RackPair,
     ReferenceCounts,
     ReplicaCounts,
-    RunSummary,
     SampledBookie,
     SeverityCount,
     SnapshotCounts,
@@ -46,6 +41,8 @@ from spark_jobs.report.summary import (
     WaitingBookie,
     WorstLedger,
 )
+from spark_jobs.report.impact import Impact, impact_from_json
+from spark_jobs.report.summary import API_VERSION, KIND, ClusterName, RunSummary
 
 T = TypeVar("T", bound="_Dataclass")
 

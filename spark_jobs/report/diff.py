@@ -13,7 +13,8 @@ from typing import Any
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.errors import PermanentError
 from bookie.model.severity import Severity
-from spark_jobs.report.summary import BookieCount, ReplicaCounts, RunSummary, Verdict
+from spark_jobs.report.counts import BookieCount, ReplicaCounts
+from spark_jobs.report.summary import RunSummary, Verdict
 
 
 class DifferentReportsError(PermanentError):

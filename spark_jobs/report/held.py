@@ -10,7 +10,8 @@ from typing import Final
 
 from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.model.run import Ended
-from spark_jobs.report.summary import RunSummary, WaitingBookie
+from spark_jobs.report.counts import WaitingBookie
+from spark_jobs.report.summary import RunSummary
 
 _WORDS: Final = {
     HoldReason.DELAY.value: "within the lost-bookie delay",

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.report.counts import SeverityCount
 from spark_jobs.report.files import ReportDirError
-from spark_jobs.report.summary import RunSummary, SeverityCount, Verdict
+from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.report.table_files import table_files
 from spark_jobs.report.table_schemas import RUNS, SCHEMA_VERSION
 

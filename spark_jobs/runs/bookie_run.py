@@ -31,7 +31,7 @@ from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     AcceptedCounts,
     FindingSums,
     ImageCounts,

@@ -22,7 +22,7 @@ from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault, is_stuck
 from bookie.model.run import RunKind
 from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
-from spark_jobs.report.summary import CheckPart, LintCounts
+from spark_jobs.report.counts import CheckPart, LintCounts
 from spark_jobs.runs.confirmed_rows import confirmed_rows
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.further_checks import FurtherChecks, FurtherFindings

@@ -14,7 +14,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
-from spark_jobs.report.summary import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.counts import FindingSums, SeverityCount, WorstLedger
 from spark_jobs.runs.held_back import FoundLedger, HeldBookies
 
 _LEDGER: Final = (

@@ -11,7 +11,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 
 from bookie.model.ids import BookieId
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     CheckPart,
     FindingSums,
     InventoryCounts,

@@ -27,7 +27,7 @@ from spark_jobs.image.files import newest
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.suspects import Suspects, suspects
-from spark_jobs.report.summary import ImageCounts
+from spark_jobs.report.counts import ImageCounts
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext

@@ -26,7 +26,7 @@ from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.part import ImageFile
-from spark_jobs.report.summary import SnapshotCounts
+from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.image_upkeep import ImageUpkeep

@@ -23,7 +23,7 @@ from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, Invento
 from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
 from spark_jobs.checks.inventory.second_look import SEEN_DDL, LookSettings, looking
 from spark_jobs.checks.inventory.verdict import Grace, NotJudged, Verdict
-from spark_jobs.report.summary import InventoryBookie, InventoryCounts
+from spark_jobs.report.counts import InventoryBookie, InventoryCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.releasing import unpersist

@@ -12,11 +12,10 @@ from bookie.metadata.bookies.registration import Bookies, state_of
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     AcceptedCounts,
     BookieCount,
     CheckPart,
-    ClusterName,
     FindingSums,
     ImageCounts,
     InventoryCounts,
@@ -27,12 +26,12 @@ from spark_jobs.report.summary import (
     PublishResult,
     ReferenceCounts,
     ReplicaCounts,
-    RunSummary,
     SeverityCount,
     SnapshotCounts,
     WaitingBookie,
     WorstLedger,
 )
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals
 
 _HELD = PublishResult(PublishOutcome.HELD)

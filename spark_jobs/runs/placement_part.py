@@ -26,7 +26,7 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import rack_cells
 from spark_jobs.checks.sql_text import literal
-from spark_jobs.report.summary import FindingSums, PlacementCounts, PublishOutcome, PublishResult, WorstLedger
+from spark_jobs.report.counts import FindingSums, PlacementCounts, PublishOutcome, PublishResult, WorstLedger
 from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext

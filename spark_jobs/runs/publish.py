@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.summary import PublishOutcome, PublishResult
+from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.runs.port import Gate, OpenGate
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from spark_jobs.checks.rack_matrix import Cell
-from spark_jobs.report.summary import RackNumber, RackPair
+from spark_jobs.report.counts import RackNumber, RackPair
 
 PAIRS_MAX: Final = 1_000
 """Pairs in a report: all pairs of up to 44 racks."""

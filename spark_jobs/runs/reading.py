@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.report.summary import SnapshotCounts
+from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.image_upkeep import ImageUpkeep

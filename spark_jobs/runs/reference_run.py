@@ -43,7 +43,7 @@ from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettin
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource import options, references
 from spark_jobs.datasource.register import register
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     FindingSums,
     NamespaceCount,
     PublishOutcome,

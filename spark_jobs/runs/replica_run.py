@@ -38,7 +38,7 @@ from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     AcceptedCounts,
     FindingSums,
     PublishOutcome,

@@ -149,7 +149,7 @@ def run_check(
         )
         context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
         try:
-            execute, completed = _parts(context, rng)
+            execute, completed = _check_and_completion(context, rng)
             outcome = execute(cookies)
         except BaseException:
             report.abandon()
@@ -160,7 +160,7 @@ def run_check(
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
         path = report.finish(summary, _topology(cluster, settings), settings.kept)
-        if _did_everything(summary) and not (is_report_needed and report.problem):
+        if _may_record_completion(summary) and not (is_report_needed and report.problem):
             try:
                 completed(summary)
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
@@ -176,8 +176,8 @@ _Execute = Callable[[AbstractSet[BookieId]], Outcome]
 _Completed = Callable[[RunSummary], None]
 
 
-def _parts(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
-    """Return the run, and the function to record its completion in the cluster.
+def _check_and_completion(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
+    """Return the check, and the function to record its completion in the cluster.
 
     Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
     check covers all of Apache's. The replicas check does (it asks for the lists of every closed ledger), and so does
@@ -234,7 +234,7 @@ def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
         context.cluster.write_check_time(CheckKind.REPLICAS, summary.finished_ms)
 
 
-def _did_everything(summary: RunSummary) -> bool:
+def _may_record_completion(summary: RunSummary) -> bool:
     """Whether completion may be recorded. A dry run changes nothing in the cluster, not even a time."""
     return (
         (summary.is_read if summary.parts else summary.is_complete)

@@ -24,7 +24,7 @@ from bookie.metadata.port import Stat
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, groups_of
 from spark_jobs.image import leaves
-from spark_jobs.report.summary import SnapshotCounts
+from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers

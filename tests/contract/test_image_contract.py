@@ -18,8 +18,8 @@ from bookie.metadata.layout import LayoutKind
 from bookie.model.run import RunKind
 from spark_jobs import remote_files
 from spark_jobs.image import files
-from spark_jobs.image import part as part_module
 from spark_jobs.image import folder as folder_module
+from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import ImageRows, leaves_of
 from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat

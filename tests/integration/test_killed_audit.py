@@ -25,7 +25,7 @@ from spark_jobs.image.files import cluster_folder, unfinished
 from spark_jobs.image.folder import ImageFolder, LocalImageFolder
 from spark_jobs.one_shot.run import OneShot, run_one_shot
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import PublishOutcome
+from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings

@@ -33,6 +33,7 @@ from spark_jobs.one_shot import run as one_shot
 from spark_jobs.pacing.budget import Budget, TaskBudget
 from spark_jobs.remote_files import StoredFile
 from spark_jobs.report import writing as report
+from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.finding_filter import FindingFilter
 from spark_jobs.report.finding_rows import read_findings
@@ -40,7 +41,7 @@ from spark_jobs.report.history import find
 from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import fetch_missing, opened_store
-from spark_jobs.report.summary import PublishOutcome, Verdict
+from spark_jobs.report.summary import Verdict
 from spark_jobs.runs import bookie_run, ledger_scan
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.completeness import ScanTotals

@@ -30,7 +30,8 @@ from bookie.model.run import RunKind, RunState
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import PublishOutcome, Verdict
+from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.report.summary import Verdict
 from spark_jobs.runs import bookie_run, placement_run
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.placement_run import NoTopologyError

@@ -27,8 +27,9 @@ from bookie.model.run import RunKind, RunState
 from bookie.runtime.clock import SystemClock
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
+from spark_jobs.report.counts import RackNumber, RackPair
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.summary import RackNumber, RackPair, RunSummary, Verdict
+from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.runs import ledger_scan
 from spark_jobs.runs.ledger_scan import Collected
 from spark_jobs.runs.life_cycle import outcome_of

@@ -27,8 +27,9 @@ from bookie.runtime.ports import free_loopback_port
 from spark_jobs.checks.inventory.verdict import NotJudged
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
+from spark_jobs.report.counts import InventoryCounts
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.summary import InventoryCounts, RunSummary, Verdict
+from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.runs.run import run_check
 from spark_jobs.settings import AuditSettings
 from tests.contract.test_administration import add, damage

@@ -17,7 +17,7 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from spark_jobs.pacing.budget import Budget
-from spark_jobs.report.summary import PublishOutcome
+from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.runs.cluster_view import opened_cluster
 from spark_jobs.runs.ledger_scan import scan_ledgers
 from spark_jobs.runs.spark_failures import READ_AGAIN, MetadataReadAgainError

@@ -18,7 +18,8 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.resolver import APACHE_PROTOCOL
-from spark_jobs.report.summary import SampledBookie, Verdict
+from spark_jobs.report.counts import SampledBookie
+from spark_jobs.report.summary import Verdict
 from tests.contract.scripted_apache_bookie import Received, entry, scripted_bookie
 from tests.deadlines import STATE_S
 from tests.spark.audit_world import Place, closed, opened

@@ -25,8 +25,9 @@ from bookie.model.severity import Severity
 from bookie.server.joining.directories import CURRENT
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.rocks import RocksIndex
+from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.files import FINDINGS, SUMMARY
-from spark_jobs.report.summary import PublishOutcome, Verdict
+from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.run import AuditResult, run_check

@@ -31,7 +31,8 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from spark_jobs import audit as audit_module
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import RunSummary, SnapshotCounts, Verdict
+from spark_jobs.report.counts import SnapshotCounts
+from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.runs import snapshot_reading
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.run import AuditResult

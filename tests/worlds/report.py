@@ -12,10 +12,9 @@ from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.topology import Topology, location
 from spark_jobs.report import writing as report
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     BookieCount,
     CheckPart,
-    ClusterName,
     InventoryBookie,
     InventoryCounts,
     LedgerCounts,
@@ -28,7 +27,6 @@ from spark_jobs.report.summary import (
     RackPair,
     ReferenceCounts,
     ReplicaCounts,
-    RunSummary,
     SampledBookie,
     SeverityCount,
     SnapshotCounts,
@@ -37,6 +35,7 @@ from spark_jobs.report.summary import (
     WaitingBookie,
     WorstLedger,
 )
+from spark_jobs.report.summary import ClusterName, RunSummary
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

@@ -16,7 +16,8 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
 from spark_jobs.report import writing
-from spark_jobs.report.summary import BookieCount, PublishOutcome, PublishResult, RunSummary, SeverityCount
+from spark_jobs.report.counts import BookieCount, PublishOutcome, PublishResult, SeverityCount
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.mark_log import MarkLog
 from tests.worlds import report as world
 

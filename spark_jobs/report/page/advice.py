@@ -13,8 +13,9 @@ from typing import Final
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.page.words import ledgers
-from spark_jobs.report.summary import PublishOutcome, RunSummary
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import some
 
 _NAMED_MAX: Final = 5

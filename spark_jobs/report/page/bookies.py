@@ -11,8 +11,9 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.human import duration
+from spark_jobs.report.counts import BookieCount
 from spark_jobs.report.page.plots import Part, parts
-from spark_jobs.report.summary import BookieCount, RunSummary
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import number
 
 SHOWN_MAX: Final = 15

@@ -12,6 +12,17 @@ from bookie.model.times import utc_text
 from bookie.model.topology import Topology
 from bookie.runtime.human import duration, size
 from spark_jobs.report.console import published_text
+from spark_jobs.report.counts import (
+    LISTED,
+    InventoryBookie,
+    InventoryCounts,
+    LintCounts,
+    PlacementCounts,
+    PublishOutcome,
+    ReferenceCounts,
+    ReplicaCounts,
+    WaitingBookie,
+)
 from spark_jobs.report.diff import ReportDiff, diff, has_checked
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.page.advice import Step, environment, next_steps
@@ -29,18 +40,7 @@ from spark_jobs.report.page.bookies import (
 from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
-from spark_jobs.report.summary import (
-    LISTED,
-    InventoryBookie,
-    InventoryCounts,
-    LintCounts,
-    PlacementCounts,
-    PublishOutcome,
-    ReferenceCounts,
-    ReplicaCounts,
-    RunSummary,
-    WaitingBookie,
-)
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, percent, some
 

@@ -10,7 +10,8 @@ from typing import Final
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.runtime.human import size
-from spark_jobs.report.summary import LintCounts, ReferenceCounts, RunSummary, Verdict
+from spark_jobs.report.counts import LintCounts, ReferenceCounts
+from spark_jobs.report.summary import RunSummary, Verdict
 
 MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",

@@ -17,18 +17,16 @@ from bookie.model.severity import Severity
 from bookie.runtime.configuration.settings import ConfigurationError
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     BookieCount,
-    ClusterName,
     FindingSums,
     LedgerCounts,
     PublishOutcome,
     PublishResult,
-    RunSummary,
     SeverityCount,
-    Verdict,
     WorstLedger,
 )
+from spark_jobs.report.summary import ClusterName, RunSummary, Verdict
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import CheckResult, Outcome, RunName, ScanResult, assemble
 from spark_jobs.settings import AuditSettings, FailOn

@@ -15,19 +15,18 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunState
 from bookie.model.severity import Severity
 from spark_jobs.report.console import table
-from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.page.words import headline
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     CheckPart,
     InventoryCounts,
     LintCounts,
     PublishOutcome,
     PublishResult,
-    RunSummary,
     SeverityCount,
     SnapshotCounts,
-    Verdict,
 )
+from spark_jobs.report.decoding import decode_summary
+from spark_jobs.report.page.words import headline
+from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.runs.completeness import NO_TOTALS
 from spark_jobs.runs.everything import dangling_cookies
 from spark_jobs.runs.life_cycle import outcome_of

@@ -11,8 +11,9 @@ from typer.core import TyperGroup
 
 from auditor.cli.main import app
 from bookie.model.run import RunKind
+from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.report.page.advice import environment, next_steps
-from spark_jobs.report.summary import ClusterName, PublishOutcome, PublishResult, RunSummary
+from spark_jobs.report.summary import ClusterName, RunSummary
 from tests.worlds import report as world
 
 COMMANDS = typer.main.get_command(app)

@@ -9,8 +9,9 @@ import pytest
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.report.counts import BookieCount, SeverityCount
 from spark_jobs.report.diff import BookieChanges, Change, DifferentReportsError, diff
-from spark_jobs.report.summary import BookieCount, ClusterName, RunSummary, SeverityCount
+from spark_jobs.report.summary import ClusterName, RunSummary
 from tests.worlds import report as world
 
 

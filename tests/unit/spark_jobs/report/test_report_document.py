@@ -11,8 +11,9 @@ import pytest
 from auditor.api.operations_port import BookieState as ApiState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
-from spark_jobs.report.summary import RunSummary, SnapshotCounts
+from spark_jobs.report.summary import RunSummary
 from tests.worlds import report as world
 
 

@@ -19,18 +19,17 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report import writing as report
-from spark_jobs.report.page.render import render_index, render_report
-from spark_jobs.report.summary import (
+from spark_jobs.report.counts import (
     BookieCount,
-    ClusterName,
     LedgerCounts,
     PublishOutcome,
     PublishResult,
-    RunSummary,
     SeverityCount,
     SnapshotCounts,
     WorstLedger,
 )
+from spark_jobs.report.page.render import render_index, render_report
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.report.tables import trend_point
 from tests.worlds import report as world
 

@@ -15,9 +15,10 @@ from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.kept import EVERYTHING, Kept
+from spark_jobs.report.counts import UnknownAnswers
 from spark_jobs.report.sql import ask
 from spark_jobs.report.sql_values import as_json
-from spark_jobs.report.summary import ClusterName, RunSummary, UnknownAnswers
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.report.table_files import days, newest_states, table_files
 from spark_jobs.report.table_upkeep import tidy
 from spark_jobs.report.unhealthy import continue_state, saw_every_ledger

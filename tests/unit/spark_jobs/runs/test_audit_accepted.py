@@ -7,9 +7,9 @@ from dataclasses import replace
 from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
 from bookie.model.ids import EntryId, LedgerId
 from spark_jobs.report.console import table
+from spark_jobs.report.counts import AcceptedCounts
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.page.words import headline
-from spark_jobs.report.summary import AcceptedCounts
 from spark_jobs.runs.accepted import accepted_losses
 from tests.worlds.ledgers import name_set, names
 from tests.worlds.report import CLEAN, UNDER_REPLICATED

@@ -9,7 +9,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.report.summary import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
+from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import FindingTotals

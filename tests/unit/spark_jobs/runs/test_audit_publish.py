@@ -8,7 +8,7 @@ import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.summary import PublishOutcome, PublishResult
+from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.runs.publish import Marking, publish
 
 

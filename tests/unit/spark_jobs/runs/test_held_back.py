@@ -7,7 +7,7 @@ from collections import Counter
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.summary import FindingSums
+from spark_jobs.report.counts import FindingSums
 from spark_jobs.runs.held_back import DueOnly, FoundLedger, HeldBookies
 from spark_jobs.runs.lost_bookies import LostBookies
 

@@ -18,7 +18,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind
 from spark_jobs.connect import Connection
-from spark_jobs.report.summary import BookieCount, ClusterName, LedgerCounts, PublishOutcome, PublishResult, RunSummary
+from spark_jobs.report.counts import BookieCount, LedgerCounts, PublishOutcome, PublishResult
+from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.shadow.reasons import ClusterLook, Difference, LedgerAtSecondLook, Outcome, Reason, present_difference
 from spark_jobs.shadow.second_look import Loss, SecondLook, losses
 from tests.worlds.cluster import ROOT

@@ -1,0 +1,435 @@
+"""The counts and samples in the summary of an audit run, as values. Importable without Spark."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bookie.metadata.bookies.marking_times import HoldReason
+from bookie.metadata.bookies.registration import BookieState
+from bookie.model.ids import LEDGER_ID_MAX
+from bookie.model.metadata_faults import MetadataFault, Weight
+from bookie.model.severity import Severity
+
+
+class PublishOutcome(enum.Enum):
+    """The outcome of publishing a run's findings."""
+
+    PUBLISHED = "published"
+    NOTHING_TO_PUBLISH = "nothing to publish"
+    DRY_RUN = "dry run"
+    DISABLED = "disabled"
+    """Auto-recovery is disabled cluster-wide; marks made before the run saw this stay."""
+    HELD = "held"
+    """The mass-loss brake holds."""
+    INTERRUPTED = "interrupted"
+    """The metadata store stopped answering; existing marks stay."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all ledgers to be marked are marked."""
+        return self in (PublishOutcome.PUBLISHED, PublishOutcome.NOTHING_TO_PUBLISH)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """Result of publishing."""
+
+    outcome: PublishOutcome
+    ledgers: int = 0
+    """Ledgers handed to marking."""
+    tasks_changed: int = 0
+    """Tasks created, or extended by another missing bookie; the others were already complete."""
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers with findings and without a mark so far, by reason (``HoldReason``)."""
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
+    """Marks deleted by the run because their reason had ended, by ``Ended``."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit of the run held ledgers back, for the next run."""
+        return HoldReason.LIMIT.value in self.held_back
+
+    @property
+    def ledgers_waiting(self) -> int:
+        """The number of all ledgers without a mark so far."""
+        return sum(self.held_back.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Counts of metadata. ``ledgers`` includes unreadable ones, but not ``vanished`` ones, deleted during the scan."""
+
+    ledgers: int
+    fragments: int
+    unreadable: int
+    vanished: int
+    open: int
+    in_recovery: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeverityCount:
+    """Findings of one severity. A ledger counts once, at its worst."""
+
+    severity: Severity
+    ledgers: int
+    fragments: int
+    bytes_estimate: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindingSums:
+    """Sums over all findings of a run."""
+
+    severities: tuple[SeverityCount, ...] = ()
+    """The occurring severities, worst first."""
+    by_bookie: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Per missing bookie, the numbers of ledgers and fragments that name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieCount:
+    """One bookie, by metadata and registration."""
+
+    bookie_id: str
+    state: BookieState
+    has_cookie: bool
+    ledgers: int
+    """Ledgers that name it."""
+    fragments: int
+    ledgers_found: int
+    """Ledgers with a finding because it is missing."""
+    fragments_found: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorstLedger:
+    """One of the ledgers to look at first."""
+
+    ledger_id: int
+    severity: Severity
+    fragments: int
+    bytes_estimate: int
+    missing: tuple[str, ...]
+    topic: str = ""
+    """Topic of Pulsar; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBookie:
+    """A missing bookie before its due time: it is reported, and at most its critical ledgers are marked."""
+
+    bookie_id: str
+    first_seen_down_ms: int
+    until_ms: int
+    """When its ledgers may be marked."""
+    ledgers: int
+    """Ledgers with a finding because of it."""
+    critical_until_ms: int = 0
+    """When its critical ledgers may be marked; 0: unknown, in reports of earlier releases."""
+    reason: str = HoldReason.DELAY.value
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedCounts:
+    """Losses accepted by operators: neither part of the findings by severity, nor marked."""
+
+    ledgers: int = 0
+    fragments: int = 0
+    ledgers_returned: int = 0
+    """Ledgers with an accepted loss and a bookie registered again: marked, and no longer accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RackPair:
+    """The contents of two racks at the same time: fragments with an ensemble position in each of them."""
+
+    first: str
+    second: str
+    """The same as ``first``: two or more positions of the ensemble are in this rack."""
+    ledgers: int
+    fragments: int
+    payload_bytes: int
+    """Payload of the fragments of closed ledgers, each entry counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RackNumber:
+    """The contents of ensembles that span a number of racks. A ledger counts at its fragment with the fewest racks."""
+
+    racks: int
+    ledgers: int
+    fragments: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementCounts:
+    """The results of a placement check."""
+
+    min_racks: int
+    min_zones: int
+    min_regions: int
+    is_strict: bool
+    topology: str
+    """The source of the topology: a node or a file."""
+    fragments: int = 0
+    """Fragments with entries; the others are not judged."""
+    ensembles: int = 0
+    """Distinct ensembles of the fragments, counted once for each chunk of the run."""
+    misplaced_ledgers: int = 0
+    misplaced_fragments: int = 0
+    as_good_as_possible_fragments: int = 0
+    """Fragments that violate the policy and span every existing domain; findings only with a strict policy."""
+    unknown_fragments: int = 0
+    """Fragments with a member outside the topology: not judged."""
+    unknown_bookies: tuple[str, ...] = ()
+    rack_numbers: tuple[RackNumber, ...] = ()
+    """By number of racks, ascending. Fragments with a member outside the topology are left out, here and below."""
+    racks: tuple[RackPair, ...] = ()
+    """By pair of racks, in the order of their names; pairs without a fragment are left out."""
+    racks_cut: bool = False
+    """Whether the list is not complete: it has the pairs with the most ledgers."""
+    outside_groups_fragments: int = 0
+    """Of the misplaced fragments, those with a member outside the bookie groups requested by the ledger."""
+    unreadable_groups_fragments: int = 0
+    """Fragments with enough domains, of ledgers whose bookie groups cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownAnswers:
+    """A registered bookie with unknown contents for some ledgers."""
+
+    bookie_id: str
+    status: str
+    """Name of ``bookie.wire.port.Status``."""
+    ledgers: int
+    detail: str = ""
+    """The first detail reported with the status."""
+
+    @property
+    def reason(self) -> str:
+        """Status and detail as one text."""
+        return f"{self.status}: {self.detail}" if self.detail else self.status
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBookie:
+    """A bookie unable to list entries, and the number of its ledgers judged by their first and last entries."""
+
+    bookie_id: str
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """The results and the cost of a replicas check."""
+
+    ledgers: int
+    """Checked ledgers: those in the range and the sample."""
+    requests: int
+    """Requests to bookies for lists, and for samples if a bookie cannot list."""
+    expected: int
+    """Copies assigned to registered bookies, including those with an unknown answer."""
+    absent: int
+    """Copies denied by their bookie twice, with the metadata read again between the two answers."""
+    unknown: tuple[UnknownAnswers, ...]
+    sample: float
+    sample_seed: int
+    ledger_min: int
+    ledger_max: int
+    full_run_estimate_s: float
+    """Estimated duration of a check of every ledger at this run's pace, seconds."""
+    sampled: tuple[SampledBookie, ...] = ()
+    """Empty in reports of releases without samples."""
+
+    @property
+    def is_every_ledger(self) -> bool:
+        """Whether the check left out no ledger: it had neither a range nor a sample."""
+        return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCounts:
+    """The numbers of ledgers read from a snapshot of ZooKeeper, and from ZooKeeper itself."""
+
+    file: str
+    bytes_read: int
+    """Size of the snapshot, unpacked."""
+    ledgers: int
+    """Ledgers judged by the snapshot: closed, and on live bookies alone."""
+    read_again: int
+    """Ledgers of the snapshot read again from ZooKeeper."""
+    read_live: int
+    """Ledgers not read from the snapshot, because ledgers were created under the same node since."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """The use of the image of ledger metadata by an audit; times are epoch milliseconds."""
+
+    read_from_ms: int = 0
+    """When the reading for the used image began; 0: the run used no image."""
+    suspects: int = 0
+    """Ledgers read first, because the image names a lost bookie for them."""
+    marked: int = 0
+    """Those of them marked before all ledgers were read."""
+    first_mark_ms: int = 0
+    """When the first of them was marked; 0: none was marked."""
+    last_mark_ms: int = 0
+    problem: str = ""
+    """Why the image was not used, or only in part; empty: no problem, or no loss to react to."""
+    written_from_ms: int = 0
+    """When the reading for the written image began; 0: the run wrote no image."""
+    written_ledgers: int = 0
+    written_bytes: int = 0
+    write_problem: str = ""
+    """Why the run wrote no image."""
+    carried: int = 0
+    """Ledgers not read by an incremental run: in the image they are closed, on bookies that are still live, and in an
+    unchanged part of the ledger tree.
+    """
+    carried_from_ms: int = 0
+    """When the oldest of them were read; 0: none."""
+    carried_problem: str = ""
+    """Why an incremental run read all ledgers, or some ledgers of the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCount:
+    """Unreferenced ledgers of a namespace."""
+
+    namespace: str
+    """With its tenant."""
+    ledgers: int
+    stored_bytes: int
+    """Payload on all bookies together."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodableNode:
+    """An undecodable node of Pulsar."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCounts:
+    """The results of a references check."""
+
+    roots: tuple[str, ...]
+    """Roots of the brokers' metadata."""
+    grace_s: float
+    """Ledgers younger than this many seconds have no verdict."""
+    referenced: int = 0
+    offloaded_and_here: int = 0
+    """Referenced ledgers, offloaded and still in BookKeeper."""
+    offloaded: int = 0
+    """References to ledgers offloaded and no longer in BookKeeper."""
+    unreferenced: int = 0
+    unreferenced_stored_bytes: int = 0
+    namespaces: tuple[NamespaceCount, ...] = ()
+    """The namespaces with the most bytes in unreferenced ledgers."""
+    lost: int = 0
+    """References to ledgers that do not exist."""
+    not_judged: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers without a reference and without a verdict, by reason."""
+    undecodable: int = 0
+    """Number of undecodable nodes of Pulsar."""
+    undecodable_nodes: tuple[UndecodableNode, ...] = ()
+    """The first of these nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPart:
+    """One check of a run with several (kind ``everything``)."""
+
+    check: str
+    """``bookies``, ``placement``, ``metadata`` or ``inventory``."""
+    problem: str = ""
+    """Why the check is not complete; empty: it is complete, if all metadata was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintCounts:
+    """The results of the metadata lint (kind ``everything``)."""
+
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers by fault, see ``MetadataFault``."""
+    recovery_age_max_s: float = 0.0
+    """Longest normal duration of a recovery, seconds."""
+    dangling_cookies: tuple[str, ...] = ()
+    """Bookies with a cookie and without a registration, not named by any ledger."""
+    cookies_not_judged: str = ""
+    """Why dangling cookies are unknown; ``dangling_cookies`` is then empty."""
+
+    @property
+    def ledgers(self) -> int:
+        """The sum over all faults: a ledger counts once for each."""
+        return sum(self.faults.values())
+
+    @property
+    def errors(self) -> int:
+        """As ``ledgers``, for the faults that endanger entries."""
+        grave = {fault.label for fault in MetadataFault if fault.weight is Weight.ERROR}
+        return sum(count for label, count in self.faults.items() if label in grave)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryBookie:
+    """The answer of one registered bookie to the request for its ledgers. Times are RFC 3339; empty: unknown."""
+
+    bookie_id: str
+    state: str
+    """``listed``, or why its ledgers are unknown: ``not offered``, ``refused``, ``not asked``, ``no answer`` or
+    ``bad answer``."""
+    detail: str = ""
+    ledgers: int = 0
+    """Listed ledgers, some of them perhaps without entries."""
+    over_replicated: int = 0
+    """Closed ledgers with entries on this bookie that the metadata does not place there."""
+    unowned: int = 0
+    """Nonexistent ledgers with entries on this bookie."""
+    damaged_entries: int = 0
+    """Entries known to be damaged that the bookie could not replace."""
+    scrub: str = ""
+    """Phase of its scrub: ``waiting``, ``running``, ``stopped``, ``disabled``."""
+    scrub_finished: str = ""
+    collection_finished: str = ""
+    """End of the last garbage collection since the start of the bookie."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryCounts:
+    """The inventories of bookies, compared with the metadata (kind ``everything``)."""
+
+    grace_s: float
+    """Copies superfluous for less than this many seconds are not judged."""
+    bookies: tuple[InventoryBookie, ...] = ()
+    over_replicated: int = 0
+    """Ledgers; each counts once."""
+    unowned: int = 0
+    damaged: int = 0
+    """Ledgers with damaged entries reported by a bookie."""
+    not_judged: Mapping[str, int] = field(default_factory=dict)
+    """Ledgers with copies outside of the metadata and without a verdict, by the reason for this."""
+
+    @property
+    def unknown(self) -> tuple[InventoryBookie, ...]:
+        """Bookies whose ledgers are not all known."""
+        return tuple(bookie for bookie in self.bookies if bookie.state != LISTED)
+
+    @property
+    def surplus(self) -> int:
+        """The number of ledgers with superfluous copies."""
+        return self.over_replicated + self.unowned
+
+
+LISTED: Final = "listed"
+"""The state of a bookie whose ledgers are all known."""
