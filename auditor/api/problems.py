@@ -10,7 +10,7 @@ from typing import Any, Final
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
 from auditor.api.upkeep_port import StillWorkingError
-from auditor.operating.client import NotThereError, RefusedError
+from auditor.operating.client import NoSuchObjectError, RefusedError
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
@@ -104,7 +104,7 @@ def problem_of(error: Exception) -> Problem:
             return Problem(409, "refused", "The state of the cluster does not allow this", detail)
         case StillWorkingError():
             return Problem(503, "still-working", "Ask again for the result", detail, headers=_retry(_STORE_RETRY_S))
-        case UnknownRunError() | NotFoundError() | NotThereError():
+        case UnknownRunError() | NotFoundError() | NoSuchObjectError():
             return Problem(404, "not-found", "There is no such thing", detail)
         case InvalidRequestError() | InvalidKeyError() | InvalidDelayError():
             return Problem(400, "invalid-request", "The request cannot be understood", detail)

@@ -42,12 +42,12 @@ from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
 from auditor.cli.services import (
     auditor,
+    bookie_commands,
     bookie_cookie,
     bookie_format,
     bookie_upkeep,
     exporter,
     processes,
-    stopped_bookie,
 )
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
@@ -101,8 +101,8 @@ app.command("auditor")(auditor.auditor)
 app.command("exporter")(exporter.exporter)
 app.command("auditor-token")(remote.auditor_token)
 app.command("bookies")(bookies.bookies)
-stopped_bookie.bookie_app.add_typer(bookie_cookie.app, name="cookie")
-stopped_bookie.bookie_app.command("format")(bookie_format.format_directories)
+bookie_commands.bookie_app.add_typer(bookie_cookie.app, name="cookie")
+bookie_commands.bookie_app.command("format")(bookie_format.format_directories)
 app.add_typer(bookie_upkeep.bookie_app, name="bookie")
 app.command("replicator")(processes.replicator)
 app.command("simpletest")(simpletest.simpletest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
+from auditor.operating.client import Actor, ClusterClient, Document, NoSuchObjectError
 from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError
 from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339
@@ -31,13 +31,13 @@ async def boost_ledgers(
     """Boost marked ledgers for some time. If the bound is reached, the rest is not boosted, and ``problem`` is set.
 
     Raises:
-        NotThereError: a ledger is not marked; nothing was changed.
+        NoSuchObjectError: a ledger is not marked; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; boosting again is safe.
     """
     tasks = await client.ports.tasks.read_many(ledgers)
     unmarked = [str(each) for each, task in zip(ledgers, tasks, strict=True) if task is None]
     if unmarked:
-        raise NotThereError(
+        raise NoSuchObjectError(
             f"not marked for repair: {', '.join(unmarked)} (`bkheal underreplicated list` lists the marked ledgers)"
         )
     if not is_dry_run:

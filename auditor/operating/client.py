@@ -21,7 +21,7 @@ class RefusedError(ConflictError):
     """The cluster's state does not allow the change; nothing was changed. Contains the reason and the next step."""
 
 
-class NotThereError(PermanentError):
+class NoSuchObjectError(PermanentError):
     """There is no such ledger, bookie or task."""
 
 
@@ -74,10 +74,10 @@ async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
     """Refuse names that are not bookies of the cluster: most likely they are misspelt.
 
     Raises:
-        NotThereError: names them.
+        NoSuchObjectError: names them.
         StoreUnavailableError: no answer.
     """
     registrations = client.ports.registrations
     known = await registrations.known() | (await registrations.list()).registered
     if strangers := [name for name in names if name not in known]:
-        raise NotThereError(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")
+        raise NoSuchObjectError(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from auditor.operating.client import Actor, ClusterClient, Document, NotThereError
+from auditor.operating.client import Actor, ClusterClient, Document, NoSuchObjectError
 from auditor.operating.owners import with_owners
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
 from bookie.metadata.port import NotEmptyError
@@ -117,13 +117,13 @@ async def retry_dead_letters(
         is_skipping: skip those that are not parked any more.
 
     Raises:
-        NotThereError: one of them is not a dead letter, and none is skipped; nothing was changed.
+        NoSuchObjectError: one of them is not a dead letter, and none is skipped; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
     """
     present = await client.parked.ids()
     absent = sorted(set(ledgers) - present)
     if absent and not is_skipping:
-        raise NotThereError(f"not parked: {', '.join(map(str, absent))}")
+        raise NoSuchObjectError(f"not parked: {', '.join(map(str, absent))}")
     wanted = [each for each in ledgers if each in present]
     if wanted:
         await actor.record(client, "dead-letters retry", _named(wanted))

@@ -81,7 +81,7 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
     """The status of the drains of ``bookies``, or of all drained ones if none is named; without a rate.
 
     Raises:
-        NotThereError: a name is neither a bookie nor drained.
+        NoSuchObjectError: a name is neither a bookie nor drained.
         NotAClusterError, StoreUnavailableError: no answer.
     """
     drains = await Drains(client.store, client.cluster.root).read()

@@ -95,7 +95,7 @@ async def check_startable(
     Bookies of other drains count as leaving. Returns the drains on which this is based; None if it is forced.
 
     Raises:
-        NotThereError: a name is not a bookie.
+        NoSuchObjectError: a name is not a bookie.
         RefusedError: names the reason.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
@@ -107,12 +107,15 @@ async def check_startable(
     registered = await ports.registrations.list()
     away = sorted(set(bookies) - registered.registered)
     if away:
-        raise RefusedError(f"{', '.join(away)} is not running: `bkheal recover {' '.join(away)}` marks what it held")
+        raise RefusedError(
+            f"these bookies are not registered: {', '.join(away)}; "
+            f"`bkheal recover {' '.join(away)}` marks what they held"
+        )
     if is_forced:
         return None
     if not is_dry_run and await ports.tasks.switches.is_disabled():
         raise RefusedError(
-            "recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force"
+            "auto-recovery is disabled, so nothing would be copied: run `bkheal recovery enable` first, or use --force"
         )
     shapes: set[Shape] = set()
 
@@ -192,7 +195,7 @@ async def start_drains(
     Each attempt to record the drains is inside of ``recording()``.
 
     Raises:
-        NotThereError, RefusedError: see ``check_and_record``; no drain was begun.
+        NoSuchObjectError, RefusedError: see ``check_and_record``; no drain was begun.
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
     """
     is_noted = False

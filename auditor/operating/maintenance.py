@@ -74,7 +74,7 @@ async def start_window(
         is_dry_run: change nothing.
 
     Raises:
-        NotThereError: the target is not a bookie of the cluster.
+        NoSuchObjectError: the target is not a bookie of the cluster.
         RefusedError: no bookie is in the rack, or too many are.
         TooManyWindowsError, InvalidTopologyError: see there.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.

@@ -41,7 +41,7 @@ async def stop_verdict(
     present ensemble of each ledger, and enough bookies are left for the widest ensemble of the ledgers not yet closed.
 
     Raises:
-        NotThereError: a name is not a bookie.
+        NoSuchObjectError: a name is not a bookie.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports, stopping = client.ports, frozenset(bookies)

@@ -40,7 +40,7 @@ async def bookies_of(
     """Return the bookies named by targets (``window_target``), each once.
 
     Raises:
-        NotThereError: a name is not a bookie.
+        NoSuchObjectError: a name is not a bookie.
         RefusedError: no bookie is in a rack.
         InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError: no answer.

@@ -384,7 +384,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
             raise ConfigurationError([str(error)]) from error
     token = environment.get(TOKEN_VARIABLE, "").strip()
     if not is_word(token):
-        raise ConfigurationError([f"what is in ${TOKEN_VARIABLE} is not a token: it must be one word of plain ASCII"])
+        raise ConfigurationError([f"${TOKEN_VARIABLE} is not a valid token: it must be one word of ASCII characters"])
     return token or None
 
 
@@ -452,7 +452,7 @@ def base_url(settings: RemoteSettings) -> str:
     if not is_address:
         raise ConfigurationError([f"not the URL of a service: {settings.url!r}; such as https://host:8080"])
     if settings.token and not is_word(settings.token):
-        raise ConfigurationError([f"the token for {settings.url} is none: it must be one word of plain ASCII"])
+        raise ConfigurationError([f"the token for {settings.url} is invalid: it must be one word of ASCII characters"])
     is_open = url.scheme == "http" and not is_loopback(url.host)
     if settings.token and is_open and not settings.allow_plaintext_token:
         raise ConfigurationError(

@@ -124,7 +124,7 @@ def _text(row: dict[str, Any], would: str) -> str:
 async def _boost(uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, is_dry_run: bool) -> dict[str, Any]:
     """Boost ledgers, or end their boosts if there is no span."""
     from auditor.operating.boosting import boost_ledgers, end_boosts
-    from auditor.operating.client import Actor, NotThereError
+    from auditor.operating.client import Actor, NoSuchObjectError
 
     actor = Actor(whoami(), "command")
     async with connected(uri) as client:
@@ -132,5 +132,5 @@ async def _boost(uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, 
             return await end_boosts(client, actor, ledgers, is_dry_run=is_dry_run)
         try:
             return await boost_ledgers(client, actor, ledgers, seconds, is_dry_run=is_dry_run)
-        except NotThereError as error:
+        except NoSuchObjectError as error:
             refuse(f"{error}; nothing was changed")

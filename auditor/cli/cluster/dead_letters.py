@@ -473,13 +473,13 @@ def _line(row: dict[str, Any], is_dry_run: bool) -> str:
 
 
 async def _unpark(uri: str, ledgers: Sequence[int], *, is_skipping: bool) -> list[int]:
-    from auditor.operating.client import Actor, NotThereError
+    from auditor.operating.client import Actor, NoSuchObjectError
     from auditor.operating.dead_letters import retry_dead_letters
 
     ids = [LedgerId(each) for each in ledgers]
     async with connected(uri) as client:
         try:
             done = await retry_dead_letters(client, Actor(whoami(), "command"), ids, is_skipping=is_skipping)
-        except NotThereError as error:
+        except NoSuchObjectError as error:
             refuse(f"{error}; nothing was changed")
     return list(done["ledgers"])

@@ -134,7 +134,7 @@ def start(
         document = run(_start(metadata_uri(uri, config), asked, pulsar))
     lines = begin_lines(document)
     if not is_dry_run:
-        lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` calls it off")
+        lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` cancels it")
     show(output, "DrainStart", document, lines)
     print_begin_notes(document)
     if document["unreadable_ledgers"]:
@@ -164,14 +164,14 @@ def stop(
     if service is not None and is_dry_run:
         raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
     if not is_dry_run:
-        confirm(f"Call off the drain of {', '.join(bookies)}?", is_sure=is_sure)
+        confirm(f"Cancel the drain of {', '.join(bookies)}?", is_sure=is_sure)
     if service is not None:
         parts = [service.ask("DELETE", f"/drains/{quote(bookie, safe='')}") for bookie in bookies]
         stopped = [bookie for part in parts for bookie in part["stopped"]]
     else:
         stopped = run(_stop(target, bookies, is_dry_run))
     would = "would be" if is_dry_run else "is"
-    lines = [f"the drain of {bookie} {would} called off" for bookie in stopped]
+    lines = [f"the drain of {bookie} {would} cancelled" for bookie in stopped]
     lines += [f"{bookie} is not being drained" for bookie in bookies if bookie not in stopped]
     show(output, "DrainStop", {"dry_run": is_dry_run, "stopped": stopped}, lines)
     if len(stopped) < len(bookies):

@@ -51,7 +51,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
             ``with_read_only``; no drain was begun.
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: see ``mark_drained``.
     """
-    from auditor.operating.client import NotThereError, RefusedError
+    from auditor.operating.client import NoSuchObjectError, RefusedError
     from auditor.operating.drains import check_and_record, check_startable, mark_drained
 
     bookies, is_forced = asked.bookies, asked.is_forced
@@ -63,7 +63,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
         else:
             recording = _Recording(client, asked, pulsar)
             await check_and_record(client, bookies, recording.record, is_forced=is_forced, counting=counting)
-    except (NotThereError, RefusedError) as error:
+    except (NoSuchObjectError, RefusedError) as error:
         refuse(str(error))
     return await mark_drained(client, bookies, is_dry_run=asked.is_dry_run, counting=counting)
 

@@ -141,7 +141,7 @@ def line(window: dict[str, Any]) -> str:
 async def _start(
     uri: str, target: str, seconds: int, is_critical_held: bool, note: str, topology_file: Path | None, is_dry_run: bool
 ) -> dict[str, Any]:
-    from auditor.operating.client import Actor, NotThereError, RefusedError
+    from auditor.operating.client import Actor, NoSuchObjectError, RefusedError
     from auditor.operating.maintenance import start_window
     from bookie.metadata.bookies.maintenance import TooManyWindowsError
     from bookie.metadata.bookies.topology import parse_topology, topology_text
@@ -159,7 +159,7 @@ async def _start(
                 topology=None if text is None else parse_topology(text),
                 is_dry_run=is_dry_run,
             )
-        except (NotThereError, RefusedError, TooManyWindowsError) as error:
+        except (NoSuchObjectError, RefusedError, TooManyWindowsError) as error:
             refuse(str(error))
 
 

@@ -86,7 +86,7 @@ async def _verdict(
     topology_file: Path | None,
     policy: PlacementPolicy,
 ) -> dict[str, Any]:
-    from auditor.operating.client import NotThereError
+    from auditor.operating.client import NoSuchObjectError
     from auditor.operating.stopping import stop_verdict
 
     async with connected(uri, topology_file=topology_file, placement_policy=policy) as client:
@@ -98,5 +98,5 @@ async def _verdict(
                 worst_max=worst_max,
                 counting=lambda total: counting("ledgers", total),
             )
-        except NotThereError as error:
+        except NoSuchObjectError as error:
             refuse(str(error))

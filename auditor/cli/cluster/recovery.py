@@ -239,7 +239,10 @@ async def _recover(
     async with connected(uri) as client:
         ports = client.ports
         if not is_dry_run and not is_forced and await ports.tasks.switches.is_disabled():
-            refuse("recovery is off, so nothing would be copied: run `bkheal recovery enable` first, or use --force")
+            refuse(
+                "auto-recovery is disabled, so nothing would be copied: run `bkheal recovery enable` first, "
+                "or use --force"
+            )
         known = await ports.registrations.known()
         accepted = await accepted_on(client, bookies)
         with counting("ledgers", await count(ports.ledgers)) as advance:

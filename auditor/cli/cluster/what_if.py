@@ -83,14 +83,14 @@ def what_if(
 async def _answer(
     uri: str, targets: Sequence[str], worst: int, topics: int, image: str | None, topology_file: Path | None
 ) -> dict[str, Any]:
-    from auditor.operating.client import NotThereError, RefusedError
+    from auditor.operating.client import NoSuchObjectError, RefusedError
     from auditor.operating.what_if import bookies_of, what_if
 
     async with connected(uri, topology_file=topology_file) as client:
         try:
             topology = None if topology_file is None else client.ports.placement.topology
             bookies = await bookies_of(client, targets, topology)
-        except (NotThereError, RefusedError) as error:
+        except (NoSuchObjectError, RefusedError) as error:
             refuse(str(error))
         return await what_if(
             client,

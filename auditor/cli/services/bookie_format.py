@@ -12,8 +12,8 @@ import typer
 from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.services.bookie_commands import JournalDirOption, LedgerDirOption
 from auditor.cli.services.bookie_place import journal_dirs_of, ledger_dirs_of
-from auditor.cli.services.stopped_bookie import JournalDirOption, LedgerDirOption
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import size
 

@@ -118,7 +118,7 @@ async def test_ok_to_stop_answers_by_its_status(world: ApiWorld) -> None:
     assert (await world.operate("GET", "/api/v1/ok-to-stop")).status == 400
 
 
-async def test_a_bookie_is_drained_and_the_drain_called_off(world: ApiWorld) -> None:
+async def test_a_bookie_is_drained_and_the_drain_cancelled(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as client:
         await client.ports.ledgers.create(10, make_metadata((0, "c"), quorum=(1, 1), last=9))
     started = (await good(world, "PUT", "/api/v1/drains/c")).json

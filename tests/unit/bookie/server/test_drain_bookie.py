@@ -21,7 +21,7 @@ US = BookieId("us:3181")
 
 
 @in_virtual_time
-async def test_a_drained_bookie_is_read_only_until_the_drain_is_called_off() -> None:
+async def test_a_drained_bookie_is_read_only_until_the_drain_is_cancelled() -> None:
     world = await MemoryCluster().found()
     store, clock, registrations = world.store, world.clock, world.registrations
     bookie = await open_bookie(clock)

@@ -234,9 +234,9 @@ def scrub(
     bytes_per_second: Annotated[
         int | None, typer.Option(min=1, help="Stopped: read no faster.", show_default=False)
     ] = None,
-    is_started: Annotated[bool, typer.Option("--start", help="Running: continue or begin a scrub now.")] = False,
-    is_stopped: Annotated[bool, typer.Option("--stop", help="Running: interrupt the scrub until --start.")] = False,
-    is_new: Annotated[bool, typer.Option("--from-beginning", help="With --start: begin a new pass.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Running: continue or begin a scrub now.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Running: interrupt the scrub until --start.")] = False,
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="With --start: begin a new pass.")] = False,
     is_watched: WatchOption = False,
     interval: IntervalOption = 2.0,
 ) -> None:
@@ -261,11 +261,18 @@ def scrub(
             raise typer.BadParameter(
                 "--after, --bytes-max and --bytes-per-second are for a stopped bookie", param_hint="--at"
             )
-        if (is_started and is_stopped) or (is_new and not is_started):
+        if (start and stop) or (from_beginning and not start):
             raise typer.BadParameter("give --start, --start --from-beginning, or --stop", param_hint="--start")
-        _running_scrub(place, output, is_started, is_stopped, is_new, interval if is_watched else None)
+        _running_scrub(
+            place,
+            output,
+            interval if is_watched else None,
+            start=start,
+            stop=stop,
+            from_beginning=from_beginning,
+        )
         return
-    if is_started or is_stopped or is_new:
+    if start or stop or from_beginning:
         raise typer.BadParameter("is for a running bookie: give --at", param_hint="--start / --stop")
     refuse_watch(is_watched=is_watched)
     document = run(_scrub(*place, _position(after), bytes_max, bytes_per_second))
@@ -287,13 +294,14 @@ def scrub(
 def _running_scrub(
     bookie: RunningBookie,
     output: StreamFormat,
-    is_started: bool,
-    is_stopped: bool,
-    is_new: bool,
     interval_s: float | None,
+    *,
+    start: bool,
+    stop: bool,
+    from_beginning: bool,
 ) -> None:
-    action = "START" if is_started else "STOP" if is_stopped else "SHOW"
-    first = run(bookie.scrub(action, from_beginning=is_new))
+    action = "START" if start else "STOP" if stop else "SHOW"
+    first = run(bookie.scrub(action, from_beginning=from_beginning))
     show_looks(output, "BookieScrub", scrub_lines, first_then(first, lambda: run(bookie.scrub())), interval_s)
     if first["unrepaired_count"]:
         raise typer.Exit(ExitCode.FAILED)
