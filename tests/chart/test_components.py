@@ -61,7 +61,7 @@ def kinds(made: Release) -> set[tuple[str, str]]:
     return {(item["kind"], item["metadata"]["name"]) for item in made.objects if item["kind"] != "Pod"}
 
 
-def test_what_one_needs_to_give() -> None:
+def test_a_minimal_release_has_these_objects() -> None:
     assert kinds(release("service-minimal")) == {
         ("ConfigMap", "demo-bkheal-config"),
         ("ConfigMap", "demo-bkheal-spark"),
@@ -80,7 +80,7 @@ def test_what_one_needs_to_give() -> None:
     }
 
 
-def test_defaults_of_the_auditor() -> None:
+def test_a_minimal_release_audits_daily_without_tokens_or_triggers_in_the_ui() -> None:
     made = settings(release("service-minimal"), "auditor")
     assert made["bookies_schedule"] == "24h"
     assert made["ui_trigger_enabled"] is False

@@ -8,11 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from bookie.model.digest import digest_for
 from bookie.model.errors import TransientError
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType
-from bookie.model.packet import pack
+from bookie.model.ids import NO_ENTRY, BookieId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FrameSplitter, framed
 from bookie.wire.apache.transport import ApacheTransport
@@ -20,6 +17,7 @@ from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Info
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress
 from tests.deadlines import STATE_S
+from tests.worlds.entries import packed_entry
 
 BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
@@ -31,11 +29,9 @@ SOON_S = 0.2
 AFTER_AN_ANSWER_S = 1.0
 """For calls expected to time out, but only after a first answer."""
 
-_DIGEST = digest_for(DigestType.CRC32C, b"")
-
 
 def entry(entry_id: int, payload: bytes = b"payload", ledger_id: int = LEDGER, lac: int = NO_ENTRY) -> bytes:
-    return pack(_DIGEST, LedgerId(ledger_id), EntryId(entry_id), lac, len(payload), payload)
+    return packed_entry(ledger_id, entry_id, payload, last_add_confirmed=lac)
 
 
 def batch(*entry_ids: int, payload: bytes = b"x", ledger_id: int = LEDGER, is_recovery: bool = False) -> AddBatch:

@@ -39,12 +39,13 @@ from bookie.wire.requests import ListEntries, Read
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import PLAINTEXT, TlsSettings
 from tests.deadlines import STATE_S
-from tests.unit.bookie.storage.test_rebuilding import KEY, entry
+from tests.unit.bookie.storage.test_rebuilding import KEY
 from tests.worlds.administered import OPERATE, READ, US, Administered, administered
+from tests.worlds.entries import raw_entry
 
 T = TypeVar("T")
 L1, L2 = LedgerId(1), LedgerId(2)
-SIZE = len(entry(1, 0))
+SIZE = len(raw_entry(1, 0))
 UNKNOWN: Any = 9
 """An action of a later version."""
 
@@ -66,7 +67,7 @@ def call(
 
 
 def add(bookie: Administered, ledger_id: LedgerId, *entry_ids: int, is_recovery: bool = False) -> Status:
-    batch = AddBatch(ledger_id, KEY, [entry(ledger_id, entry_id) for entry_id in entry_ids], is_recovery)
+    batch = AddBatch(ledger_id, KEY, [raw_entry(ledger_id, entry_id) for entry_id in entry_ids], is_recovery)
     return bookie.thread.run(bookie.node.service.add("", batch)).status
 
 
@@ -208,7 +209,7 @@ def inventory(bookie: Administered, **options: Any) -> dict[int, tuple[pb.Invent
 def test_an_inventory_has_every_ledger_with_its_entries(bookie: Administered) -> None:
     async def fill() -> None:
         for number in range(450):
-            batch = AddBatch(LedgerId(number), KEY, [entry(number, n) for n in range(number % 3 + 1)])
+            batch = AddBatch(LedgerId(number), KEY, [raw_entry(number, n) for n in range(number % 3 + 1)])
             assert (await bookie.node.service.add("", batch)).status is Status.OK
         await bookie.node.storage.set_limbo([LedgerId(1000)])
 
@@ -229,7 +230,7 @@ def test_a_long_list_comes_in_pieces_and_keeps_no_ledger_from_being_collected(bo
 
     async def pieces() -> tuple[list[pb.InventoryLedger], bool]:
         for start in range(0, len(entry_ids), 1000):
-            batch = AddBatch(L1, KEY, [entry(L1, entry_id) for entry_id in entry_ids[start : start + 1000]])
+            batch = AddBatch(L1, KEY, [raw_entry(L1, entry_id) for entry_id in entry_ids[start : start + 1000]])
             assert (await bookie.node.service.add("", batch)).status is Status.OK
         mark = bookie.node.storage.mark(L1)
         batches = [batch async for batch in bookie.node.inventory(pb.InventoryRequest(ledger_id=L1))]

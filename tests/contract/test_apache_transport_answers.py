@@ -423,7 +423,9 @@ async def test_listings_are_whole_or_no_listings(
     assert list(reply.entries) == ([0, 1, 2, 3, 7] if status is Status.OK else [])
 
 
-async def test_of_a_bookie_only_its_disks_are_known(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_the_info_of_a_bookie_contains_only_its_disks(
+    transport: ApacheTransport, bookie: ScriptedApacheBookie
+) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
     received = await bookie.next(pb.GET_BOOKIE_INFO)
     assert received.request.getBookieInfoRequest.requested == 3

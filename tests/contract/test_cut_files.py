@@ -27,7 +27,8 @@ from bookie.server.joining.salvaged import salvage_journal
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.contract.test_rebuilt_index import COOKIE, store_in
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, add, entry
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, add
+from tests.worlds.entries import raw_entry
 
 Held = Mapping[LedgerId, int]
 """The number of acknowledged entries of each ledger."""
@@ -90,13 +91,13 @@ async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> st
             for place, entry_id in enumerate(entry_ids):
                 status = reply.results[place].status if reply.status is Status.OK else reply.status
                 if status is Status.OK:
-                    assert reply.results[place].packet == entry(ledger_id, entry_id)
+                    assert reply.results[place].packet == raw_entry(ledger_id, entry_id)
                 elif may_lack_last and (ledger_id, entry_id) in LAST:
                     assert status in (*UNREADABLE, Status.NO_ENTRY)
                 else:
                     assert status in UNREADABLE, f"{ledger_id}/{entry_id} is {status}"
                     worst = "damaged"
-    added = await store.add(AddBatch(L2, KEY, [entry(L2, 100)]))
+    added = await store.add(AddBatch(L2, KEY, [raw_entry(L2, 100)]))
     assert added.status in (Status.FENCED, Status.IO_ERROR)
     return worst
 

@@ -14,7 +14,6 @@ from bookie.wire.requests import Fence, ReadLac, WaitLac, WriteLac
 from tests.contract.transport_world import (
     BOOKIE,
     DEADLINE_S,
-    DIGEST,
     KEY,
     LEDGER,
     SOON_S,
@@ -26,6 +25,7 @@ from tests.contract.transport_world import (
     lac,
     told,
 )
+from tests.worlds.entries import DIGEST
 
 
 @pytest.fixture(params=["memory", "grpc", "apache"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +35,7 @@ from bookie.wire.port import (
     Status,
 )
 from tests.contract.restarting_store import RestartingStore
+from tests.worlds.entries import raw_entry
 
 RESTARTED = ", restarted at each step"
 SPREAD = "memory, three ledger directories"
@@ -46,7 +46,7 @@ DUMMY = digest_for(DigestType.DUMMY, b"")
 
 
 def entry(entry_id: int, payload: bytes = b"payload", ledger_id: int = LEDGER) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + payload
+    return raw_entry(ledger_id, entry_id, payload)
 
 
 def batch(*entry_ids: int, ledger_id: int = LEDGER, key: bytes = KEY, is_recovery: bool = False) -> AddBatch:
@@ -398,7 +398,7 @@ async def test_read_covers_a_prefix_within_its_bytes(bookie: Bookie, place: str)
     assert seen == list(range(12))
 
 
-async def test_reading_nothing_is_fine(bookie: Bookie) -> None:
+async def test_a_read_of_no_entries_has_no_results(bookie: Bookie) -> None:
     assert (await bookie.store.read(LEDGER, [])).results == []
 
 

@@ -26,7 +26,8 @@ from bookie.storage.rebuilding import RebuiltIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, add, collect, entry, listed, read
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, add, collect, listed, read
+from tests.worlds.entries import raw_entry
 
 COOKIE = encode_cookie(Cookie(BookieId("bk1:3181"), ("/journal",), ("/ledgers",)))
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1, compact_bytes_per_s=1 << 40)
@@ -84,8 +85,8 @@ def identity(home: Path) -> set[tuple[str, str, str]]:
 async def check_served(home: Path) -> None:
     async with store_in(home) as store:
         assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
-        assert await read(store, L1, *range(10)) == [(Status.OK, entry(1, number)) for number in range(10)]
-        assert await read(store, L3, 0, 1) == [(Status.OK, entry(3, 0)), (Status.LIMBO, b"")]
+        assert await read(store, L1, *range(10)) == [(Status.OK, raw_entry(1, number)) for number in range(10)]
+        assert await read(store, L3, 0, 1) == [(Status.OK, raw_entry(3, 0)), (Status.LIMBO, b"")]
         assert await listed(store, L2) == (Status.NO_LEDGER, [])
 
 
@@ -213,7 +214,9 @@ async def test_other_directories_are_refused_and_not_changed(tmp_path: Path) -> 
 async def test_many_entries_in_many_logs_come_back(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
         for number in range(20):
-            batch = [entry(number % 3, entry_id, b"x" * 2000) for entry_id in range(number * 100, number * 100 + 100)]
+            batch = [
+                raw_entry(number % 3, entry_id, b"x" * 2000) for entry_id in range(number * 100, number * 100 + 100)
+            ]
             assert (await store.add(AddBatch(LedgerId(number % 3), KEY, batch))).status is Status.OK
             await store.checkpoint()
     for name in ("journal", "ledgers"):
@@ -226,4 +229,4 @@ async def test_many_entries_in_many_logs_come_back(tmp_path: Path) -> None:
         for number in range(20):
             ids = [EntryId(entry_id) for entry_id in range(number * 100, number * 100 + 100)]
             results = (await store.read(LedgerId(number % 3), ids)).results
-            assert [result.packet for result in results] == [entry(number % 3, each, b"x" * 2000) for each in ids]
+            assert [result.packet for result in results] == [raw_entry(number % 3, each, b"x" * 2000) for each in ids]

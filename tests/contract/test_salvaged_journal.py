@@ -20,7 +20,8 @@ from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.salvaging import SalvagedJournal
 from bookie.wire.port import AddBatch, Status
 from tests.contract.test_rebuilt_index import COOKIE, again, identity, lose_index, store_in
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, entry, listed, read
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, listed, read
+from tests.worlds.entries import raw_entry
 
 STEPS = 8
 """Six identity files, the rename, and the mark of the new journal."""
@@ -60,11 +61,11 @@ async def salvaged(home: Path, *, is_lost: bool = False) -> SalvagedJournal:
 
 async def check_served(home: Path, *lost: int) -> None:
     async with store_in(home) as store:
-        expected = [(Status.LIMBO, b"") if each in lost else (Status.OK, entry(1, each)) for each in range(6)]
+        expected = [(Status.LIMBO, b"") if each in lost else (Status.OK, raw_entry(1, each)) for each in range(6)]
         assert await read(store, L1, *range(6)) == expected
         assert (await listed(store, L1))[0] is Status.LIMBO
         for ledger_id in (L1,) if len(lost) > 2 else (L1, L2):
-            assert (await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 9)]))).status is Status.FENCED
+            assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 9)]))).status is Status.FENCED
 
 
 async def check_refused(home: Path) -> None:

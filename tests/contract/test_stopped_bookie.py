@@ -20,9 +20,10 @@ from bookie.storage.disks.directory_lock import DirectoryInUseError, lock_direct
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.wire.port import Status
 from tests.contract.test_rebuilt_index import lose_index, store_in
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, add, collect, entry
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, add, collect
+from tests.worlds.entries import raw_entry
 
-RECORD = RECORD_HEADER_SIZE + len(entry(1, 0))
+RECORD = RECORD_HEADER_SIZE + len(raw_entry(1, 0))
 
 
 @pytest.fixture
@@ -98,8 +99,8 @@ def test_entries_are_listed_as_ranges(home: Path) -> None:
 
 def test_an_entry_is_shown_or_written_as_it_is_stored(home: Path) -> None:
     found = document(home, "read", "1", "3")
-    assert (found["status"], found["last_add_confirmed"], found["bytes"]) == ("ok", 2, len(entry(1, 3)))
-    assert call(home, "read", "1", "3", "--raw").stdout_bytes == entry(1, 3)
+    assert (found["status"], found["last_add_confirmed"], found["bytes"]) == ("ok", 2, len(raw_entry(1, 3)))
+    assert call(home, "read", "1", "3", "--raw").stdout_bytes == raw_entry(1, 3)
     for words, status in ((("1", "15"), "no_entry"), (("3", "0"), "limbo"), (("9", "0"), "no_ledger")):
         assert document(home, "read", *words, exit_code=ExitCode.FAILED)["status"] == status
 
@@ -115,7 +116,7 @@ def damage(home: Path, *records: int) -> None:
 def test_a_scrub_finds_every_damaged_entry_and_changes_nothing(home: Path) -> None:
     clean = document(home, "scrub")
     assert (clean["entries"], clean["damaged_count"], clean["next_after"]) == (15, 0, None)
-    assert clean["bytes"] == 15 * len(entry(1, 0))
+    assert clean["bytes"] == 15 * len(raw_entry(1, 0))
     damage(home, 3, 12)
     before = files(home)
     found = document(home, "scrub", exit_code=ExitCode.FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,7 @@ from bookie.storage.port import Disk, DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.entries import raw_entry
 
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
@@ -42,7 +42,7 @@ NAMES = ("journal", "ledgers", "more")
 
 
 def entry(entry_id: int) -> bytes:
-    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + b"payload"
+    return raw_entry(LEDGER, entry_id)
 
 
 async def filled(home: Path) -> tuple[Path, list[Path]]:

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType
-from bookie.model.packet import pack, pack_lac
+from bookie.model.packet import pack_lac
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieService, ServiceLimits
@@ -32,6 +30,7 @@ from bookie.wire.requests import Read
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 from tests.deadlines import STATE_S
 from tests.worlds.cluster import open_bookie
+from tests.worlds.entries import DIGEST, packed_entry
 
 BOOKIE = BookieId("bookie-1")
 LEDGER = LedgerId(7)
@@ -41,7 +40,6 @@ DEADLINE_S = STATE_S
 """Never reached if the test passes."""
 SOON_S = 0.2
 """For calls expected to time out."""
-DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def told(kind: str, status: Status) -> Status:
@@ -128,7 +126,7 @@ class TransportWorld:
 
 
 def entry(entry_id: int, payload: bytes = b"payload", *, lac: int = NO_ENTRY) -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), lac, len(payload), payload)
+    return packed_entry(LEDGER, entry_id, payload, last_add_confirmed=lac)
 
 
 def lac(last_add_confirmed: int) -> bytes:

@@ -22,6 +22,7 @@ from bookie.wire.port import AddBatch, Request
 from bookie.wire.resolver import BookieAddress
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
+from tests.worlds.entries import raw_entry
 from tests.worlds.virtual_time import VirtualTimeLoop
 
 T = TypeVar("T")
@@ -218,4 +219,4 @@ def frames(*bodies: bytes) -> bytes:
 
 def entry(number: int) -> bytes:
     """An entry of ledger 7."""
-    return b"".join(value.to_bytes(8, "big", signed=True) for value in (7, number, number - 1, 0)) + b"payload"
+    return raw_entry(7, number)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import struct
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from bookie.storage.port import Disk, DiskFile, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.entries import raw_entry
 
 SETTINGS: Final = StorageSettings(
     cache_bytes_max=64 << 10, journal_file_bytes=64 << 10, compact_bytes_per_s=1 << 40, journal_mark_after_s=0.02
@@ -224,7 +224,7 @@ def watch_renames(switch: KillSwitch) -> None:
 
 
 def entry(ledger_id: int, entry_id: int) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + b"%d" % (ledger_id * 1000 + entry_id) + _PAYLOAD
+    return raw_entry(ledger_id, entry_id, b"%d" % (ledger_id * 1000 + entry_id) + _PAYLOAD)
 
 
 def key(ledger_id: int) -> bytes:

@@ -29,6 +29,7 @@ from tests.integration.clusters import connected, start_cluster
 from tests.integration.served import Served
 from tests.integration.stopping_replicator_child import STANDS_STILL, Step
 from tests.sessions import Killable, kill9
+from tests.worlds.entries import numbered_payload
 
 BOOKIES = 6
 ENTRIES = 200
@@ -38,7 +39,7 @@ SHAPE = LedgerOptions(3, 3, 3)
 
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
     """Return a payload. All payloads together exceed one request several times, so a copy has a middle."""
-    return f"{ledger_id}/{entry} ".encode() * 5000
+    return numbered_payload(ledger_id, entry, 5000)
 
 
 def steps(*quick: Step, long: Sequence[Step] = ()) -> list[ParameterSet]:

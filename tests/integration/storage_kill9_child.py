@@ -6,7 +6,6 @@ Arguments: the folder of the store, the number of this life, the number of journ
 from __future__ import annotations
 
 import asyncio
-import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from bookie.storage.port import Disk
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.entries import raw_entry
 
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1 << 20)
 """Small settings, for constant flushes and new journal files."""
@@ -31,7 +31,7 @@ ENTRIES = 10
 
 
 def entry(ledger_id: int, entry_id: int) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + PAYLOAD
+    return raw_entry(ledger_id, entry_id, PAYLOAD)
 
 
 class LedgerDirectory(FileDisk):

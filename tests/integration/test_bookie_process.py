@@ -24,16 +24,14 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.model.digest import digest_for
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from bookie.model.metadata import DigestType
-from bookie.model.packet import pack
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.wire.grpc_transport import GrpcTransport
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Fence, Read
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, end_sessions, expire, kill9, sessions_of
+from tests.worlds.entries import packed_entry
 
 pytestmark = pytest.mark.integration
 
@@ -43,8 +41,7 @@ READY = r"^bookie (\S+) ready on (\S+):(\d+)$"
 
 
 def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
-    digest = digest_for(DigestType.CRC32C, b"")
-    return pack(digest, LEDGER, EntryId(entry_id), NO_ENTRY, len(payload), payload)
+    return packed_entry(LEDGER, entry_id, payload)
 
 
 @dataclass

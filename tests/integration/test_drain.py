@@ -20,6 +20,7 @@ from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.clusters import connected, start_cluster
 from tests.integration.command_process import CommandProcess
 from tests.integration.commands import answer, bkheal
+from tests.worlds.entries import numbered_payload
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +29,7 @@ ENTRIES = 30
 
 
 def payload(ledger: int, entry: int) -> bytes:
-    return f"{ledger}/{entry} ".encode() * (1 + entry)
+    return numbered_payload(ledger, entry, 1 + entry)
 
 
 async def write(client: ConnectedBookKeeper) -> list[LedgerId]:

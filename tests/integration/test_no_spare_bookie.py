@@ -18,6 +18,7 @@ from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
 from tests.integration.clusters import connected, kill_bookies, start_cluster
+from tests.worlds.entries import numbered_payload
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -26,7 +27,7 @@ ENTRIES = 40
 
 
 def payload(ledger: int, entry: int) -> bytes:
-    return f"{ledger}/{entry} ".encode() * (1 + entry)
+    return numbered_payload(ledger, entry, 1 + entry)
 
 
 async def write(client: ConnectedBookKeeper) -> list[LedgerId]:

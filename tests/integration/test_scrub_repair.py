@@ -8,15 +8,15 @@ import random
 import pytest
 
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.model.digest import digest_for, master_key
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId
-from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
-from bookie.model.packet import pack
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.wire.port import AddBatch, EntryResult, Status
 from bookie.wire.requests import Read
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import LEDGER, Machine, machine
+from tests.worlds.entries import packed_entry
 
 __all__ = ["machine"]
 
@@ -26,7 +26,7 @@ PAYLOAD = b"some bytes that are unique in the entry log"
 
 
 def entry(entry_id: int) -> bytes:
-    return pack(digest_for(DigestType.CRC32C, b""), LEDGER, EntryId(entry_id), NO_ENTRY, len(PAYLOAD), PAYLOAD)
+    return packed_entry(LEDGER, entry_id, PAYLOAD)
 
 
 async def first_entry(machine: Machine, bookie: BookieId) -> EntryResult:

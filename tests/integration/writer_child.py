@@ -12,6 +12,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.grpc_environment import prepare_grpc
+from tests.worlds.entries import numbered_payload
 
 SHAPE = LedgerOptions(3, 3, 2)
 _ENTRIES_MAX = 1_000_000
@@ -20,7 +21,7 @@ _WAITING_MAX = 256
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
-    return f"{ledger_id}/{entry_id} ".encode() * 60
+    return numbered_payload(ledger_id, entry_id, 60)
 
 
 class WriterProcess:

@@ -34,6 +34,7 @@ from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.sessions import LONG_SESSION_S
+from tests.worlds.entries import numbered_payload
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -41,7 +42,7 @@ ENTRIES = 20
 
 
 def payload(ledger: int, entry: int) -> bytes:
-    return f"{ledger}/{entry} ".encode() * 20
+    return numbered_payload(ledger, entry, 20)
 
 
 async def write(cluster: EmbeddedCluster, shapes: Sequence[tuple[int, int]]) -> list[LedgerId]:

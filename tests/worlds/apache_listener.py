@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bookie.model.digest import digest_for
-from bookie.model.ids import EntryId, LedgerId
+from bookie.model.ids import LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.dialect_v2 import DialectV2
@@ -18,6 +17,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import FrameSplitter
 from tests.worlds.cluster import MemoryBookie, open_bookie
+from tests.worlds.entries import packed_entry
 
 LEDGER = LedgerId(7)
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -27,7 +27,7 @@ DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def entry(entry_id: int, lac: int = -1, *, ledger: int = LEDGER, size: int = 5) -> bytes:
-    return pack(DIGEST, LedgerId(ledger), EntryId(entry_id), lac, size, b"hello".ljust(size, b"."))
+    return packed_entry(ledger, entry_id, b"hello".ljust(size, b"."), last_add_confirmed=lac)
 
 
 def request(operation: pb.OperationType, version: pb.ProtocolVersion = pb.VERSION_THREE) -> pb.Request:

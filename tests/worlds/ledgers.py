@@ -38,6 +38,12 @@ def make_metadata(
     return metadata if last is None else metadata.closed(EntryId(last), length)
 
 
+def closed_ledger(*members: BookieId) -> LedgerMetadata:
+    """Return metadata of 100 entries of 10 bytes, each on every member."""
+    size = len(members)
+    return LedgerMetadata(size, size, max(1, size - 1), (Fragment(EntryId(0), members),)).closed(EntryId(99), 1000)
+
+
 def make_packets(
     ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
 ) -> dict[EntryId, bytes]:

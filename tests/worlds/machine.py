@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from bookie.storage.port import Disk, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from tests.worlds.clocks import ManualClock
+from tests.worlds.entries import raw_entry
 
 WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.REPLACE, Operation.INDEX_WRITE})
 SMALL = StorageSettings(
@@ -135,4 +135,4 @@ def key_of(ledger_id: int) -> bytes:
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + payload
+    return raw_entry(ledger_id, entry_id, payload, last_add_confirmed=-1)

@@ -24,13 +24,13 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.election import Election
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryStore
-from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel
 from bookie.runtime.telemetry.metrics import MetricSet
 from tests.worlds.cluster import ROOT, MemoryCluster
+from tests.worlds.ledgers import closed_ledger
 from tests.worlds.virtual_time import in_virtual_time
 
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
@@ -75,14 +75,8 @@ async def exporting(cluster: MemoryCluster, settings: ExporterSettings = SETTING
         await cancel(running)
 
 
-def closed(*members: BookieId) -> LedgerMetadata:
-    """100 entries of 10 bytes."""
-    size = len(members)
-    return LedgerMetadata(size, size, max(1, size - 1), (Fragment(EntryId(0), members),)).closed(EntryId(99), 1000)
-
-
 async def marked(cluster: MemoryCluster, ledger_id: int, *members: BookieId, missing: tuple[BookieId, ...]) -> None:
-    await cluster.ledgers.create(LedgerId(ledger_id), closed(*members))
+    await cluster.ledgers.create(LedgerId(ledger_id), closed_ledger(*members))
     await cluster.tasks.marking.mark(LedgerId(ledger_id), missing)
 
 

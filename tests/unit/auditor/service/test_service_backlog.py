@@ -37,7 +37,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.severity import Severity
 from tests.worlds.cluster import ROOT, MemoryCluster
-from tests.worlds.ledgers import make_metadata
+from tests.worlds.ledgers import closed_ledger, make_metadata
 from tests.worlds.virtual_time import in_virtual_time
 
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
@@ -60,15 +60,8 @@ class Marks(MemoryCluster):
         return marks
 
     async def ledger(self, ledger_id: int, *members: BookieId, missing: Sequence[BookieId] = (C,)) -> None:
-        await self.ledgers.create(LedgerId(ledger_id), closed(*members))
+        await self.ledgers.create(LedgerId(ledger_id), closed_ledger(*members))
         await self.tasks.marking.mark(LedgerId(ledger_id), missing)
-
-
-def closed(*members: BookieId) -> LedgerMetadata:
-    """100 entries of 10 bytes."""
-    size = len(members)
-    fragments = (Fragment(EntryId(0), members),)
-    return LedgerMetadata(size, size, max(1, size - 1), fragments).closed(EntryId(99), 1000)
 
 
 @in_virtual_time
@@ -165,7 +158,7 @@ async def test_what_cannot_be_read_is_counted_as_such() -> None:
     marks = await Marks.create()
     await marks.ledger(8, A, C)
     await marks.store.set(marks.ledgers.path(LedgerId(8)), b"nonsense", 0)
-    await marks.ledgers.create(LedgerId(9), closed(A, C))
+    await marks.ledgers.create(LedgerId(9), closed_ledger(A, C))
     await create_with_parents(marks.store, task_path(ROOT, 9), b"\xff nonsense", ROOT)
     backlog = await marks.counter.count()
     assert backlog.unreadable == 2
@@ -211,7 +204,7 @@ async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
     marks = await Marks.create()
     count = 4 * READ_LEDGERS
     ids = [LedgerId(number) for number in range(count)]
-    await marks.ledgers.create_many([(ledger_id, closed(A, B, C)) for ledger_id in ids])
+    await marks.ledgers.create_many([(ledger_id, closed_ledger(A, B, C)) for ledger_id in ids])
     await marks.tasks.marking.mark_many([(ledger_id, (C,)) for ledger_id in ids])
     counting = asyncio.ensure_future(marks.counter.count())
     turns = 0

@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bookie.model.digest import digest_for
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
-from bookie.model.metadata import DigestType
-from bookie.model.packet import pack, pack_lac
+from bookie.model.packet import pack_lac
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.service import ServiceLimits
@@ -23,11 +21,11 @@ from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLa
 from tests.deadlines import STATE_S
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import MemoryBookie, open_bookie
+from tests.worlds.entries import DIGEST, packed_entry
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGER = LedgerId(3)
 KEY = b"key"
-DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 class Gate:
@@ -72,7 +70,7 @@ class Bookie:
 
 
 def entry(entry_id: int, size: int = 10, lac: int = NO_ENTRY) -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), lac, size, bytes(size))
+    return packed_entry(LEDGER, entry_id, bytes(size), last_add_confirmed=lac)
 
 
 def found(entry_id: int, lac: int) -> EntryResult:

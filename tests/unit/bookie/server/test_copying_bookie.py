@@ -11,10 +11,9 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from bookie.model.digest import digest_for
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import PACKET_BYTES_MAX, pack
+from bookie.model.packet import PACKET_BYTES_MAX
 from bookie.server import copying as module
 from bookie.server.copying import Copying
 from bookie.server.service import BookieService
@@ -33,17 +32,17 @@ from bookie.wire.port import (
 from bookie.wire.requests import Copy, Read
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
+from tests.worlds.entries import packed_entry
 from tests.worlds.requests import WithoutAdds
 from tests.worlds.virtual_time import in_virtual_time, until
 
 LEDGER = LedgerId(3)
 KEY = b"key"
 SOURCE = BookieId("source")
-DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def entry(entry_id: int, size: int = 100) -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, size, bytes(size))
+    return packed_entry(LEDGER, entry_id, bytes(size))
 
 
 @dataclass

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.model.digest import digest_for, master_key
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.digest import master_key
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
-from bookie.model.packet import pack
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server.copying import Copying
 from bookie.server.metrics import DAMAGED, REPLACED, bookie_metrics
@@ -22,17 +21,17 @@ from bookie.wire.port import AddBatch, EntryResult, Status
 from tests.unit.bookie.server.test_copying_bookie import Source
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import MemoryBookie, MemoryCluster, open_bookie
+from tests.worlds.entries import packed_entry
 from tests.worlds.virtual_time import in_virtual_time
 
 US, OTHER, THIRD = BookieId("us:3181"), BookieId("other:3181"), BookieId("third:3181")
 LEDGER = LedgerId(3)
 OPEN = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (US, OTHER, THIRD)),))
 CLOSED = OPEN.closed(EntryId(9), 1000)
-DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def entry(entry_id: int) -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, 100, bytes(100))
+    return packed_entry(LEDGER, entry_id, bytes(100))
 
 
 def test_the_other_members_of_the_write_set_are_sources() -> None:

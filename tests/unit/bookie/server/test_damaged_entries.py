@@ -6,7 +6,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
 from bookie.server.damaged_entries import DamagedEntries
 from bookie.wire.port import EntryResult, ListReply, Status
-from tests.unit.bookie.storage.test_rebuilding import entry
+from tests.worlds.entries import raw_entry
 
 L1, L2 = LedgerId(1), LedgerId(2)
 TEN = ListReply(Status.OK, EntryRuns.of(range(10)))
@@ -43,7 +43,7 @@ def test_a_list_in_limbo_stays_in_limbo_and_a_failed_one_is_not_touched() -> Non
 
 def test_an_entry_that_is_stored_or_read_again_is_whole() -> None:
     board = noted(3, 4)
-    board.stored(L1, [entry(L1, 3)])
+    board.stored(L1, [raw_entry(L1, 3)])
     assert board.ledgers(10) == [(L1, [4])]
     with board.reading(L1):
         board.read(L1, [EntryResult(EntryId(4), Status.OK, b"")])
@@ -60,7 +60,7 @@ def test_entries_that_were_deleted_are_forgotten() -> None:
 def test_a_read_that_began_before_an_add_notes_nothing_of_what_was_added() -> None:
     board = DamagedEntries()
     with board.reading(L1):
-        board.stored(L1, [entry(L1, 3)])
+        board.stored(L1, [raw_entry(L1, 3)])
         board.read(L1, corrupt(3, 4))
     assert board.ledgers(10) == [(L1, [4])]
     with board.reading(L1):

@@ -240,6 +240,6 @@ async def test_a_disk_that_is_slow_but_writes_is_not_stalled() -> None:
 
 
 @in_virtual_time
-async def test_zero_is_never() -> None:
+async def test_with_a_threshold_of_zero_the_bookie_stays_writable() -> None:
     world = await DiskWatchWorld().open(threshold=0)
     assert await world.look(1000) == (False, Status.OK, Status.OK)

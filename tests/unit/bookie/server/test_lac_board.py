@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from bookie.model.digest import digest_for
 from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import pack, pack_lac
+from bookie.model.packet import pack_lac
 from bookie.server.lac_board import LAC_PACKET_BYTES_MAX, LacBoard, Waiter, check_packet, header_lac, proven_lac
 from bookie.wire.port import EntryResult, LacReply, Status
+from tests.worlds.entries import DIGEST, packed_entry
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
-DIGEST = digest_for(DigestType.CRC32C, b"")
 LEDGERS_MAX = 3
 WAITERS_MAX = 4
 
@@ -37,7 +37,7 @@ def explicit(ledger_id: int, lac: int) -> bytes:
 
 
 def entry(ledger_id: int, entry_id: int, lac: int) -> bytes:
-    return pack(DIGEST, LedgerId(ledger_id), EntryId(entry_id), lac, 1, b"x")
+    return packed_entry(ledger_id, entry_id, b"x", last_add_confirmed=lac)
 
 
 async def is_woken(waiter: Waiter) -> bool:

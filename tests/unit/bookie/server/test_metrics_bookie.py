@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bookie.model.digest import digest_for
-from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
-from bookie.model.packet import pack
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
@@ -31,15 +29,15 @@ from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, 
 from bookie.wire.resolver import BookieAddress
 from tests.deadlines import STATE_S
 from tests.worlds.clocks import VirtualClock
+from tests.worlds.entries import packed_entry
 from tests.worlds.virtual_time import in_virtual_time
 
 LEDGER = LedgerId(3)
 KEY = b"key"
-DIGEST = digest_for(DigestType.CRC32C, b"")
 
 
 def entry(entry_id: int) -> bytes:
-    return pack(DIGEST, LEDGER, EntryId(entry_id), NO_ENTRY, 10, bytes(10))
+    return packed_entry(LEDGER, entry_id, bytes(10))
 
 
 class Bookie:

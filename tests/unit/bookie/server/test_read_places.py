@@ -11,9 +11,10 @@ from bookie.server.service import ServiceLimits
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, ReadReply, Status
 from bookie.wire.requests import Read
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, entry
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
+from tests.worlds.entries import raw_entry
 from tests.worlds.virtual_time import in_virtual_time
 
 
@@ -95,7 +96,7 @@ async def test_a_read_that_no_client_awaits_any_more_takes_no_place() -> None:
 @in_virtual_time
 async def test_a_bookie_answers_a_recovery_before_the_reads_that_wait() -> None:
     bookie = await open_bookie(VirtualClock(), settings=StorageSettings(), limits=ServiceLimits(reads_max=1))
-    assert (await bookie.service.add("", AddBatch(L1, KEY, [entry(L1, 0)]))).status is Status.OK
+    assert (await bookie.service.add("", AddBatch(L1, KEY, [raw_entry(L1, 0)]))).status is Status.OK
     answered: list[str] = []
 
     async def ask(name: str, fence_key: bytes | None = None) -> ReadReply:

@@ -20,12 +20,13 @@ from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, collect, entry
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, collect
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
+from tests.worlds.entries import raw_entry
 from tests.worlds.virtual_time import in_virtual_time
 
-SIZE = len(entry(1, 0))
+SIZE = len(raw_entry(1, 0))
 WEEK_S = 604_800.0
 
 
@@ -209,7 +210,7 @@ def test_what_compaction_moves_and_a_deletion_removes_meanwhile_is_no_damage(mon
         running = asyncio.ensure_future(at.scrubber(SIZE / 50).run())
         await asyncio.sleep(START_S + 120)
         await collect(at.storage, L2)
-        assert (await at.storage.add(AddBatch(L1, KEY, [entry(1, 9)]))).status is Status.OK
+        assert (await at.storage.add(AddBatch(L1, KEY, [raw_entry(1, 9)]))).status is Status.OK
         await at.storage.checkpoint()
         assert (await at.storage.compact()).removed_logs
         await asyncio.sleep(2000)

@@ -25,10 +25,11 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.port import DiskError, DiskFullError
+from tests.worlds.entries import raw_entry
 
 
 def entry(entry_id: int, payload: bytes = b"payload", ledger_id: int = 7) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + payload
+    return raw_entry(ledger_id, entry_id, payload, last_add_confirmed=-1)
 
 
 async def logs_with(disk: MemoryDisk, *files: list[bytes], open_max: int = 10) -> tuple[EntryLogs, list[Location]]:

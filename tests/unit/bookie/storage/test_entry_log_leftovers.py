@@ -20,12 +20,13 @@ from bookie.storage.entry_logs.entry_log import (
 from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
 from bookie.storage.port import DiskFullError
+from tests.worlds.entries import raw_entry
 
 COUNT = 5
 
 
 def entry(entry_id: int) -> bytes:
-    return struct.pack(">qqqq", 7, entry_id, -1, 0) + b"payload"
+    return raw_entry(7, entry_id, last_add_confirmed=-1)
 
 
 async def disk_with_log() -> tuple[MemoryDisk, list[bytes]]:

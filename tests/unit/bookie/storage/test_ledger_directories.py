@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +21,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
 from tests.worlds.clocks import ManualClock
+from tests.worlds.entries import raw_entry
 
 LEDGER = LedgerId(7)
 KEY = b"secret-key-of-ledger"
@@ -102,7 +102,7 @@ class Directories:
 
 
 def entry(entry_id: int) -> bytes:
-    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + b"payload"
+    return raw_entry(LEDGER, entry_id)
 
 
 def broken(*operations: Operation, after: int = 0) -> Hook:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 from collections.abc import Sequence
 
 import pytest
@@ -17,6 +16,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import READ_BYTES_MAX, AddBatch, Status
 from tests.worlds.clocks import ManualClock
+from tests.worlds.entries import raw_entry
 
 LEDGER = LedgerId(7)
 OTHER = LedgerId(8)
@@ -25,7 +25,7 @@ PAYLOAD = 1000
 
 
 def entry(entry_id: int, mark: bytes = b"a", ledger_id: int = LEDGER) -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, -1, 0) + mark * PAYLOAD
+    return raw_entry(ledger_id, entry_id, mark * PAYLOAD, last_add_confirmed=-1)
 
 
 class CountedIndex(MemoryIndex):
@@ -115,7 +115,7 @@ async def test_what_does_not_fit_into_an_answer_is_not_looked_up() -> None:
     await world.start(1)
     large = b"x" * (1 << 20)
     for number in range(20):
-        await world.add(struct.pack(">qqqq", LEDGER, number, -1, 0) + large)
+        await world.add(raw_entry(LEDGER, number, large, last_add_confirmed=-1))
     await world.store.checkpoint()
     world.index.looked_up = 0
     found = await world.read(*range(20))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import pytest
@@ -20,14 +19,11 @@ from bookie.storage.salvaging import begin_journals, salvage
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.worlds.entries import raw_entry
 
 KEY = b"key"
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1, compact_bytes_per_s=1 << 40)
 L1, L2, L3, L4 = map(LedgerId, range(1, 5))
-
-
-def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload") -> bytes:
-    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0) + payload
 
 
 async def opened(journal: MemoryDisk, ledgers: MemoryDisk, index: MemoryIndex) -> LedgerStorage:
@@ -35,7 +31,7 @@ async def opened(journal: MemoryDisk, ledgers: MemoryDisk, index: MemoryIndex) -
 
 
 async def add(store: LedgerStorage, ledger_id: LedgerId, *entry_ids: int, is_recovery: bool = False) -> None:
-    entries = [entry(ledger_id, entry_id) for entry_id in entry_ids]
+    entries = [raw_entry(ledger_id, entry_id) for entry_id in entry_ids]
     assert (await store.add(AddBatch(ledger_id, KEY, entries, is_recovery))).status is Status.OK
 
 
@@ -85,12 +81,12 @@ async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown(
     store, found = await rebuilt(journal, ledgers)
     assert (found.entries, found.ledgers, found.finding_count) == (11, 2, 0)
     assert await listed(store, L1) == (Status.LIMBO, list(range(10)))
-    assert await read(store, L1, *range(10)) == [(Status.OK, entry(1, number)) for number in range(10)]
-    assert await read(store, L3, 0, 1) == [(Status.OK, entry(3, 0)), (Status.LIMBO, b"")]
+    assert await read(store, L1, *range(10)) == [(Status.OK, raw_entry(1, number)) for number in range(10)]
+    assert await read(store, L3, 0, 1) == [(Status.OK, raw_entry(3, 0)), (Status.LIMBO, b"")]
     assert await listed(store, L4) == (Status.OK, [0, 1, 2])
     assert await listed(store, L2) == (Status.NO_LEDGER, [])  # the caller puts it in limbo, if any metadata has it
     for ledger_id in (L1, L3):
-        reply = await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 20)]))
+        reply = await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 20)]))
         assert reply.status is Status.FENCED
     await store.close()
 
@@ -138,7 +134,7 @@ async def test_the_space_of_copies_that_were_stored_again_is_given_back() -> Non
     store, found = await rebuilt(journal, ledgers)
     assert (found.entries, found.superseded) == (10, 20)
     assert (await store.compact()).removed_logs == 2
-    assert await read(store, L1, *range(10)) == [(Status.OK, entry(1, number)) for number in range(10)]
+    assert await read(store, L1, *range(10)) == [(Status.OK, raw_entry(1, number)) for number in range(10)]
     await store.close()
 
 
@@ -146,11 +142,11 @@ async def test_the_later_of_two_copies_that_differ_counts_and_is_reported() -> N
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     for payload in (b"one", b"two"):
-        await store.add(AddBatch(L1, KEY, [entry(1, 0, payload)]))
+        await store.add(AddBatch(L1, KEY, [raw_entry(1, 0, payload)]))
         await store.checkpoint()
     await store.close()
     store, found = await rebuilt(journal, ledgers)
-    assert await read(store, L1, 0) == [(Status.OK, entry(1, 0, b"two"))]
+    assert await read(store, L1, 0) == [(Status.OK, raw_entry(1, 0, b"two"))]
     assert "differs from its copy" in found.findings[0].what
     await store.close()
 
@@ -169,7 +165,7 @@ async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int
     store, found = await rebuilt(journal.restarted(), ledgers)
     results = await read(store, L1, *range(4))
     for number, (status, packet) in enumerate(results):
-        assert (status, packet) in ((Status.OK, entry(1, number)), (Status.LIMBO, b""), (Status.NO_LEDGER, b""))
+        assert (status, packet) in ((Status.OK, raw_entry(1, number)), (Status.LIMBO, b""), (Status.NO_LEDGER, b""))
     assert found.entries == sum(status is Status.OK for status, _ in results)
     await store.abort()
     return [number for number, (status, _) in enumerate(results) if status is Status.OK], found.finding_count
@@ -177,7 +173,7 @@ async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int
 
 async def test_a_damaged_byte_anywhere_costs_at_most_its_entry_and_is_reported() -> None:
     journal, ledgers, path = await one_log()
-    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(entry(1, 0))
+    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     for byte in range(size):
         damaged = ledgers.restarted()
         damaged.flip_bit(path, byte * 8)
@@ -189,7 +185,7 @@ async def test_a_damaged_byte_anywhere_costs_at_most_its_entry_and_is_reported()
 
 async def test_a_log_that_is_cut_anywhere_has_what_is_before_the_cut() -> None:
     journal, ledgers, path = await one_log()
-    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(entry(1, 0))
+    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     for end in range(HEADER_SIZE, size):
         damaged = ledgers.restarted()
         damaged.cut(path, end)
@@ -209,7 +205,7 @@ async def test_the_next_record_is_found_behind_a_window_without_any(
     await add(store, L1, *range(40))
     await store.close()
     [log_id] = await log_ids(ledgers)
-    record = RECORD_HEADER_SIZE + len(entry(1, 0))
+    record = RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     ledgers.overwrite(log_path(log_id), HEADER_SIZE + 10 * record, b"\xff" * (20 * record))
     store, found = await rebuilt(journal, ledgers)
     assert await listed(store, L1) == (Status.LIMBO, [*range(10), *range(30, 40)])
@@ -229,7 +225,7 @@ async def test_a_log_with_the_header_of_another_is_not_used() -> None:
     await file.append_and_sync([ledgers.content(path)])
     store, found = await rebuilt(journal, ledgers)
     assert [each.path for each in found.findings] == [log_path(9)]
-    assert await read(store, L1, 0) == [(Status.OK, entry(1, 0))]
+    assert await read(store, L1, 0) == [(Status.OK, raw_entry(1, 0))]
     await store.close()
 
 
@@ -264,7 +260,7 @@ async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeyp
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(4))
     await store.close()
-    record = RECORD_HEADER_SIZE + len(entry(1, 0))
+    record = RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     ledgers.bad = (HEADER_SIZE + record + 20, HEADER_SIZE + record + 21)
     found = await rebuild([journal], ledgers, index := MemoryIndex())
     ledgers.bad = (0, 0)
@@ -332,9 +328,9 @@ async def test_without_any_journal_file_the_mark_is_the_beginning() -> None:
     index = MemoryIndex()
     await rebuild([journal], ledgers, index)
     store = await opened(journal, ledgers, index)
-    assert await read(store, L1, 3) == [(Status.OK, entry(1, 3))]
+    assert await read(store, L1, 3) == [(Status.OK, raw_entry(1, 3))]
     await add(store, L4, 0)
     await store.abort()
     store = await opened(journal.restarted(), ledgers.restarted(), index.restarted())
-    assert await read(store, L4, 0) == [(Status.OK, entry(4, 0))]
+    assert await read(store, L4, 0) == [(Status.OK, raw_entry(4, 0))]
     await store.close()

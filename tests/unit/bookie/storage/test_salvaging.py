@@ -18,20 +18,8 @@ from bookie.storage.port import DiskError
 from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_rebuilding import (
-    KEY,
-    L1,
-    L2,
-    L3,
-    L4,
-    SETTINGS,
-    add,
-    collect,
-    entry,
-    listed,
-    opened,
-    read,
-)
+from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, SETTINGS, add, collect, listed, opened, read
+from tests.worlds.entries import raw_entry
 
 ACKNOWLEDGED = {L1: range(6), L2: range(3), L3: range(1)}
 
@@ -98,9 +86,9 @@ async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
             assert status in (Status.OK, Status.LIMBO)
             if status is Status.OK:
-                assert packet == entry(ledger_id, entry_id)
+                assert packet == raw_entry(ledger_id, entry_id)
                 served.add((ledger_id, entry_id))
-        assert (await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 100)]))).status is Status.FENCED
+        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 100)]))).status is Status.FENCED
     return served
 
 
@@ -110,8 +98,8 @@ async def check_whole(store: LedgerStorage) -> None:
         found = await read(store, ledger_id, *entry_ids)
         last = (Status.NO_ENTRY, b"")
         for entry_id, result in zip(entry_ids, found, strict=True):
-            assert result == (Status.OK, entry(ledger_id, entry_id)) or (result == last and entry_id >= 4)
-    assert (await store.add(AddBatch(L2, KEY, [entry(L2, 100)]))).status is Status.FENCED
+            assert result == (Status.OK, raw_entry(ledger_id, entry_id)) or (result == last and entry_id >= 4)
+    assert (await store.add(AddBatch(L2, KEY, [raw_entry(L2, 100)]))).status is Status.FENCED
 
 
 def lose(number: int) -> Callable[[Disks], None]:
@@ -170,7 +158,7 @@ async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
     assert await check(store) == acknowledged - lost
     assert (await listed(store, L1))[0] is Status.LIMBO
     assert await listed(store, L4) == (Status.OK, [])  # it was collected, and stays fenced
-    assert (await store.add(AddBatch(L4, KEY, [entry(L4, 1)]))).status is Status.FENCED
+    assert (await store.add(AddBatch(L4, KEY, [raw_entry(L4, 1)]))).status is Status.FENCED
     await store.close()
 
 
@@ -302,7 +290,7 @@ async def damaged_log_is_served_in_part(logs: Disks, path: str, place: int, bit:
     store = await disks.open()
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
-            assert (status, packet) == (Status.OK, entry(ledger_id, entry_id)) or status is Status.CORRUPT
+            assert (status, packet) == (Status.OK, raw_entry(ledger_id, entry_id)) or status is Status.CORRUPT
         assert (await listed(store, ledger_id)) == (Status.OK, list(entry_ids))
     await store.close()
 
@@ -355,7 +343,7 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
         assert store.ledger_count == 2
         for ledger_id, ids in ((L1, range(4)), (L2, range(1))):
             assert await listed(store, ledger_id) == (Status.LIMBO, list(ids))
-            assert await read(store, ledger_id, *ids) == [(Status.OK, entry(ledger_id, each)) for each in ids]
+            assert await read(store, ledger_id, *ids) == [(Status.OK, raw_entry(ledger_id, each)) for each in ids]
         await store.abort()
         disks = disks.copy()
 
@@ -394,11 +382,11 @@ async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_
         outcomes[is_damaged] += 1
         store = await copy.open()
         for ledger_id, ids in ((L1, range(4 if is_trimmed else 2)), (L2, range(1 + is_trimmed))):
-            assert await read(store, ledger_id, *ids) == [(Status.OK, entry(ledger_id, each)) for each in ids]
+            assert await read(store, ledger_id, *ids) == [(Status.OK, raw_entry(ledger_id, each)) for each in ids]
         await store.compact(1.0)
         await store.abort()
         store = await copy.copy().open()
-        assert await read(store, L1, 0, 1) == [(Status.OK, entry(L1, each)) for each in range(2)]
+        assert await read(store, L1, 0, 1) == [(Status.OK, raw_entry(L1, each)) for each in range(2)]
         await store.close()
     assert outcomes[is_trimmed] > 3
 
@@ -418,7 +406,7 @@ async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None
         await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
     await disks.salvaged()
     store = await disks.open()
-    assert await read(store, L1, 0, 1) == [(Status.OK, entry(L1, each)) for each in range(2)]
+    assert await read(store, L1, 0, 1) == [(Status.OK, raw_entry(L1, each)) for each in range(2)]
     await store.close()
 
 

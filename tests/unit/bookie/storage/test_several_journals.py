@@ -17,7 +17,8 @@ from bookie.storage.rebuilding import rebuild
 from bookie.storage.salvaging import begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.unit.bookie.storage.test_rebuilding import KEY, SETTINGS, add, entry, read
+from tests.unit.bookie.storage.test_rebuilding import KEY, SETTINGS, add, read
+from tests.worlds.entries import raw_entry
 
 EVEN, ODD = LedgerId(2), LedgerId(3)
 """Ledgers of the first and of the second journal."""
@@ -62,17 +63,17 @@ async def used() -> Disks:
 
 async def check_whole(store: LedgerStorage) -> None:
     for ledger_id in (EVEN, ODD):
-        expected = [(Status.OK, entry(ledger_id, number)) for number in range(3)]
+        expected = [(Status.OK, raw_entry(ledger_id, number)) for number in range(3)]
         assert await read(store, ledger_id, 0, 1, 2) == expected
-    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 9)]))).status is Status.FENCED
+    assert (await store.add(AddBatch(ODD, KEY, [raw_entry(ODD, 9)]))).status is Status.FENCED
 
 
 async def test_each_ledger_uses_one_journal_and_all_are_replayed() -> None:
     disks = await used()
     for disk, here, elsewhere in zip(disks.journals, (EVEN, ODD), (ODD, EVEN), strict=True):
         content = b"".join(disk.content(path) for path in files(disk))
-        assert entry(here, 2) in content
-        assert entry(elsewhere, 2) not in content
+        assert raw_entry(here, 2) in content
+        assert raw_entry(elsewhere, 2) not in content
     store = await disks.open()
     await check_whole(store)
     await store.close()
@@ -83,7 +84,7 @@ async def test_a_stopped_store_is_looked_at_with_all_of_its_journals() -> None:
     storage = await inspect(disks.journals, disks.ledgers, disks.index, SETTINGS)
     assert (await storage.status()).journal_records == 3  # two entries and a fence
     for ledger_id in (EVEN, ODD):
-        assert [result.packet for result in await storage.read(ledger_id, [EntryId(2)])] == [entry(ledger_id, 2)]
+        assert [result.packet for result in await storage.read(ledger_id, [EntryId(2)])] == [raw_entry(ledger_id, 2)]
     with pytest.raises(WrongJournalError):
         await inspect(disks.journals[:1], disks.ledgers, disks.index, SETTINGS)
 
@@ -157,11 +158,11 @@ async def test_damage_of_one_journal_is_salvaged_with_what_both_have() -> None:
         await disks.open()
     await begin_journals(disks.journals, disks.index, found.epoch + 1)
     store = await disks.open()
-    assert await read(store, EVEN, 0, 1, 2) == [(Status.OK, entry(EVEN, number)) for number in range(3)]
-    assert await read(store, ODD, 0, 1) == [(Status.OK, entry(ODD, number)) for number in range(2)]
+    assert await read(store, EVEN, 0, 1, 2) == [(Status.OK, raw_entry(EVEN, number)) for number in range(3)]
+    assert await read(store, ODD, 0, 1) == [(Status.OK, raw_entry(ODD, number)) for number in range(2)]
     for ledger_id in (EVEN, ODD):
         assert await read(store, ledger_id, 7) == [(Status.LIMBO, b"")]
-        assert (await store.add(AddBatch(ledger_id, KEY, [entry(ledger_id, 9)]))).status is Status.FENCED
+        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 9)]))).status is Status.FENCED
     await store.close()
 
 
@@ -202,7 +203,7 @@ async def test_a_journal_does_not_wait_for_the_sync_of_another_one() -> None:
     disks = Disks()
     store = await disks.open()
     hanging = Closed(disks.journals[1])
-    waiting = asyncio.create_task(store.add(AddBatch(ODD, KEY, [entry(ODD, 0)])))
+    waiting = asyncio.create_task(store.add(AddBatch(ODD, KEY, [raw_entry(ODD, 0)])))
     await add(store, EVEN, 0)
     assert not waiting.done()
     assert [write is not None for write in store.journal_changes] == [False, True]
@@ -220,9 +221,9 @@ async def test_a_failing_journal_stops_all_of_them() -> None:
             raise DiskError("I/O error")
 
     disks.journals[1].before = broken
-    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 0)]))).status is Status.IO_ERROR
+    assert (await store.add(AddBatch(ODD, KEY, [raw_entry(ODD, 0)]))).status is Status.IO_ERROR
     assert store.fatal.done()
-    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 0)]))).status is Status.IO_ERROR
+    assert (await store.add(AddBatch(EVEN, KEY, [raw_entry(EVEN, 0)]))).status is Status.IO_ERROR
     await store.close()
     disks.journals[1].before = give_way
 
@@ -233,12 +234,12 @@ async def test_a_full_journal_makes_the_store_read_only_and_the_others_go_on_wit
     await add(store, EVEN, 0)
     await add(store, ODD, 0)
     disks.journals[1].capacity_bytes = disks.journals[1].used_bytes()
-    assert (await store.add(AddBatch(ODD, KEY, [entry(ODD, 1)]))).status is Status.READ_ONLY
-    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 1)]))).status is Status.READ_ONLY
+    assert (await store.add(AddBatch(ODD, KEY, [raw_entry(ODD, 1)]))).status is Status.READ_ONLY
+    assert (await store.add(AddBatch(EVEN, KEY, [raw_entry(EVEN, 1)]))).status is Status.READ_ONLY
     assert (await store.fence(EVEN, KEY)).status is Status.OK
     disks.journals[1].capacity_bytes = 1 << 40
     await store.close()
     store = await disks.killed().open()
-    assert await read(store, ODD, 0) == [(Status.OK, entry(ODD, 0))]
-    assert (await store.add(AddBatch(EVEN, KEY, [entry(EVEN, 1)]))).status is Status.FENCED
+    assert await read(store, ODD, 0) == [(Status.OK, raw_entry(ODD, 0))]
+    assert (await store.add(AddBatch(EVEN, KEY, [raw_entry(EVEN, 1)]))).status is Status.FENCED
     await store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -22,6 +21,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, FenceReply, ListReply, ReadReply, Status
 from tests.worlds.clocks import ManualClock
+from tests.worlds.entries import raw_entry
 
 LEDGER = LedgerId(7)
 KEY = b"secret-key-of-ledger"
@@ -102,7 +102,7 @@ class StorageWorld:
 
 
 def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
-    return struct.pack(">qqqq", LEDGER, entry_id, entry_id - 1, 0) + payload
+    return raw_entry(LEDGER, entry_id, payload)
 
 
 async def settle() -> None:
@@ -379,7 +379,7 @@ async def test_unreadable_index_is_never_absence(world: StorageWorld) -> None:
         await world.store.read_last(LEDGER),
         await world.store.list_entries(LEDGER),
         await world.store.fence(other, KEY),
-        await world.store.add(AddBatch(other, KEY, [struct.pack(">qqqq", 8, 0, -1, 0)])),
+        await world.store.add(AddBatch(other, KEY, [raw_entry(8, 0, b"")])),
     ]
     assert [reply.status for reply in replies] == [Status.IO_ERROR] * len(replies)
     world.valve.open()
