@@ -76,16 +76,21 @@ _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
+OpenDatabase = Callable[[Path, int], Any]
+"""Opens the database at a path, with this many bytes of cache. See ``open_database``."""
 
 
 class RocksIndex(EntryIndex):
     """One RocksDB database. Create it with ``open``."""
 
-    def __init__(self, path: Path, database: Any, threads: ThreadPoolExecutor, cache_bytes: int) -> None:
+    def __init__(
+        self, path: Path, database: Any, threads: ThreadPoolExecutor, cache_bytes: int, open_again: OpenDatabase
+    ) -> None:
         self._path = path
         self._database = database
         self._threads = threads
         self._cache_bytes = cache_bytes
+        self._open_again = open_again
         self._needs_reopen = False
         """Whether a write met a full disk or too many open files, so every later one fails."""
         self._running = 0
@@ -99,26 +104,29 @@ class RocksIndex(EntryIndex):
         self._unsynced.no_slowdown = True
 
     @classmethod
-    async def open(cls, path: Path, *, cache_bytes: int = _CACHE_BYTES) -> RocksIndex:
-        """Open the database at ``path``, or create it.
+    async def open(
+        cls, path: Path, *, cache_bytes: int = _CACHE_BYTES, opening: OpenDatabase | None = None
+    ) -> RocksIndex:
+        """Open the database at ``path``, or create it. ``opening`` replaces ``open_database``.
 
         Raises:
             DirectoryInUseError: another process uses the database.
             DiskFullError: there is no space for the log, which is written to tables when the database is opened.
             DiskError: the database cannot be opened.
         """
+        opening = opening or open_database
         try:
             threads = started_threads(_THREADS, f"{THREAD_NAME}index")
         except OSError as error:
             raise DiskError(f"cannot open the index {path}: {error}") from error
         try:
-            database = await asyncio.get_running_loop().run_in_executor(threads, _open, path, cache_bytes)
+            database = await asyncio.get_running_loop().run_in_executor(threads, opening, path, cache_bytes)
         except BaseException as error:
             threads.shutdown(wait=False)
             if isinstance(error, DiskFullError):
                 raise DiskFullError(f"{error}. {_MAKE_SPACE}") from error
             raise
-        return cls(path, database, threads, cache_bytes)
+        return cls(path, database, threads, cache_bytes, opening)
 
     @override
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -188,7 +196,7 @@ class RocksIndex(EntryIndex):
             database, self._database = self._database, None
             if database is not None:
                 await run(self._threads, _close, database)
-            self._database = await run(self._threads, _open, self._path, self._cache_bytes)
+            self._database = await run(self._threads, self._open_again, self._path, self._cache_bytes)
             self._needs_reopen, self._not_open = False, None
             return None
         except DiskError as error:
@@ -312,7 +320,12 @@ def _close(database: Any) -> None:
         _log.warning("index closed without a flush, its log keeps the writes", extra={"error": str(error)})
 
 
-def _open(path: Path, cache_bytes: int) -> Any:
+def open_database(path: Path, cache_bytes: int) -> Any:
+    """Open a database, or create it.
+
+    Raises:
+        DirectoryInUseError, DiskFullError, DiskError: see ``RocksIndex.open``.
+    """
     options = _options(cache_bytes)
     make_durable_directory(path)
     _check_logs(path)

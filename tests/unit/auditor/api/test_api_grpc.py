@@ -277,16 +277,18 @@ async def test_health_tells_liveness_from_readiness(world: GrpcWorld) -> None:
     async def status(service: str) -> int:
         return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
+    async def until_readiness_is(expected: int) -> None:
+        while await status(READINESS) != expected:
+            world.clock.now_s += 1
+
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [serving_] * 3
     world.control.is_connected = False
-    await world.api._set_readiness()
+    await until_readiness_is(not_serving)
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [serving_, serving_, not_serving]
     world.control.is_connected = True
-    await world.api._set_readiness()
-    assert await status(READINESS) == serving_
+    await until_readiness_is(serving_)
     world.control.problems = ("ZooKeeper denies it to write /bkheal",)
-    await world.api._set_readiness()
-    assert await status(READINESS) == not_serving
+    await until_readiness_is(not_serving)
     await world.api.say_stopping()
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [not_serving] * 3
     assert (await world.stub.GetStatus(pb.GetStatusRequest())).version == "1.2.3"

@@ -73,9 +73,11 @@ async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> Non
 
 def test_bounded_number_of_clients_is_remembered() -> None:
     limit = RateLimit(0.5, 3, ManualClock())
-    for client in "abcd" * 5:
-        limit.wait_s(client)
-    assert len(limit._buckets) == 3
+    assert [limit.wait_s("a") == 0 for _ in range(2)] == [True, False]
+    for others, is_admitted in (("bc", False), ("bcd", True)):
+        for client in others:
+            limit.wait_s(client)
+        assert (limit.wait_s("a") == 0) == is_admitted
 
 
 async def test_body_that_is_too_large_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
 from bookie.runtime.fault_points import deciding_by
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
-from bookie.storage.disks.rocks import RocksIndex
+from bookie.storage.disks.rocks import RocksIndex, open_database
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -29,16 +30,45 @@ LEDGER = LedgerId(1)
 
 
 class FullDatabase:
-    """Stands for a database whose device was full once: it keeps the error, also when it is closed."""
+    """A database whose device is full once: it keeps the error, also when it is closed."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.error = ""
+        """Why writes fail; empty: they do not."""
 
-    def write(self, batch: object, options: object) -> None:
-        raise Exception(f"IO error: {self._text}: While appending to file: 000004.log")
+    def write(self, *arguments: Any) -> None:
+        if self.error:
+            raise Exception(f"IO error: {self.error}: While appending to file: 000004.log")
+        self._database.write(*arguments)
 
     def close(self) -> None:
-        raise Exception("IO error: Writer has previous error")
+        self._database.close()
+        if self.error:
+            raise Exception("IO error: Writer has previous error")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+class Openings:
+    """Opens the database of an index; only the first one opened may become full."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: FullDatabase | None = None
+
+    def __call__(self, path: Path, cache_bytes: int) -> Any:
+        self.count += 1
+        database = open_database(path, cache_bytes)
+        if self.first is not None:
+            return database
+        self.first = FullDatabase(database)
+        return self.first
+
+    def fill(self, code: int) -> None:
+        assert self.first is not None
+        self.first.error = os.strerror(code)
 
 
 def batch(entry_id: int) -> AddBatch:
@@ -48,10 +78,10 @@ def batch(entry_id: int) -> AddBatch:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
 async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path, code: int) -> None:
-    index = await RocksIndex.open(tmp_path / "index")
+    openings = Openings()
+    index = await RocksIndex.open(tmp_path / "index", opening=openings)
     await index.write([(b"a", b"1")])
-    index._database.close()
-    index._database = FullDatabase(os.strerror(code))
+    openings.fill(code)
     for _ in range(2):
         with pytest.raises(DiskFullError, match=os.strerror(code)):
             await index.write([(b"b", b"2")])
@@ -62,13 +92,18 @@ async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path, co
 
 
 async def test_without_room_the_database_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = await RocksIndex.open(tmp_path / "index")
+    openings = Openings()
+    index = await RocksIndex.open(tmp_path / "index", opening=openings)
+    await index.write([(b"a", b"1")])
     await index.reopen()
-    database, index._needs_reopen = index._database, True
+    openings.fill(errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        await index.write([(b"b", b"2")])
     monkeypatch.setattr("bookie.storage.disks.rocks._REOPEN_SPARE_BYTES", 1 << 62)
     with pytest.raises(DiskFullError, match="no space left"):
         await index.reopen()
-    assert index._database is database
+    assert await index.get_many([b"a"]) == [b"1"]
+    assert openings.count == 1
     await index.close()
 
 
