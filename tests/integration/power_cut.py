@@ -101,4 +101,8 @@ def slow_disk(directory: Path, outer: FragileDisk) -> Iterator[Path]:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROGRAM_S)
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROGRAM_S)
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr)
+        raise
