@@ -40,8 +40,8 @@ def environment(zookeeper: EmbeddedZooKeeper, root: str) -> dict[str, str]:
 
 def init_command() -> list[str]:
     [init] = pod_of(release("own-cluster"), "bookie").spec["initContainers"]
-    command: list[str] = init["command"]
-    return command
+    assert "command" not in init
+    return ["bkheal", *init["args"]]
 
 
 def make_root(zookeeper: EmbeddedZooKeeper, root: str) -> None:

@@ -210,6 +210,26 @@ def test_a_root_is_initialised_once(zookeeper: EmbeddedZooKeeper, fresh_root: st
     assert document("ledger", "list", uri=uri)["items"] == []
 
 
+def test_a_root_is_initialised_only_if_it_is_absent(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    uri = f"zk+longhierarchical://{zookeeper.connect_string}{fresh_root}"
+    assert b"created an empty cluster" in typed(uri, "cluster", "init", "--if-absent").stdout
+    again = typed(uri, "cluster", "init", "--if-absent")
+    assert (again.returncode, again.stderr) == (0, b"")
+    assert f"there is a cluster at {uri} already".encode() in again.stdout
+
+
+def test_what_is_no_usable_cluster_stays_a_failure_to_initialise(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+    at = f"{zookeeper.connect_string}{fresh_root}"
+    assert typed(f"zk+longhierarchical://{at}", "cluster", "init", "--if-absent").returncode == 0
+    other = typed(f"zk+flat://{at}", "cluster", "init", "--if-absent")
+    assert other.returncode == 78
+    assert b"has the layout longhierarchical" in other.stderr
+    empty = typed(f"zk://{at}/available", "cluster", "init", "--if-absent")
+    assert empty.returncode == 78
+    assert b"no LAYOUT node" in empty.stderr
+    assert typed(NOBODY, "cluster", "init", "--if-absent").returncode == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

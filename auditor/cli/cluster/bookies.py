@@ -64,10 +64,18 @@ def bookies(
 
 
 @cluster_app.command("init")
-def init(uri: MetadataUriOption = None, config: ConfigOption = None) -> None:
-    """Create the root of a new cluster in ZooKeeper. Refuses a root that exists already."""
+def init(
+    uri: MetadataUriOption = None,
+    config: ConfigOption = None,
+    is_if_absent: Annotated[
+        bool, typer.Option("--if-absent", help="Succeed and change nothing if there is a cluster at this root already.")
+    ] = False,
+) -> None:
+    """Create the root of a new cluster in ZooKeeper. Refuses an existing root, except with --if-absent."""
     target = metadata_uri(uri, config)
-    run(_init(target))
+    if not run(_init(target, is_if_absent=is_if_absent)):
+        print_line(f"there is a cluster at {target} already; nothing was changed")
+        return
     print_line(f"created an empty cluster at {target}; start bookies with `bkheal bookie --metadata-uri {target} ...`")
 
 
@@ -183,10 +191,15 @@ async def _move_state(uri: str, source: str, target: str) -> int:
         await store.close()
 
 
-async def _init(uri: str) -> None:
+async def _init(uri: str, *, is_if_absent: bool) -> bool:
+    """Create the root and return True. With ``is_if_absent``, return False if there is a cluster already.
+
+    Such a cluster is looked for before the creation as well, because a process that may open a cluster may have no
+    permission to create one.
+    """
     import random
 
-    from bookie.metadata.cluster import format_cluster
+    from bookie.metadata.cluster import ClusterExistsError, format_cluster, open_cluster
     from bookie.metadata.layout import LayoutKind
     from bookie.metadata.store.zookeeper import ZooKeeperStore
     from bookie.metadata.uri import parse_uri
@@ -196,6 +209,16 @@ async def _init(uri: str) -> None:
     store = await ZooKeeperStore.connect(parsed.hosts)
     try:
         kind = kinds.get(parsed.layout or "", LayoutKind.HIERARCHICAL)
-        await format_cluster(store, parsed.ledgers_root, kind, rng=random.SystemRandom())
+        if is_if_absent and await store.stat(parsed.ledgers_root) is not None:
+            await open_cluster(store, parsed)
+            return False
+        try:
+            await format_cluster(store, parsed.ledgers_root, kind, rng=random.SystemRandom())
+        except ClusterExistsError:
+            if not is_if_absent:
+                raise
+            await open_cluster(store, parsed)  # another process has just created it
+            return False
+        return True
     finally:
         await store.close()

@@ -342,7 +342,7 @@ initContainers:
   {{- if $init }}
   - name: cluster-init
     {{- include "bkheal.container" .root | nindent 4 }}
-    command: [/bin/sh, -c, "bkheal status >/dev/null 2>&1 || bkheal cluster init || bkheal status"]
+    args: [cluster, init, --if-absent]
     env:
       {{- include "bkheal.clusterEnv" .root | nindent 6 }}
     resources:
