@@ -25,11 +25,14 @@ LABEL org.opencontainers.image.title="bkheal" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends libgssapi-krb5-2 openjdk-17-jre-headless tini \
- && rm -rf /var/lib/apt/lists/* \
- && groupadd --system --gid 185 bkheal \
+# Spark needs a name for its user. libnss-unknown gives one to user ids that are not in /etc/passwd, so the user 185 is
+# created before it is installed.
+RUN groupadd --system --gid 185 bkheal \
  && useradd --system --uid 185 --gid 185 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin bkheal \
+ && apt-get update \
+ && apt-get install --yes --no-install-recommends libgssapi-krb5-2 libnss-unknown openjdk-17-jre-headless tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && grep --quiet '^passwd:.* unknown' /etc/nsswitch.conf \
  && install --directory --owner=185 --group=185 /var/lib/bkheal
 COPY --from=build /opt/bkheal /opt/bkheal
 COPY --chmod=0555 helm/image/entrypoint.sh /usr/local/bin/bkheal-entrypoint

@@ -120,7 +120,8 @@ class Node:
                 "--log-driver",
                 "none",
             ),
-            *("--no-healthcheck", "--hostname", name.split(".")[0]),
+            # Kubernetes adds no entry for the user to /etc/passwd; podman would.
+            *("--no-healthcheck", "--passwd=false", "--hostname", name.split(".")[0]),
             *("--network", f"ns:/run/netns/{self._namespace(name)}", "--volume", f"{self._hosts()}:/etc/hosts:ro"),
             *("--read-only", "--read-only-tmpfs=false", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
             *("--user", user, "--pidfile", str(home / "pid")),

@@ -90,6 +90,13 @@ def test_a_login_by_kerberos_is_possible() -> None:
     assert "libgssapi-krb5-2" in last
 
 
+def test_any_user_id_has_a_name() -> None:
+    """Spark starts with no other (OpenShift, for example, chooses the id). The package would claim the id 185."""
+    [command, *_] = of(stages()[-1], "RUN")
+    assert command.index("useradd ") < command.index(" libnss-unknown ")
+    assert "grep --quiet '^passwd:.* unknown' /etc/nsswitch.conf" in command
+
+
 def test_nothing_is_fetched_when_it_runs() -> None:
     assert not re.search(r"\b(curl|wget|pip|apt-get|https?:)\b", ENTRYPOINT.read_text())
     install = of(stages()[0], "RUN")[-1]

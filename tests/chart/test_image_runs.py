@@ -131,6 +131,26 @@ def test_a_session_of_spark_starts_from_the_archive_of_its_classes(machine: Node
     assert "/opt/bkheal/spark-classes.jsa" in made.output
 
 
+def test_a_session_of_spark_starts_for_a_user_id_that_has_no_entry(machine: Node) -> None:
+    program = (
+        "import os; from spark_jobs.session import SessionSettings, spark_session\n"
+        "with spark_session(SessionSettings()) as spark: print(os.getuid(), spark.range(3).count())"
+    )
+    home = machine.directory / "unknown"
+    home.mkdir()
+    home.chmod(0o777)
+    made = machine.run(
+        "client",
+        "-c",
+        program,
+        entrypoint="/opt/bkheal/bin/python",
+        mounts={"/tmp": (home, False)},
+        user="1000660000:0",
+    )
+    assert made.wait() == 0, made.log
+    assert made.output.split() == ["1000660000", "3"]
+
+
 def test_an_executor_of_spark_on_kubernetes_starts_and_looks_for_its_driver(machine: Node) -> None:
     variables = {
         "SPARK_EXECUTOR_MEMORY": "256m",
