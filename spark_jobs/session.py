@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -121,10 +124,8 @@ def spark_session(
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
         class_options = _prepare_environment(settings)
-        builder = SparkSession.Builder().appName(settings.app_name)
-        for name, value in spark_conf(settings, str(log_settings), class_options).items():
-            builder = builder.config(name, value)
-        starting = _in_thread(builder.getOrCreate, settings)
+        conf = {"spark.app.name": settings.app_name, **spark_conf(settings, str(log_settings), class_options)}
+        starting = _in_thread(partial(_start, conf), settings)
         beside()
         try:
             session = starting.result()
@@ -139,6 +140,39 @@ def spark_session(
         finally:
             with suppress(Py4JError, OSError):  # a driver that has ended cannot be stopped
                 session.stop()
+
+
+def _start(conf: Mapping[str, str]) -> SparkSession:
+    """Start Java and a session, and between them create the directory of Spark's event log."""
+    SparkContext._ensure_initialized(conf=_with_defaults(conf))
+    effective = _with_defaults(conf)  # by now Java has read Spark's files of settings
+    directory = local_directory(effective.get("spark.eventLog.dir", "") or "")
+    if directory is not None and effective.get("spark.eventLog.enabled", "false") == "true":
+        directory.mkdir(parents=True, exist_ok=True)
+    builder = SparkSession.Builder()
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _with_defaults(conf: Mapping[str, str]) -> SparkConf:
+    """Return these settings, and those of Spark's own files as soon as Java runs."""
+    made = SparkConf()
+    for name, value in conf.items():
+        made.set(name, value)
+    return made
+
+
+def local_directory(address: str) -> Path | None:
+    """Return the directory on this machine that an address of Spark names; None if it names no such directory.
+
+    As in Spark, an address without a scheme is a path.
+    """
+    parts = urlsplit(address)
+    if not parts.scheme:
+        return Path(address) if address else None
+    is_local = parts.scheme == "file" and parts.netloc == "" and parts.path.startswith("/")
+    return Path(unquote(parts.path)) if is_local else None
 
 
 def _why_not_started(settings: SessionSettings, error: Exception) -> str:

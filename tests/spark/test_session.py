@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -17,7 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
 from spark_jobs.pacing.budget import NICE
 from spark_jobs.runs.slots import Slots, session_slots
-from spark_jobs.session import SessionSettings, spark_conf
+from spark_jobs.session import SessionSettings, local_directory, spark_conf
+from tests.deadlines import PROGRAM_S
 
 
 @pytest.mark.spark
@@ -96,3 +98,42 @@ def test_spark_submit_keeps_its_master_and_memory(monkeypatch: pytest.MonkeyPatc
     assert "spark.master" not in conf
     assert "spark.driver.memory" not in conf
     assert conf["spark.ui.enabled"] == "true"
+
+
+@pytest.mark.spark
+def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
+    """Spark's own file of settings names it, as with the chart."""
+    events = tmp_path / "reports" / "all events"
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.dir {events.as_uri()}\n"
+    )
+    program = (
+        "from spark_jobs.session import SessionSettings, spark_session\n"
+        "with spark_session(SessionSettings(master='local[1]')) as spark: print(spark.range(3).count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+    )
+    assert done.stdout == "3\n", done.stderr
+    assert [path for path in events.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("file:///var/lib/events", Path("/var/lib/events")),
+        ("file:/a%20b", Path("/a b")),
+        ("/var/a%20b", Path("/var/a%20b")),
+        ("events", Path("events")),
+        ("", None),
+        ("s3a://bucket/events", None),
+        ("hdfs:///events", None),
+        ("file://another-machine/events", None),
+    ],
+)
+def test_local_addresses_of_spark(address: str, expected: Path | None) -> None:
+    assert local_directory(address) == expected
