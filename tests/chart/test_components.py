@@ -1017,6 +1017,27 @@ def test_an_exporter_shows_the_brake_of_the_audits_and_asks_no_bookie() -> None:
     assert [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]] == [[8002]]
 
 
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("everything", ["auditor", "exporter", "replicator", "bookie"]), ("cron-scraped", ["audit.run", "exporter"])],
+)
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_all_processes_listen_on_the_same_address(name: str, tables: list[str], address: str) -> None:
+    """With ``::``, pods need no IPv4 address."""
+    made = render({**load_values(name), "listenAddress": address})
+    for table in tables:
+        found = settings(made, table)
+        assert {found[key] for key in ("host", "http_host", "grpc_host", "ui_host") if key in found} == {address}, table
+
+
+def test_the_driver_has_its_ipv6_address_in_brackets() -> None:
+    """Spark refuses it without them."""
+    made = render({**load_values("service-k8s-client"), "listenAddress": "::"})
+    assert spark_defaults(made)["spark.driver.bindAddress"] == "[::]"
+    arguments = environment(main_container(made, "auditor"))["PYSPARK_SUBMIT_ARGS"]
+    assert "spark.driver.host=[$(POD_IP)] " in arguments
+
+
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "VMPodScrape"])
 @pytest.mark.parametrize("component", ["auditor", "exporter"])
 def test_monitors_show_a_certificate_where_one_is_asked_for(kind: str, component: str) -> None:

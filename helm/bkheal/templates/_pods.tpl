@@ -180,7 +180,7 @@ securityContext:
   value: /var/lib/bkheal/spark
 {{- if include "bkheal.isK8sClient" .root }}
 - name: PYSPARK_SUBMIT_ARGS
-  value: --conf spark.driver.host=$(POD_IP) --conf spark.kubernetes.driver.pod.name=$(POD_NAME) pyspark-shell
+  value: --conf spark.driver.host={{ if eq (include "bkheal.listenAddress" .root) "::" }}[$(POD_IP)]{{ else }}$(POD_IP){{ end }} --conf spark.kubernetes.driver.pod.name=$(POD_NAME) pyspark-shell
 {{- end }}
 {{- end }}
 {{- with .values.extraEnv }}

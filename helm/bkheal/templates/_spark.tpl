@@ -38,7 +38,7 @@ executor.yaml: |
   "spark.executor.cores" (include "bkheal.number" $e.cores)
   "spark.executor.memory" $e.memory
   "spark.executor.memoryOverhead" $e.memoryOverhead
-  "spark.driver.bindAddress" "0.0.0.0"
+  "spark.driver.bindAddress" (include "bkheal.listenAddress" . | replace "::" "[::]")
   "spark.driver.port" (include "bkheal.number" $k.driverPort)
   "spark.blockManager.port" (include "bkheal.number" $k.blockManagerPort) -}}
 {{- with $e.limitCores }}{{ $_ := set $s "spark.kubernetes.executor.limit.cores" . }}{{ end -}}

@@ -8,6 +8,9 @@ JSON are the same. */}}
 {{- end }}
 {{- end -}}
 
+{{/* The default is for `helm upgrade --reuse-values` from a chart without this value. */}}
+{{- define "bkheal.listenAddress" }}{{ default "0.0.0.0" .Values.listenAddress }}{{ end -}}
+
 {{- define "bkheal.paths.config" }}/etc/bkheal{{ end -}}
 {{- define "bkheal.paths.reports" }}/var/lib/bkheal/reports{{ end -}}
 {{- define "bkheal.paths.clientTls" }}/etc/bkheal-client-tls{{ end -}}
@@ -91,11 +94,11 @@ JSON are the same. */}}
   "requests_per_second" $a.requestsPerSecond
   "reports_kept" $a.reportsKept
   "runs_kept" $a.runsKept
-  "http_host" "0.0.0.0"
+  "http_host" (include "bkheal.listenAddress" .)
   "http_port" $a.ports.http
-  "grpc_host" "0.0.0.0"
+  "grpc_host" (include "bkheal.listenAddress" .)
   "grpc_port" $a.ports.grpc
-  "ui_host" "0.0.0.0"
+  "ui_host" (include "bkheal.listenAddress" .)
   "ui_port" $a.ports.ui
   "leader_http_port" $a.ports.leaderHttp
   "leader_grpc_port" $a.ports.leaderGrpc
@@ -143,7 +146,7 @@ JSON are the same. */}}
 {{- with .Values.reports.store }}{{ $_ := set $s "report_store" . }}{{ end -}}
 {{- with .Values.reports.image }}{{ $_ := set $s "image_dir" . }}{{ end -}}
 {{- with .Values.cron.ports.http -}}
-{{- $_ := set $s "http_host" "0.0.0.0" -}}
+{{- $_ := set $s "http_host" (include "bkheal.listenAddress" $) -}}
 {{- $_ := set $s "http_port" . -}}
 {{- end -}}
 {{- with .Values.metrics.pushgateway.url }}{{ $_ := set $s "pushgateway" . }}{{ end -}}
@@ -161,7 +164,7 @@ JSON are the same. */}}
 {{- $s := dict
   "backlog_interval_s" $e.backlogIntervalSeconds
   "missing_share_max" (ternary .Values.cron.missingShareMax .Values.auditor.missingShareMax (eq .Values.mode "cron"))
-  "http_host" "0.0.0.0"
+  "http_host" (include "bkheal.listenAddress" .)
   "http_port" $e.ports.http -}}
 {{- if $e.tls.existingSecret -}}
 {{- $_ := set $s "http_tls_cert" "/etc/bkheal-tls/tls.crt" -}}
@@ -193,7 +196,7 @@ JSON are the same. */}}
   "ledgers_in_flight" $r.ledgersInFlight
   "bytes_per_second" (include "bkheal.bytesPerSecond" . | int64)
   "open_ledger_grace" $r.openLedgerGraceSeconds
-  "http_host" "0.0.0.0"
+  "http_host" (include "bkheal.listenAddress" .)
   "http_port" $r.ports.http
   "compat_metrics" .Values.metrics.bookkeeperCompat -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" (include "bkheal.clientSettings" (dict "root" . "prefix" "") | fromJson)) -}}
@@ -230,9 +233,9 @@ alone, so the default names never change.
 {{- $s := dict
   "journal_dir" (include "bkheal.bookieDirectories" (dict "root" . "kind" "journal"))
   "ledger_dir" (include "bkheal.bookieDirectories" (dict "root" . "kind" "ledgers"))
-  "host" "0.0.0.0"
+  "host" (include "bkheal.listenAddress" .)
   "port" $b.ports.bookie
-  "http_host" "0.0.0.0"
+  "http_host" (include "bkheal.listenAddress" .)
   "http_port" $b.ports.http
   "read_only_below_bytes" $b.readOnlyBelowBytes
   "collect_interval" $b.collectIntervalSeconds -}}
