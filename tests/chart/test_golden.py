@@ -7,8 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.rendering import VALUES, Object, Pod, Release, executor_template, pods, release
+from tests.chart.rendering import (
+    CHART,
+    VALUES,
+    Object,
+    Pod,
+    Release,
+    executor_template,
+    load_values,
+    pods,
+    release,
+    render,
+)
 
 EVERY = pytest.mark.parametrize("name", VALUES)
 SECRET_NAME = re.compile(r"(?i)(password|token|secret|credential|private)")
@@ -169,10 +181,20 @@ def test_only_the_driver_on_kubernetes_has_a_token(name: str) -> None:
 
 @EVERY
 def test_names_are_short_enough(name: str) -> None:
-    for item in release(name).objects:
+    """Also with the longest name that helm accepts for a release, and with each CronJob."""
+    values = load_values(name)
+    for own in ("fullnameOverride", "extraDeploy"):  # names that the user chooses
+        values.pop(own, None)
+    kinds = {kind: {"enabled": True} for kind in yaml.safe_load((CHART / "values.yaml").read_text())["cron"]["kinds"]}
+    values["cron"] = {**values.get("cron", {}), "kinds": kinds}
+    longest = render(values, name="bookkeeper-recovery-for-production-in-eu-central-1-a1")
+    for item in (*release(name).objects, *longest.objects):
         limit = 52 if item["kind"] == "CronJob" else 63
         assert len(item["metadata"]["name"]) <= limit
         assert all(len(str(value)) <= 63 for value in item["metadata"].get("labels", {}).values())
+    names = [(item["kind"], item["metadata"]["name"]) for item in longest.objects]
+    assert len(names) == len(set(names))
+    assert not any("--" in cut for _, cut in names)
 
 
 @EVERY

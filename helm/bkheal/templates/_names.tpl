@@ -1,4 +1,4 @@
-{{/* Names, labels and the image. CronJob names are limited to 52 characters, so the prefix to 36. */}}
+{{/* Names, labels and the image. CronJob names are limited to 52 characters, so the prefix to 36; see cronName. */}}
 
 {{- define "bkheal.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 36 | trimSuffix "-" -}}
@@ -15,6 +15,11 @@
 {{- printf "%s-%s" .Release.Name $name | trunc 36 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Name of a CronJob, of (dict "root" $ "suffix" "-audit-bookies"). Only the longest suffixes cut the prefix again. */}}
+{{- define "bkheal.cronName" -}}
+{{- include "bkheal.fullname" .root | trunc (sub 52 (len .suffix) | int) | trimSuffix "-" }}{{ .suffix }}
 {{- end -}}
 
 {{/* Labels that never change: of (dict "root" $ "component" "auditor"). */}}
