@@ -49,6 +49,12 @@ def of_options(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tup
 
 
 SET: Final = list(of_options(BASE))
+NULL_REFUSED: Final = {"bookies.ports.bookie", "bookies.ports.http"}
+NULL_COMPUTED: Final = {
+    "auditor.publicUrl": "http://demo-bkheal-leader.bk.svc.cluster.local:8080",
+    "replicator.throttle.bytesPerSecond": 0,
+}
+"""What a template sets if the value is null."""
 
 
 def taken_by(path: tuple[str, ...]) -> dict[str, Any]:
@@ -106,6 +112,16 @@ def test_a_value_with_the_rules_of_an_option_sets_that_option(path: tuple[str, .
     table, _, key = option.rpartition(".")
     value = another(path)
     assert settings(rendered_with(path, value, table), table)[key] == value != value_at(DEFAULTS, list(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "option"),
+    [pytest.param(path, option, id=name) for name, path, option in SET if name not in NULL_REFUSED],
+)
+def test_a_value_that_is_null_leaves_the_option_out(path: tuple[str, ...], option: str) -> None:
+    """Helm removes such a value before it validates, and TOML has no null."""
+    table, _, key = option.rpartition(".")
+    assert settings(rendered_with(path, None, table), table).get(key) == NULL_COMPUTED.get(".".join(path))
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, name in TABLES.items()])

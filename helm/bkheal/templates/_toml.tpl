@@ -1,10 +1,13 @@
 {{/* Configuration files. Keys that users give win; values are texts, numbers, booleans or lists, for which TOML and
-JSON are the same. */}}
+JSON are the same. TOML has no null: a value without one, as after `helm upgrade --reuse-values` from an older chart, leaves
+the option at its default. */}}
 
 {{- define "bkheal.toml" -}}
 {{- range $key := keys . | sortAlpha }}
 {{- $value := get $ $key }}
+{{- if not (kindIs "invalid" $value) }}
 {{ $key }} = {{ if kindIs "float64" $value }}{{ include "bkheal.number" $value }}{{ else }}{{ $value | toJson }}{{ end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
