@@ -111,6 +111,8 @@ class Worker:
         self._looking: asyncio.Task[None] | None = None
         """The last search for repayable debts while this worker watches, with the pause after its failure."""
         self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
+        self._search_error: Exception | None = None
+        """With ``once``, why the last search for repayable debts failed."""
         self._watchers: list[asyncio.Task[None]] = []
         """Watches of the bookies and of the switch, while this worker is active or watches for others."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
@@ -248,7 +250,7 @@ class Worker:
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
-                await self._repayment.look()  # before the listing, which then contains its marks
+                self._search_error = await self._search_debts()  # the listing then contains its marks
             await self._queue.refresh()
             self._follow_debts()
             self._events.tasks_listed(self._queue.outlook)
@@ -257,7 +259,12 @@ class Worker:
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
-            return RunEnd.UNSETTLED if self._queue.outlook.given_up else RunEnd.SETTLED
+            if self._search_error is None or isinstance(self._search_error, PermanentError):
+                is_settled = self._search_error is None and not self._queue.outlook.given_up
+                return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
+            await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
+            self._queue.mark_stale()
+            return None
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
@@ -275,6 +282,15 @@ class Worker:
             looking.result()
         if self._looking is None and self._standby.is_watching and not self._settings.once:
             self._looking = guarded("placement debts", self._look_for_repayable())
+
+    async def _search_debts(self) -> Exception | None:
+        """Search for repayable debts, and return the error of a failed search: it delays no repair."""
+        try:
+            await self._repayment.look()
+        except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
+            _log.warning("search for placement debts failed", extra={"error": str(error)})
+            return error
+        return None
 
     async def _look_for_repayable(self) -> None:
         try:

@@ -222,6 +222,42 @@ async def test_a_run_with_once_pays_a_debt_although_the_first_read_of_the_debts_
 
 
 @pytest.mark.parametrize("is_denied", [False, True])
+def test_a_run_with_once_repairs_although_no_debt_can_be_read(is_denied: bool) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b x") as world:
+            await in_one_rack(world)
+            await heal(world)
+            await world.add_bookies("y")
+            packets = await world.ledger(OTHER, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
+            await world.tasks.marking.mark(OTHER, names("x"))
+            store, recorder = world.session(), Recorder()
+            parent = own_path("debts", world.cluster.root)
+            is_readable = False
+
+            async def fail(operation: str, path: str) -> Fault | None:
+                return Fault.FAIL_BEFORE if "debts" in path and not is_readable else None
+
+            if is_denied:
+                world.cell.deny(parent)
+            else:
+                store.fault_hook = fail
+            ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
+            worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers", once=True), recorder, "worker")
+            running = asyncio.create_task(worker.run())
+            await when(lambda: recorder.endings() == [Ending.REPAIRED], seconds=60)
+            await world.assert_whole(OTHER, packets, "y")
+            if not is_denied:
+                await asyncio.sleep(HOUR_S)
+                assert not running.done(), "its marks are part of the work"
+                is_readable = True
+            assert await running is (RunEnd.UNSETTLED if is_denied else RunEnd.SETTLED)
+            assert recorder.endings() == [Ending.REPAIRED] + [Ending.MOVED] * (not is_denied)
+
+    story()
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
 def test_a_worker_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
     caplog: pytest.LogCaptureFixture, is_denied: bool
 ) -> None:
