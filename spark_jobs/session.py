@@ -34,6 +34,8 @@ LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
 """Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""
 ROWS_PER_BATCH: Final = 10_000
+_EVENT_LOG_DIR: Final = "/tmp/spark-events"  # noqa: S108
+"""Spark's default."""
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 _DAEMON: Final = "spark_jobs.python_daemon"
 
@@ -146,8 +148,8 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
     """Start Java and a session, and between them create the directory of Spark's event log."""
     SparkContext._ensure_initialized(conf=_with_defaults(conf))
     effective = _with_defaults(conf)  # by now Java has read Spark's files of settings
-    directory = local_directory(effective.get("spark.eventLog.dir", "") or "")
-    if directory is not None and effective.get("spark.eventLog.enabled", "false") == "true":
+    directory = local_directory(effective.get("spark.eventLog.dir") or _EVENT_LOG_DIR)
+    if directory is not None and (effective.get("spark.eventLog.enabled") or "").lower() == "true":
         directory.mkdir(parents=True, exist_ok=True)
     builder = SparkSession.Builder()
     for name, value in conf.items():
@@ -166,9 +168,12 @@ def _with_defaults(conf: Mapping[str, str]) -> SparkConf:
 def local_directory(address: str) -> Path | None:
     """Return the directory on this machine that an address of Spark names; None if it names no such directory.
 
-    As in Spark, an address without a scheme is a path.
+    As in Spark, an address without a scheme is a path. Spark itself refuses a malformed address.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return None
     if not parts.scheme:
         return Path(address) if address else None
     is_local = parts.scheme == "file" and parts.netloc == "" and parts.path.startswith("/")

@@ -104,7 +104,7 @@ REPLICATOR: Final = (
         LISTED_TASKS,
         _GAUGE,
         "Tasks of the whole cluster as this process listed them last; each is in one state, so the sum is all tasks; "
-        "0 while it does not look: without a session, while recovery is off, or while other idle workers look; "
+        "0 while it does not list them: without a session, while auto-recovery is disabled, or on standby; "
         "left ones are placement marks that this process cannot judge, for example because it has no topology",
         {"state": STATES},
         watch="given_up or parked is not 0; take the maximum over processes, not the sum",

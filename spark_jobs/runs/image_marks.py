@@ -107,9 +107,9 @@ class ImageMarks:
         image = context.settings.image_place
         if not image:
             raise ImageError("this run has no image")
-        place, manifest = newest(image_folder(image), context.cluster.cluster)
+        folder, manifest = newest(image_folder(image), context.cluster.cluster)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
-        return manifest, suspects(place, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+        return manifest, suspects(folder, manifest, lost.noted.keys(), wanted.due, wanted.critical)
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0

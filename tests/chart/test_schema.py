@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.chart.rendering import CHART, ROOT, VALUES, Release, pods, release, render
+from tests.chart.rendering import CHART, ROOT, VALUES, Release, load_values, pods, release, render
 from tests.chart.test_components import settings
 from tests.chart.values_table import value_at
 
@@ -122,6 +122,16 @@ def test_a_value_that_is_null_leaves_the_option_out(path: tuple[str, ...], optio
     """Helm removes such a value before it validates, and TOML has no null."""
     table, _, key = option.rpartition(".")
     assert settings(rendered_with(path, None, table), table).get(key) == NULL_COMPUTED.get(".".join(path))
+
+
+@pytest.mark.parametrize("name", ["cores", "instances", "memory", "memoryOverhead", "requestCores"])
+def test_a_value_that_is_null_leaves_sparks_setting_out(name: str) -> None:
+    values = load_values("service-k8s-client")
+    values["spark"].setdefault("executor", {})[name] = None
+    made = render(values)
+    [files] = [item["data"] for item in made.of("ConfigMap") if "spark-defaults.conf" in item["data"]]
+    lines = filter(None, files["spark-defaults.conf"].splitlines())
+    assert all(len(line.split()) > 1 for line in lines)
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, name in TABLES.items()])

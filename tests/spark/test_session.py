@@ -105,7 +105,7 @@ def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
     """Spark's own file of settings names it, as with the chart."""
     events = tmp_path / "reports" / "all events"
     (tmp_path / "spark-defaults.conf").write_text(
-        f"spark.eventLog.enabled true\nspark.eventLog.dir {events.as_uri()}\n"
+        f"spark.eventLog.enabled TRUE\nspark.eventLog.dir {events.as_uri()}\n"
     )
     program = (
         "from spark_jobs.session import SessionSettings, spark_session\n"
@@ -133,6 +133,7 @@ def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
         ("s3a://bucket/events", None),
         ("hdfs:///events", None),
         ("file://another-machine/events", None),
+        ("file://[x/", None),
     ],
 )
 def test_local_addresses_of_spark(address: str, expected: Path | None) -> None:

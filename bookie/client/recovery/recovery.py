@@ -92,7 +92,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
     """Fence, recover and close a ledger; a closed one is left as it is. Idempotent, any number at once.
 
     No acknowledged entry is lost, and nothing is acknowledged to the old writer after this returns. Entries in flight
-    may or may not be part of the ledger; this is decided here permanently. Bookies short of a copy are marked for
+    may or may not be part of the ledger; this is decided here permanently. Bookies without a copy are marked for
     repair.
 
     Args:

@@ -1,7 +1,8 @@
 """Storing found entries again, verbatim and on their whole write sets, during recovery.
 
-A member that refuses is replaced in memory from the first entry of the block on; without a spare the block is left
-short there. Every entry must be durable on ``Qa`` members of the ensemble that the closing change will name for it.
+A member that refuses is replaced in memory from the first entry of the block on; without a spare the block
+stays incomplete there. Every entry must be durable on ``Qa`` members of the ensemble that the closing change will name
+for it.
 
 Source: docs/formats.md#recovery steps 5 and 6.
 """

@@ -105,7 +105,7 @@ all of it, else the Service of the leader. Empty without auditors. */}}
 {{- first $hosts -}}
 {{- else -}}
 {{- $scheme := ternary "https" "http" (ne .Values.auditor.tls.existingSecret "") -}}
-{{- printf "%s://%s-leader.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace .Values.clusterDomain .Values.auditor.ports.http -}}
+{{- printf "%s://%s-leader.%s.svc.%s:%v" $scheme (include "bkheal.fullname" .) .Release.Namespace (include "bkheal.clusterDomain" .) .Values.auditor.ports.http -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

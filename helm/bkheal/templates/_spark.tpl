@@ -19,7 +19,9 @@ executor.yaml: |
 {{- end -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.spark.conf) -}}
 {{- range $key := keys $s | sortAlpha }}
-{{ $key }} {{ include "bkheal.number" (get $s $key) }}
+{{- with include "bkheal.number" (get $s $key) }}
+{{ $key }} {{ . }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -11,7 +11,8 @@ the option at its default. */}}
 {{- end }}
 {{- end -}}
 
-{{/* The default is for `helm upgrade --reuse-values` from a chart without this value. */}}
+{{/* These defaults are for `helm upgrade --reuse-values` from a chart without such a value. */}}
+{{- define "bkheal.clusterDomain" }}{{ default "cluster.local" .Values.clusterDomain }}{{ end -}}
 {{- define "bkheal.listenAddress" }}{{ default "0.0.0.0" .Values.listenAddress }}{{ end -}}
 
 {{- define "bkheal.paths.config" }}/etc/bkheal{{ end -}}
