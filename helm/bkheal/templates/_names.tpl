@@ -106,5 +106,5 @@ annotations:
 
 {{/* Whole numbers as such: YAML's come as floating point, which prints large ones as 1e+09. */}}
 {{- define "bkheal.number" -}}
-{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else if not (kindIs "invalid" .) -}}{{ . }}{{- end -}}
 {{- end -}}
