@@ -110,7 +110,8 @@ BOOKIE: Final = (
     Definition(
         REQUEST_DURATION,
         _HISTOGRAM,
-        "Time to answer a request; wait_lac is a long poll and takes as long as it was asked to",
+        "Time to answer a request, with the wait of an add for the ledger disk; wait_lac is a long poll and takes as "
+        "long as it was asked to",
         _BY_OPERATION,
         REQUEST_BUCKETS_S,
         watch="the 99th percentile of add grows",

@@ -325,9 +325,10 @@ class BookieService(BookieHandler):
         return self._lacs.refused
 
     def refuse_everything(self) -> None:
-        """Answer all new requests and all waiting long polls with SHUTTING_DOWN from now on."""
+        """Answer all new requests, all waiting long polls and all waiting adds with SHUTTING_DOWN from now on."""
         self._is_shutting_down = True
         self._lacs.close()
+        self._storage.end_waits()
 
     async def drain(self, deadline_s: float) -> bool:
         """Wait for the requests in the storage. Return whether they ended in time."""

@@ -68,6 +68,7 @@ class Checkpointer:
 
     Attributes:
         mark: the last mark in the index.
+        on_flushed: called after each checkpoint, when the flushed cache is gone.
     """
 
     caches: Caches
@@ -76,6 +77,7 @@ class Checkpointer:
     index: EntryIndex
     settings: StorageSettings
     mark: CheckpointMark
+    on_flushed: Callable[[], None] | None = None
     _pending: _Flush | None = None
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -122,6 +124,8 @@ class Checkpointer:
             self.mark = mark
             self.states.saved()
         self.caches.flushing, self._pending = None, None
+        if self.on_flushed is not None:
+            self.on_flushed()
         return flush.sequences
 
     async def _write_somewhere(self, flush: _Flush, cache: WriteCache) -> None:

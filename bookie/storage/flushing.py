@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from bookie.model.errors import FatalError
@@ -39,8 +39,14 @@ class Flusher:
         clock: Clock,
         *,
         is_full: bool,
+        on_change: Callable[[], None],
     ) -> None:
-        """Prepare; with ``is_full`` the first checkpoint is attempted as soon as ``start`` is called."""
+        """Prepare; with ``is_full`` the first checkpoint is attempted as soon as ``start`` is called.
+
+        ``on_change`` is called when ``is_behind`` has ended, and when a disk is full.
+        """
+        checkpointer.on_flushed = on_change
+        self._on_change = on_change
         self._checkpointer = checkpointer
         self._journals = journals
         self._caches = caches
@@ -106,6 +112,7 @@ class Flusher:
     def _note_full(self) -> None:
         self.is_full = True
         self._is_needed.set()  # a flush frees journal files
+        self._on_change()
 
     def _is_over_bound(self) -> bool:
         return self._caches.active.size >= self._settings.cache_bytes_max

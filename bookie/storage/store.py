@@ -34,6 +34,7 @@ from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
+from bookie.storage.add_line import AddLine
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, CollectionMark, CollectionMarks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
@@ -86,9 +87,17 @@ class LedgerStorage:
         self._journals = parts.journals
         self._index = index
         self._marks: CollectionMarks = {}
+        self._line = AddLine(self._must_adds_wait)
         self._flusher = Flusher(
-            parts.checkpointer, parts.journals, parts.caches, settings, clock, is_full=parts.is_full
+            parts.checkpointer,
+            parts.journals,
+            parts.caches,
+            settings,
+            clock,
+            is_full=parts.is_full,
+            on_change=self._line.look,
         )
+        self.fatal.add_done_callback(lambda _: self._line.look())
         self._writer = LedgerWriter(
             parts.journals, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
         )
@@ -182,7 +191,13 @@ class LedgerStorage:
         return self._states.count
 
     async def add(self, batch: AddBatch) -> AddReply:
-        """Store all entries of a batch durably, or none. They replace existing entries with the same id."""
+        """Store all entries of a batch durably, or none. They replace existing entries with the same id.
+
+        A batch with a ``wait`` waits while the ledger disk is behind, in the order of arrival, and only then is refused
+        with TOO_MANY_REQUESTS. The checks follow the wait, so a fence of that time holds.
+        """
+        if batch.wait is not None and not await self._line.turn(batch.wait):
+            return AddReply(Status.SHUTTING_DOWN)
         if (refusal := self._add_refusal()) is not None:
             return refusal
         self._marks.pop(batch.ledger_id, None)
@@ -411,11 +426,16 @@ class LedgerStorage:
         """
         await self._flusher.checkpoint()
 
+    def end_waits(self) -> None:
+        """Answer the waiting adds with SHUTTING_DOWN at once. No add waits from now on."""
+        self._line.close()
+
     async def close(self) -> None:
         """Finish accepted requests, make a checkpoint, and close the index. New requests get SHUTTING_DOWN."""
         if self._is_closing:
             return
         self._is_closing = True
+        self._line.close()
         await self._journals.close()
         await self._parts.checkpointer.settled()
         await self._flusher.stop()
@@ -431,6 +451,7 @@ class LedgerStorage:
     async def abort(self) -> None:
         """Stop at once, as in a crash: nothing more is written, and no request succeeds any more."""
         self._is_closing = True
+        self._line.close()
         await self._flusher.stop()
         await self._journals.abort()
         await self._reader.close()
@@ -453,6 +474,10 @@ class LedgerStorage:
         if self._flusher.is_behind:
             return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk cannot keep up with the journal")
         return None
+
+    def _must_adds_wait(self) -> bool:
+        refusal = self._add_refusal()
+        return refusal is not None and refusal.status is Status.TOO_MANY_REQUESTS
 
     def _status_of(self, error: Exception | None) -> Status:
         match error:

@@ -16,6 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.wire.add_wait import AddWait
 
 BATCH_BYTES_MAX: Final = 1 << 20
 """Entries stop being added to a batch once it holds this many bytes; one more entry may overshoot it."""
@@ -81,6 +82,8 @@ class AddBatch:
     """Accepted on a fenced ledger as well (S3)."""
     incarnation: str = ""
     """Disks that the batch is meant for (others answer WRONG_INCARNATION); empty: those registered now."""
+    wait: AddWait | None = field(default=None, repr=False, compare=False)
+    """Within a bookie: the wait before TOO_MANY_REQUESTS, if the ledger disk is behind. None: no wait. Never sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import LedgerId
 from bookie.wire.security import TlsSettings
+from tests.apache import slow_bookie
 from tests.apache.driver import JavaDriver, JavaError, expected, payloads
 from tests.apache.test_security import certificate, client_tls
 from tests.apache.waiting import until
@@ -157,37 +158,35 @@ async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(ja
     assert len(few) >= 4
 
 
+async def another_cluster(
+    stack: AsyncExitStack, here: Ours, root: str, directory: Path, count: int, module: str, *options: str
+) -> str:
+    """Start bookies that run ``module`` under a root of their own, and return its URI."""
+    connect_string = here.cluster.zookeeper.connect_string
+    uri = f"zk+hierarchical://{connect_string}{root}"
+    store = await ZooKeeperStore.connect(connect_string)
+    try:
+        await format_cluster(store, root, rng=random.SystemRandom())
+    finally:
+        await store.close()
+    for number in range(1, count + 1):
+        disks = directory / f"bookie-{number}"
+        command = [sys.executable, "-m", module, "--metadata-uri", uri, "--port", "0", "--apache-port", "0"]
+        places = ["--journal-dir", str(disks / "journal"), "--ledger-dir", str(disks / "ledgers")]
+        small = ["--read-only-below-bytes", "1", "--session-timeout", str(LONG_SESSION_S)]
+        process = ManagedProcess.start("bookie", [*command, *places, *small, *options], log_path=disks / "log.txt")
+        await stack.enter_async_context(process)
+        await process.wait_for_line(r"^bookie \S+ ready on ", STATE_S)
+    return uri
+
+
 @pytest.fixture
 async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsSettings]]:
     """The URI of a cluster of two bookies with mandatory TLS, and the files of a client."""
     bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
-    connect_string = here.cluster.zookeeper.connect_string
-    uri = f"zk+hierarchical://{connect_string}{ENCRYPTED_ROOT}"
-    store = await ZooKeeperStore.connect(connect_string)
-    try:
-        await format_cluster(store, ENCRYPTED_ROOT, rng=random.SystemRandom())
-    finally:
-        await store.close()
     tls = ("--tls-ca", str(bookie.ca), "--tls-cert", str(bookie.cert), "--tls-key", str(bookie.key))
     async with AsyncExitStack() as stack:
-        for number in (1, 2):
-            disks = tmp_path / f"bookie-{number}"
-            command = [
-                sys.executable,
-                "-m",
-                "bookie.server",
-                "--metadata-uri",
-                uri,
-                "--port",
-                "0",
-                "--apache-port",
-                "0",
-            ]
-            places = ["--journal-dir", str(disks / "journal"), "--ledger-dir", str(disks / "ledgers")]
-            small = ["--read-only-below-bytes", "1", "--session-timeout", str(LONG_SESSION_S)]
-            process = ManagedProcess.start("bookie", [*command, *places, *small, *tls], log_path=disks / "log.txt")
-            await stack.enter_async_context(process)
-            await process.wait_for_line(r"^bookie \S+ ready on ", STATE_S)
+        uri = await another_cluster(stack, here, ENCRYPTED_ROOT, tmp_path, 2, "bookie.server", *tls)
         yield uri, client
 
 
@@ -209,3 +208,29 @@ async def test_apaches_client_works_behind_tls_and_is_not_served_in_the_clear(
     await java.new_client("clear", uri=uri)
     with pytest.raises(JavaError):
         await java.read_all(writer.ledger_id, client="clear")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_v2", [False, True], ids=["v3", "v2"])
+async def test_a_slow_ledger_disk_of_every_bookie_stops_neither_a_writer_nor_a_recovery_of_apaches_client(
+    here: Ours, tmp_path: Path, is_v2: bool
+) -> None:
+    contents = payloads("left", range(20), SIZES)
+    name, part = f"slow-{is_v2}", slow_bookie.CACHE_BYTES // 50_000
+    async with AsyncExitStack() as stack:
+        uri = await another_cluster(stack, here, f"/{name}", tmp_path, 3, slow_bookie.__name__)
+        await here.java.new_client("dying", v2=is_v2, uri=uri)
+        left = await here.java.create(3, 3, 2, client="dying")
+        await left.write(20, seed="left", sizes=SIZES)
+        await here.java.drop_client("dying")
+        await here.java.new_client(name, v2=is_v2, uri=uri)
+        writer = await here.java.create(3, 3, 2, client=name)
+        for _ in range(4):
+            await writer.write(part, seed=SEED, sizes=(50_000,))
+        recovered = await here.java.open(left.ledger_id, recovery=True, client=name)
+        assert await recovered.read(0, 19) == expected(contents)
+        for _ in range(4):
+            await writer.write(part, seed=SEED, sizes=(50_000,))
+        assert len((await here.java.call("metadata", client=name, ledger=writer.ledger_id))["ensembles"]) == 1
+        await writer.close()
+        await here.java.drop_client(name)

@@ -35,6 +35,7 @@ from bookie.server.apache.requests import (
 )
 from bookie.server.lac_board import header_lac, proven_lac
 from bookie.wire import requests
+from bookie.wire.add_wait import AddWait
 from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, LENGTH_SIZE
 from bookie.wire.apache.v2 import BATCH_ENTRY_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES
 from bookie.wire.handler import BookieHandler
@@ -60,27 +61,27 @@ class RequestAnswerer:
         self._lacs = KnownLacs(clock)
         self._polls: dict[LedgerId, set[asyncio.Task[LacReply]]] = {}
 
-    async def adds(self, group: AddGroup) -> Sequence[bytes]:
+    async def adds(self, group: AddGroup, wait: AddWait | None = None) -> Sequence[bytes]:
         """Return the answer frames for the adds of a group, in their order.
 
-        The adds are stored together. If the batch is refused for its shape, each is tried alone, so a bad add does not
-        affect the others.
+        While the ledger disk is behind, they wait within the bounds of ``wait``. The adds are stored together. If the
+        batch is refused for its shape, each is tried alone, so a bad add does not affect the others.
         """
         kind, packets, accepted = group.kind, group.packets, group.accepted
-        status = await self._add(kind, packets)
+        status = await self._add(kind, packets, wait)
         if status is Status.OK:
             return accepted
         statuses: Sequence[Status] = [status] * len(packets)
         if status is Status.BAD_REQUEST and len(packets) > 1:
-            statuses = await asyncio.gather(*(self._add(kind, [packet]) for packet in packets))
+            statuses = await asyncio.gather(*(self._add(kind, [packet], wait) for packet in packets))
         refused = kind.dialect.refused
         return [
             answer if its_status is Status.OK else refused(answer, its_status)
             for answer, its_status in zip(accepted, statuses, strict=True)
         ]
 
-    async def _add(self, kind: AddKind, packets: Sequence[bytes]) -> Status:
-        batch = AddBatch(kind.stored_in, kind.master_key, packets, kind.is_recovery)
+    async def _add(self, kind: AddKind, packets: Sequence[bytes], wait: AddWait | None) -> Status:
+        batch = AddBatch(kind.stored_in, kind.master_key, packets, kind.is_recovery, wait=wait)
         reply = await self._handler.add(_THESE_DISKS, batch)
         if reply.status is Status.OK:
             self._lacs.note(kind.stored_in, header_lac(packets[-1]))

@@ -22,6 +22,12 @@ class ListenerLimits:
 
     Below the limit of the journal's queue (64 MiB), because that refuses requests, while here they wait.
     """
+    add_wait_s: float = 10.0
+    """Longest wait of an add while the ledger disk is behind the journal; then it is refused with TOO_MANY_REQUESTS.
+
+    Apache's client treats this status as a failed bookie, so Apache's bookies wait as well. Source: the default of
+    ``dbStorage_maxThrottleTimeMs`` of Apache's ``DbLedgerStorage``.
+    """
     gather_s: float = 0.002
     """Longest delay of adds while the next one is incomplete; it ends early if a batch is full or others wait for room.
     Adds arriving during a commit wait for the next one. Without this delay, the first few adds of a burst would make

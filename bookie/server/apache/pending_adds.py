@@ -12,12 +12,14 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.room import Room
 from bookie.server.apache.running import RunningRequests
+from bookie.wire.add_wait import AddWait
 from bookie.wire.port import BATCH_BYTES_MAX
 
 
 class PendingAdds:
     """Groups of adds, waiting or in the storage.
 
+    While the ledger disk is behind, begun groups wait in the storage, and reads of the connection go on beside them.
     Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the bytes of a
     group exactly while the group is in the storage.
     """
@@ -46,6 +48,7 @@ class PendingAdds:
         self._waiting: deque[AddGroup] = deque()
         self._bytes = 0
         self._gathering: asyncio.TimerHandle | None = None
+        self._wait = AddWait(limits.add_wait_s)
 
     @property
     def are_waiting(self) -> bool:
@@ -81,7 +84,8 @@ class PendingAdds:
             self._running.run("apache adds", len(group.packets), self._run(group))
 
     def drop(self) -> None:
-        """Drop the waiting adds."""
+        """Drop the adds that have not begun. Those that wait in the storage wait no longer."""
+        self._wait.end()
         self._end_gathering()
         self._waiting.clear()
         self._room.leave(self._begin)
@@ -97,7 +101,7 @@ class PendingAdds:
 
     async def _run(self, group: AddGroup) -> None:
         try:
-            self._out.send(await self._answering.adds(group))
+            self._out.send(await self._answering.adds(group, self._wait))
         finally:
             self._running.end(len(group.packets))
             self._bytes -= group.size
