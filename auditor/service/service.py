@@ -129,6 +129,7 @@ class _Parts:
 
     connection: Connection
     election: Election
+    tasks: UnderReplication
     runs: Runs
     manager: RunManager
     watch: BookieWatch
@@ -363,7 +364,7 @@ class AuditorService(Control):
     async def _lead(self, parts: _Parts) -> None:
         preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
         try:
-            is_scheduled, offset_s = False, 0.0
+            is_initialized, is_scheduled, offset_s = False, False, 0.0
             while True:
                 try:
                     stepped_s = self._date_offset_s() - offset_s
@@ -375,6 +376,9 @@ class AuditorService(Control):
                         last_success_ms = await parts.runs.last_success_ms()
                         self._scheduler.start(last_success_ms, self._ports.clock.epoch_ms())
                         is_scheduled = True
+                    if not is_initialized:
+                        await self._initialize_tasks(parts.tasks)
+                        is_initialized = True
                     await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
                     await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
                     await self._end_pauses(parts)
@@ -389,6 +393,18 @@ class AuditorService(Control):
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
             await cancel(preparing)
+
+    async def _initialize_tasks(self, tasks: UnderReplication) -> None:
+        """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
+
+        Raises:
+            TransientError, OutcomeUnknownError: try again.
+        """
+        try:
+            await tasks.initialize()
+            await tasks.switches.initialize_lost_bookie_delay()
+        except (ConflictError, PermanentError) as error:  # no reason to leave a leader without its housekeeping
+            _log.error("the nodes of auto-recovery cannot be created", extra={"reason": str(error)})
 
     def _date_offset_s(self) -> float:
         """The difference between the date and the monotonic time: it changes only if the date is corrected."""
@@ -536,7 +552,7 @@ class AuditorService(Control):
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
-        return _Parts(connection, election, runs, manager, watch, overview, windows, returned, changes)
+        return _Parts(connection, election, tasks, runs, manager, watch, overview, windows, returned, changes)
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

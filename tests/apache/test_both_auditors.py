@@ -17,9 +17,11 @@ import pytest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import LEDGERS_ROOT, ApacheBookie
 from bookie.embedded.process import ManagedProcess
-from bookie.metadata.layout import task_path
+from bookie.metadata.layout import COOKIES, lost_bookie_delay_path, task_path
 from bookie.metadata.runs.election import current_auditor, election_path
+from bookie.metadata.runs.records import Runs
 from bookie.model.ids import LedgerId
+from tests.apache.conftest import OwnCluster
 from tests.apache.programs import bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
@@ -189,3 +191,22 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await again.process.stop(STATE_S)
     await all_is_well(here.java, ledgers)
     await nothing_strange(client.store, LEDGERS_ROOT, bookies)
+
+
+async def test_apaches_shell_requests_audits_where_only_our_auditor_ever_ran(
+    own_cluster: OwnCluster, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    cluster, _ = await own_cluster(bookies=2)
+    ours = Auditor.launch(cluster.metadata_uri, tmp_path / "ours")
+    await stack.enter_async_context(ours.process)
+    await ours.ready()
+    async with await connect(cluster.metadata_uri) as client:
+        path = lost_bookie_delay_path(LEDGERS_ROOT)
+        await until(lambda: client.store.stat(path), lambda stat: stat is not None, "our leader made the node")
+        await cluster.shell("triggeraudit")
+        await until(lambda: Runs(client.store, LEDGERS_ROOT).list(1, 0), bool, "our leader audits")
+        lost = cluster.bookies[1]
+        await lost.stop()
+        await cluster.shell("decommissionbookie", "-bookieid", lost.bookie_id)
+        names = (await client.store.children(f"{LEDGERS_ROOT}/{COOKIES}")).names
+        assert lost.bookie_id not in names

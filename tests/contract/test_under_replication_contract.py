@@ -450,6 +450,22 @@ async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks
         await tasks.switches.lost_bookie_delay_s()
 
 
+async def test_initializing_the_delay_makes_the_node_and_changes_none(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    path = f"{cluster.root}/underreplication/lostBookieRecoveryDelay"
+    for data in (b"0", b"600", b"soon"):
+        await tasks.switches.initialize_lost_bookie_delay()
+        node = await store.get(path)
+        await tasks.switches.initialize_lost_bookie_delay()
+        assert await store.get(path) == node
+        await store.set(path, data, ANY_VERSION)
+    assert (await store.get(path)).data == b"soon"
+    await store.delete(path)
+    await tasks.switches.initialize_lost_bookie_delay()
+    assert (await store.get(path)).data == b"0"
+
+
 async def test_check_times_are_kept_per_kind(store: MetadataStore, cluster: Cluster) -> None:
     times = CheckTimes(store, cluster)
     for offset, kind in enumerate(CheckKind):

@@ -10,6 +10,7 @@ S rules are defined in docs/invariants.md.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
@@ -115,6 +116,15 @@ class RecoverySwitches:
         if not node.data.isdigit() or len(node.data) > 10:
             raise InvalidDelayError(f"{path} says {node.data[:40]!r}, not a number of seconds: set the delay again")
         return int(node.data)
+
+    async def initialize_lost_bookie_delay(self) -> None:
+        """Set the delay to 0 if it was never set. Apache's ``triggeraudit`` and ``decommissionbookie`` need the node.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; initializing again is safe.
+        """
+        with contextlib.suppress(NodeExistsError):
+            await create_with_parents(self._store, lost_bookie_delay_path(self._root), b"0", self._root)
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
         """Set the delay. Setting the same value again makes Apache's auditor start an audit.

@@ -18,7 +18,7 @@ from auditor.service.service import RELEASE_AFTER_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import RUNS_READ, RUNS_READ_OF_KIND, History, Overview
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
 from bookie.metadata.runs.records import Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
@@ -40,6 +40,40 @@ async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_s
     await asyncio.sleep(2 * 3600)
     assert auditor.runner.requests
     assert await runs.get("20200102T000000Z-000000") is None, "the others are still removed"
+
+
+@in_service_world
+async def test_a_leader_makes_the_nodes_that_apaches_tools_need_and_audits_if_one_is_set_again(
+    world: ServiceWorld,
+) -> None:
+    base, root = f"{ROOT}/underreplication", world.store
+    for name in ("LAYOUT", "ledgers", "locks"):
+        await root.delete(f"{base}/{name}")
+    auditor = await world.leader()
+    await asyncio.sleep(10)
+    assert {"LAYOUT", "ledgers", "locks"} < set((await root.children(base)).names)
+    node = await root.get(f"{base}/lostBookieRecoveryDelay")
+    assert (node.data, node.stat.version) == (b"0", 0)
+    assert not auditor.runner.requests, "a new node requests no audit"
+    await world.set_delay(0)
+    await when(lambda: bool(auditor.runner.requests))
+
+
+@in_service_world
+async def test_a_leader_keeps_the_delay_that_was_set(world: ServiceWorld) -> None:
+    await world.set_delay(600)
+    node = await world.store.get(f"{ROOT}/underreplication/lostBookieRecoveryDelay")
+    await world.leader()
+    await asyncio.sleep(10)
+    assert await world.store.get(f"{ROOT}/underreplication/lostBookieRecoveryDelay") == node
+
+
+@in_service_world
+async def test_a_leader_under_an_unknown_tree_of_tasks_goes_on_with_its_schedule(world: ServiceWorld) -> None:
+    await world.store.set(f"{ROOT}/underreplication/LAYOUT", b"newer", ANY_VERSION)
+    auditor = await world.leader(bookies_schedule="1h")
+    await asyncio.sleep(2 * 3600)
+    assert auditor.runner.requests
 
 
 class SlowCounter(BacklogCounter):
