@@ -17,7 +17,7 @@ class AddLine:
     """The line of one store. Its length is bounded by the callers, who hold room for their adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:
-        """Start empty. While ``is_behind`` returns true, nobody goes on; call ``look`` when it may have changed."""
+        """Start empty. While ``is_behind`` returns true, no add goes on; call ``look`` after it may have changed."""
         self._is_behind = is_behind
         self._places: dict[asyncio.Event, None] = {}
         self.is_closed = False

@@ -10,7 +10,7 @@ class AddWait:
 
     Attributes:
         seconds_max: the longest wait of one add.
-        is_over: no add waits any more, because nobody would receive its answer.
+        is_over: no add waits any more, because its answer cannot be sent.
         places: set to make the waiting adds look again.
     """
 
