@@ -39,8 +39,9 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
     ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
     "add a bookie; the task is tried again every five minutes. Restart an Apache bookie with FENCED in the detail: "
     "until then it refuses a ledger that its collector deleted, and is not asked again",
-    ParkReason.UNREACHABLE_BOOKIES: "restart the bookies named below, or stop them permanently: their copies are "
-    "then replaced; the task is tried again every five minutes",
+    ParkReason.UNREACHABLE_BOOKIES: "restart the bookies named below. If one answers IO_ERROR, it cannot read its copy "
+    "and no other bookie serves one: look at its log and its disk. Stop a bookie permanently only if other bookies "
+    "have its entries: its copies are then replaced; the task is tried again every five minutes",
     ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
     "topology; the task is then tried again by itself",
     ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "

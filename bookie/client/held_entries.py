@@ -32,6 +32,16 @@ _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UN
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of a ledger on a bookie."""
+
+    held: ListReply
+    """The held entries, as returned by ``HeldEntries.held``. CORRUPT if any of the others are damaged."""
+    unread: EntryRuns
+    """Wanted entries that the bookie could not read: damaged copies."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeldEntries:
     """Asks bookies what they hold. Each request has a deadline of its own and few attempts."""
 
@@ -48,13 +58,34 @@ class HeldEntries:
         as well, because it may be unable to list, and stays in limbo even if it serves all of ``wanted``.
         """
         reply = await self.listed(bookie, ledger_id)
-        is_bare_limbo = reply.status is Status.LIMBO and not reply.entries
-        if reply.status is not Status.UNSUPPORTED and not is_bare_limbo:
+        if reply.status is Status.UNSUPPORTED:
+            return await self.probed(bookie, ledger_id, wanted)
+        return await self._completed(reply, bookie, ledger_id, wanted)
+
+    async def copies(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> Copies:
+        """As ``held``, for the repair of a closed ledger: an I/O error about one entry is a damaged copy of it (R139).
+
+        This is the only answer of Apache's bookies for a damaged entry, and for one whose entry log is lost. It counts
+        only if the bookie does not support lists. A bookie with support for lists has an answer of its own for damage.
+        """
+        reply = await self.listed(bookie, ledger_id)
+        if reply.status is Status.UNSUPPORTED:
+            return await self.read_copies(bookie, ledger_id, wanted)
+        return Copies(await self._completed(reply, bookie, ledger_id, wanted), EntryRuns(()))
+
+    async def _completed(
+        self, reply: ListReply, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]
+    ) -> ListReply:
+        """Return a list. One from a bookie in limbo is first completed if it is empty."""
+        if reply.status is not Status.LIMBO or reply.entries:
             return reply
         probed = await self.probed(bookie, ledger_id, wanted)
-        if is_bare_limbo and probed.status is Status.OK:
-            return replace(probed, status=Status.LIMBO)
-        return probed
+        return replace(probed, status=Status.LIMBO) if probed.status is Status.OK else probed
+
+    async def read_copies(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> Copies:
+        """As ``probed``, but an I/O error about one entry is a damaged copy of it, as for ``copies``."""
+        probe = await self._probe(bookie, ledger_id, wanted, is_io_error_damage=True)
+        return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)))
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
         """The entries listed by the bookie; UNSUPPORTED if it does not list."""
@@ -71,9 +102,14 @@ class HeldEntries:
         entry not in the list is denied, unknown or damaged. Any other status: the result of a read; nothing is known of
         entries outside the list (S6).
         """
-        probe = _Probe(self, bookie, ledger_id, iter(wanted))
+        return (await self._probe(bookie, ledger_id, wanted, is_io_error_damage=False)).reply
+
+    async def _probe(
+        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], *, is_io_error_damage: bool
+    ) -> _Probe:
+        probe = _Probe(self, bookie, ledger_id, iter(wanted), is_io_error_damage)
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
-        return ListReply(probe.status, EntryRuns.of_runs(probe.runs), probe.detail)
+        return probe
 
     async def read(self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read entries, and retry those without an answer."""
@@ -98,11 +134,18 @@ class _Probe:
     bookie: BookieId
     ledger_id: LedgerId
     wanted: Iterator[EntryId]
+    is_io_error_damage: bool
     runs: list[tuple[int, int]] = field(default_factory=list)
     status: Status = Status.OK
     detail: str = ""
+    unread: list[EntryId] = field(default_factory=list)
     _answered: int = 0
     _bytes: int = 0
+
+    @property
+    def reply(self) -> ListReply:
+        """The entries served."""
+        return ListReply(self.status, EntryRuns.of_runs(self.runs), self.detail)
 
     async def work(self) -> None:
         """Read entries from the iterator until it is exhausted or one read shows nothing can be known."""
@@ -130,8 +173,12 @@ class _Probe:
             self._bytes += len(result.packet)
             if status is Status.OK:
                 held.append(entry_id)
-            else:
-                self._note(status, f"entry {entry_id}", result.detail)
+                continue
+            # A bookie gives no reason. A reason is of this process, which could not receive the entry.
+            is_unread = self.is_io_error_damage and status is Status.IO_ERROR and not result.detail
+            if is_unread:
+                self.unread.append(entry_id)
+            self._note(status, f"entry {entry_id}", result.detail, is_unread=is_unread)
         self.runs.extend(EntryRuns.of(held).runs)
         rest = chunk[len(reply.results) :]
         if not rest or (reply.status is Status.OK and reply.results):
@@ -154,9 +201,11 @@ class _Probe:
             return Status.CORRUPT
         return Status.OK if is_it else Status.CORRUPT
 
-    def _note(self, status: Status, what: str, why: str = "") -> None:
+    def _note(self, status: Status, what: str, why: str = "", *, is_unread: bool = False) -> None:
         """Record one or more entries not served by the bookie. Absent ones are just not among the runs."""
+        answer, status = status, Status.CORRUPT if is_unread else status
         is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
         if status.is_absent or not self._goes_on or is_known:
             return
-        self.status, self.detail = status, f"reading {what}: {status.name}{f' ({why})' if why else ''}"
+        damage = "damaged or unreadable: " if is_unread else ""
+        self.status, self.detail = status, f"reading {what}: {damage}{answer.name}{f' ({why})' if why else ''}"

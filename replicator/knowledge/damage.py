@@ -7,6 +7,9 @@ still serves the damaged copy, or refuses, another bookie takes the position.
 
 A damaged entry without a good copy is not noted. It parks its position (R23).
 
+An entry that an Apache bookie could not read is found by asking the bookie again, so it is kept for one round only
+(``repair.execution``, R139).
+
 The notes outlive a turn, because a turn may end before it can act on them: a bookie is unreachable, or a recovery comes
 first. They do not outlive the process. They are hints: storing a good copy once too often has no effect.
 
@@ -65,13 +68,12 @@ class KnownDamage:
         positions = self._ledgers.get(ledger_id, {}).items()
         return frozenset((key.bookie, entry_id) for key, entries in positions for entry_id in entries)
 
-    def replaced(self, ledger_id: LedgerId, key: PositionKey) -> int:
-        """Forget a position with good copies by now, in place or elsewhere; return how many copies were damaged."""
+    def replaced(self, ledger_id: LedgerId, key: PositionKey) -> None:
+        """Forget a position with good copies by now, in place or elsewhere."""
         positions = self._ledgers.get(ledger_id, {})
-        entries = positions.pop(key, set())
+        positions.pop(key, None)
         if not positions:
             self._ledgers.pop(ledger_id, None)
-        return len(entries)
 
     def forget(self, ledger_id: LedgerId) -> None:
         """Forget a ledger whose task has ended."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import Copies, HeldEntries
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
@@ -40,7 +40,7 @@ from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
 from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import Answer, CorruptCopy
 from replicator.knowledge.frontier import Frontier, Written, proven
 from replicator.knowledge.loss import acknowledged_sample, shows_loss
 from replicator.plan.planner import PositionKey
@@ -80,12 +80,22 @@ class Shortfall:
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments without entries held by the other members, each with the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
+    unread: tuple[tuple[BookieId, EntryRuns], ...] = ()
+    """Bookies that could not read some entries of the closed ledger, with these entries (R139)."""
+    unread_positions: frozenset[PositionKey] = frozenset()
+    """The part of ``positions`` with such entries."""
     unknown: tuple[Answer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
 
     def incomplete_members(self) -> frozenset[BookieId]:
         """Registered bookies with missing entries in any fragment."""
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
+
+    def unread_copies(self) -> Iterator[CorruptCopy]:
+        """Yield the copies that their bookies could not read."""
+        for bookie, runs in self.unread:
+            for entry_id in runs:
+                yield CorruptCopy(bookie, entry_id, "the bookie answered a read of it with an I/O error")
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
         """Return the entries listed by an incomplete bookie."""
@@ -153,11 +163,16 @@ class Holdings:
         """Return which registered members among ``named`` lack entries, or may lack entries of growing fragments.
 
         Draining bookies are not asked: they are replaced if possible, whatever they hold.
+
+        Of a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139). Of an unclosed one it
+        is unknown (S6).
         """
         metadata = ledger.metadata
         positions: set[PositionKey] = set()
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
+        unread: list[tuple[BookieId, EntryRuns]] = []
+        unread_positions: set[PositionKey] = set()
         unknown: list[Answer] = []
         lagging: list[tuple[PositionKey, EntryId]] = []
         frontier = NO_ENTRY
@@ -171,11 +186,21 @@ class Holdings:
                 doubtful.update(_growing_positions(metadata, bookie))
             if bookie in bookies.draining:
                 continue
-            reply = await self._held.held(bookie, ledger.ledger_id, _wanted_entries(metadata, bookie, frontier))
+            wanted = _wanted_entries(metadata, bookie, frontier)
+            if metadata.is_closed:
+                copies = await self._held.copies(bookie, ledger.ledger_id, wanted)
+            else:
+                copies = Copies(await self._held.held(bookie, ledger.ledger_id, wanted), EntryRuns(()))
+            reply = copies.held
             if reply.status not in _LISTS:
                 unknown.append(Answer(bookie, reply.status, reply.detail))
                 continue
             incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
+            if copies.unread:
+                unread.append((bookie, copies.unread))
+                for key in incomplete:
+                    if await _has_some(metadata, key, copies.unread):
+                        unread_positions.add(key)
             behind = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
             if incomplete or behind:
                 held.append((bookie, reply.entries))
@@ -189,6 +214,8 @@ class Holdings:
             doubtful=frozenset(doubtful),
             lagging=tuple(lagging),
             held=tuple(held),
+            unread=tuple(unread),
+            unread_positions=frozenset(unread_positions),
             unknown=tuple(unknown),
         )
 
@@ -306,6 +333,12 @@ async def _incomplete_positions(
                 and await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last)
             ):
                 yield key
+
+
+async def _has_some(metadata: LedgerMetadata, key: PositionKey, listed: EntryRuns) -> bool:
+    """Whether any entry of a position of a closed ledger is listed."""
+    last = metadata.final_last_entry_id(metadata.fragment_index(key.first_entry_id))
+    return last is not None and await _held_count(metadata.stripe, key.position, listed, key.first_entry_id, last) > 0
 
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:

@@ -82,7 +82,8 @@ class Knowledge:
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments with an incomplete bookie, each with the last entry the bookie should have."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
-    """Positions whose registered bookie has damaged copies with good ones elsewhere, each with the last such entry."""
+    """Positions whose registered bookie has damaged copies with good ones elsewhere, each with the last such entry; and
+    positions of a closed ledger whose bookie could not read some entries (R139), with any entry."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry denied by every live holder, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()

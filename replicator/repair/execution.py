@@ -14,7 +14,9 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -31,8 +33,8 @@ from bookie.runtime.waiting import in_turns, results_as_they_come
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier, CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX, PositionCopy
-from replicator.knowledge.damage import KnownDamage, without
-from replicator.knowledge.evidence import Answer, describe
+from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
+from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.knowledge.returns import Returns
 from replicator.knowledge.target_use import TargetUse
@@ -93,6 +95,12 @@ class Execution:
         """The transaction that created the registration of each target of this round."""
         self._returned: set[BookieId] = set()
         """Lost bookies with a return that ended a copy of this round, even if they have left again."""
+        self._unread = KnownDamage()
+        """Copies that their bookies could not read in this round."""
+        self._reported: set[tuple[BookieId, EntryId]] = set()
+        """The same, of the rounds of this turn until they are many."""
+        self._tried: set[BookieId] = set()
+        """Bookies with damage that served an entry stored again in this turn."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -123,6 +131,8 @@ class Execution:
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
+        if await self._try_damaged(ledger, steps, incarnations):
+            return True
         swaps = [
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]
@@ -214,13 +224,12 @@ class Execution:
 
         The reasons of the others are recorded for the next plan.
         """
-        damaged = self._damage.of(ledger.ledger_id)
         done: list[CopiedStep] = []
         wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
         for step in steps:
             key, incarnation = _key(ledger, step), incarnations[step.target]
             before = self._copied.get((key, step.target, step.last))
-            overwritten = tuple(sorted(damaged.get(key, ()))) if step.is_in_place else ()
+            overwritten = tuple(sorted(self._damaged(ledger, key))) if step.is_in_place else ()
             if before is not None and before.incarnation == incarnation and not overwritten:
                 done.append(replace(before, step=step))  # copied by an earlier round, but its write met a conflict
             else:
@@ -251,8 +260,70 @@ class Execution:
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, outcome)
+                self._note_failure(ledger, step, self._with_unread(ledger, step, outcome))
         return len(done) == len(steps), done
+
+    async def _try_damaged(
+        self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
+    ) -> bool:
+        """Store one damaged entry of each bookie with several ones again, and read it back (R139).
+
+        If the disk of the bookie fails, each attempt stores this entry there, and not all of them. It is the last one:
+        Apache's bookies read the last entry of a ledger for an answer about any other, so all seem to be damaged if the
+        last one is. Return whether the bookies must be asked again for that reason.
+        """
+        counts: Counter[BookieId] = Counter()
+        last: dict[BookieId, tuple[EntryId, CopyPosition]] = {}
+        for step in steps:
+            if not isinstance(step, CopyPosition) or not step.is_in_place or step.target in self._tried:
+                continue
+            entries = self._damaged(ledger, _key(ledger, step)) if step.target in incarnations else ()
+            counts[step.target] += len(entries)
+            for entry_id in entries:
+                if step.target not in last or entry_id > last[step.target][0]:
+                    last[step.target] = entry_id, step
+        is_again = False
+        for target, (entry_id, step) in last.items():
+            if counts[target] > 1:
+                is_again |= await self._stores(ledger, step, entry_id, incarnations[target])
+        return is_again
+
+    async def _stores(self, ledger: Versioned, step: CopyPosition, entry_id: EntryId, incarnation: str) -> bool:
+        """Store an entry in place and read it back; return whether the bookie could not read it before."""
+        target, key = step.target, _key(ledger, step)
+        others = without(EntryRuns(((step.first, step.last),)), [entry_id])
+        goes_on = partial(self._are_wanted, [step])
+        [outcome] = await self._copier.copy(ledger, [PositionCopy(step, others, incarnation)], goes_on, self._rank)
+        refusal = outcome.target_failure
+        if outcome.is_complete:
+            refusal = await self._copier.not_served(ledger, target, [entry_id], self._rank)
+        if refusal is not None:
+            self._found.failed_targets[target] = refusal
+        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows any other reason
+            return False
+        self._tried.add(target)
+        if entry_id not in self._unread.of(ledger.ledger_id).get(key, ()):
+            return False
+        self._found.fragments.add(key.first_entry_id)
+        self._found.entries += outcome.entries
+        self._found.bytes += outcome.bytes
+        self._found.replaced_copies += 1
+        return True
+
+    def _with_unread(self, ledger: Versioned, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
+        """Return the outcome with the unread copies of the position's own bookie as evidence.
+
+        So an entry is not taken to be lost because every other bookie denies it.
+        """
+        unread = self._unread.of(ledger.ledger_id).get(_key(ledger, step), ())
+        own = Answer(step.old, Status.IO_ERROR)
+        unreadable = (
+            UnreadableEntry(entry.entry_id, (*entry.answers, own))
+            if step.is_in_place and entry.entry_id in unread
+            else entry
+            for entry in outcome.unreadable
+        )
+        return replace(outcome, unreadable=tuple(unreadable))
 
     def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
         if outcome.target_failure is not None:
@@ -295,16 +366,39 @@ class Execution:
                 extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
             )
 
+    def note_unread(self, ledger: Versioned, shortfall: Shortfall) -> None:
+        """Report copies that their bookies could not read; they are damaged, and the next copies overwrite them (R139).
+
+        They are recorded for one round only: whether another bookie has a good copy is not known yet, and the next
+        round asks again. They are replaced together with the missing entries of their bookie, so their number is no
+        reason to replace the bookie.
+        """
+        found = list(itertools.islice(shortfall.unread_copies(), LEDGER_COPIES_MAX))
+        known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
+        self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])
+        if len(self._reported) < LEDGER_COPIES_MAX:
+            self._reported.update((copy.bookie, copy.entry_id) for copy in found)
+        self._unread = KnownDamage()
+        self._unread.note(ledger, found)
+
+    def _damaged(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
+        """Return the entries of a position with damaged copies on its bookie."""
+        ledger_id = ledger.ledger_id
+        return {*self._damage.of(ledger_id).get(key, ()), *self._unread.of(ledger_id).get(key, ())}
+
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
         """Report damaged copies found by one copy; record those with a good copy elsewhere for the next plan."""
         met = outcomes[0].corrupt
         known = self._damage.copies(ledger.ledger_id) if met else frozenset()
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
-        for corrupt in fresh[:REPORTED_MAX]:
-            self._events.copy_corrupt(ledger.ledger_id, corrupt)
+        self._report(ledger, fresh)
         without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
+
+    def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:
+        for corrupt in copies[:REPORTED_MAX]:
+            self._events.copy_corrupt(ledger.ledger_id, corrupt)
 
     async def _held_before(
         self,
@@ -347,7 +441,10 @@ class Execution:
             self._found.entries += copy.entries
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
-            self._found.replaced_copies += self._damage.replaced(ledger.ledger_id, _key(ledger, copy.step))
+            key = _key(ledger, copy.step)
+            self._found.replaced_copies += len(self._damaged(ledger, key))
+            for known in (self._damage, self._unread):
+                known.replaced(ledger.ledger_id, key)
         return installed
 
 

@@ -245,6 +245,7 @@ class LedgerRepair:
         conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
         shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
+        self._execution.note_unread(ledger, shortfall)
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.incomplete_members())
         return View(ledger, bookies, conditions, shortfall)
@@ -264,6 +265,8 @@ class LedgerRepair:
             for key, entries in self._context.damage.of(ledger.ledger_id).items()
             if key.bookie in bookies.staying
         }
+        # These are of a closed ledger, so the last of the damaged entries does not matter.
+        damaged = {key: key.first_entry_id for key in shortfall.unread_positions} | damaged
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
         absent = ledger.metadata.members() - bookies.registered

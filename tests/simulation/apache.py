@@ -1,5 +1,7 @@
 """Bookies that behave like Apache's: no limbo, no record of their disks, no list of entries, no reservations.
 
+Their only answer for an entry that they cannot read is an I/O error.
+
 Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
 processes can learn from them. They name as their last entry the greatest of those added since a flush (R137). A bookie
 on new disks denies what its former disks held, and forgets its fences. Its collector respects the lock of a ledger, and
@@ -73,7 +75,7 @@ class LikeApache(BookieHandler):
     async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
         if isinstance(request, ListEntries):
             return cast(ReplyT, request.failed(Status.UNSUPPORTED, detail="no lists"))
-        reply: Reply = await self._inner.answer(incarnation, request)
+        reply: Reply = _without_damage(await self._inner.answer(incarnation, request))
         if reply.status is Status.OK and isinstance(request, ReadLast | Fence | ReadLac | WaitLac):
             last = await self._last(incarnation, request.ledger_id)
             if last is not None and isinstance(reply, ReadReply):
@@ -96,6 +98,20 @@ class LikeApache(BookieHandler):
             self._flush = flush
             self._unflushed.clear()
         return self._unflushed
+
+
+def _without_damage(reply: Reply) -> Reply:
+    """Return the reply of a bookie without an answer of its own for damage."""
+    if isinstance(reply, ReadReply):
+        return replace(reply, results=[_as_apache(each) for each in reply.results])
+    if isinstance(reply, FenceReply | LacReply):
+        is_damaged = reply.last_entry is not None and reply.last_entry.status is Status.CORRUPT
+        return replace(reply, status=Status.IO_ERROR, last_entry=None) if is_damaged else reply
+    return reply
+
+
+def _as_apache(result: EntryResult) -> EntryResult:
+    return EntryResult(result.entry_id, Status.IO_ERROR) if result.status is Status.CORRUPT else result
 
 
 async def join(node: SimBookie, cluster: Cluster) -> None:

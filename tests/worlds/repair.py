@@ -26,6 +26,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.model.packet import packet_ids
 from bookie.runtime.tasks import guarded
 from bookie.server.copying import Copying
 from bookie.storage.store import LedgerStorage
@@ -68,13 +69,16 @@ class Tampering(BookieHandler):
     """Changes to the read results of entries."""
     last: Tamper = lambda result: result
     """The change to the result of the last entry."""
+    unreadable: set[EntryId] = field(default_factory=set)
+    """Entries that it cannot read until they are stored again."""
     read_status: Status | None = None
     """The status of every read as a whole."""
     add_replies: list[Status] = field(default_factory=list)
     """Answers to the next adds, instead of the bookie's."""
     list_replies: list[ListReply] = field(default_factory=list)
     has_no_lists: bool = False
-    """Whether it answers as a transport does for a bookie without lists."""
+    """Whether it answers as a transport does for an Apache bookie: it has no lists, and an I/O error is its only answer
+    for an entry that it cannot read."""
     before_add: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Called once, before the next add takes effect."""
     before_list: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -95,6 +99,7 @@ class Tampering(BookieHandler):
             await before()
         if self.add_replies and (status := self.add_replies.pop(0)) is not Status.OK:
             return AddReply(status, "as the test wants")
+        self.unreadable.difference_update(packet_ids(packet)[1] for packet in batch.entries)
         return await self.inner.add(incarnation, batch)
 
     @override
@@ -116,10 +121,18 @@ class Tampering(BookieHandler):
 
     async def _read(self, incarnation: str, read: Read) -> ReadReply:
         self.reads.append(tuple(read.entry_ids))
+        if self.has_no_lists and self.read_status is Status.IO_ERROR:
+            return ReadReply(Status.OK, [EntryResult(entry_id, Status.IO_ERROR) for entry_id in read.entry_ids])
         if self.read_status is not None:
             return ReadReply(self.read_status)
         reply = await self.inner.answer(incarnation, read)
-        return replace(reply, results=[self.results.get(each.entry_id, _as_it_is)(each) for each in reply.results])
+        results = [self._with_damage(each) for each in reply.results]
+        return replace(reply, results=[self.results.get(each.entry_id, _as_it_is)(each) for each in results])
+
+    def _with_damage(self, result: EntryResult) -> EntryResult:
+        is_damaged = result.status is Status.CORRUPT or result.entry_id in self.unreadable
+        damage = Status.IO_ERROR if self.has_no_lists else Status.CORRUPT
+        return EntryResult(result.entry_id, damage) if is_damaged else result
 
     async def _copy(self, incarnation: str, copy: Copy) -> CopyReply:
         self.copies.append(copy)

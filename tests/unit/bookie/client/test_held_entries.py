@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from bookie.client.held_entries import REQUESTS_MAX, HeldEntries
+from bookie.client.held_entries import REQUESTS_MAX, Copies, HeldEntries
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, ReplyT, Request, Status
@@ -31,6 +31,7 @@ class Bookie(WithoutAdds):
         self.held = held
         self.listing = ListReply(Status.UNSUPPORTED)
         self.statuses: dict[int, Status] = {}
+        self.reasons: dict[int, str] = {}
         self.refusals: list[Status] = []
         """Answers of the next reads as a whole."""
         self.prefix = READ_ENTRIES_MAX
@@ -55,11 +56,15 @@ class Bookie(WithoutAdds):
 
     def _result(self, entry_id: EntryId) -> EntryResult:
         status = self.statuses.get(entry_id, Status.OK if entry_id in self.held else Status.NO_ENTRY)
-        return EntryResult(entry_id, status, PACKETS[entry_id] if status is Status.OK else b"")
+        packet = PACKETS[entry_id] if status is Status.OK else b""
+        return EntryResult(entry_id, status, packet, self.reasons.get(entry_id, ""))
 
     async def says(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
         asking = HeldEntries(self, VirtualClock(), 1.0, attempts_max)
         return await asking.held(BOOKIE, LEDGER, map(EntryId, wanted))
+
+    async def copies(self) -> Copies:
+        return await HeldEntries(self, VirtualClock(), 1.0).copies(BOOKIE, LEDGER, map(EntryId, range(COUNT)))
 
 
 @in_virtual_time
@@ -174,3 +179,60 @@ async def test_nothing_wanted_is_nothing_read() -> None:
     bookie = Bookie()
     assert await bookie.says([]) == ListReply(Status.OK)
     assert bookie.asked == []
+
+
+@pytest.mark.parametrize("damaged", [[0], [57], [COUNT - 1], [0, 3, 4, 250, COUNT - 1], list(range(COUNT))])
+@in_virtual_time
+async def test_entries_that_an_apache_bookie_cannot_read_are_damaged_copies_of_a_closed_ledger(
+    damaged: list[int],
+) -> None:
+    bookie = Bookie()
+    bookie.statuses = dict.fromkeys(damaged, Status.IO_ERROR)
+    copies = await bookie.copies()
+    assert (copies.held.status, list(copies.unread)) == (Status.CORRUPT, damaged)
+    assert set(range(COUNT)) - set(copies.held.entries) == set(damaged)
+    assert "damaged or unreadable: IO_ERROR" in copies.held.detail
+    assert sorted(entry for asked in bookie.asked for entry in asked) == list(range(COUNT))
+
+
+@in_virtual_time
+async def test_damaged_copies_cost_no_further_requests() -> None:
+    bookies = [Bookie(), Bookie()]
+    bookies[1].statuses = {3: Status.IO_ERROR, 57: Status.IO_ERROR}
+    whole, _ = [await each.copies() for each in bookies]
+    assert (whole.held, list(whole.unread)) == (ListReply(Status.OK, EntryRuns(((0, COUNT - 1),))), [])
+    assert len(bookies[0].asked) == len(bookies[1].asked) < COUNT // 50
+
+
+@in_virtual_time
+async def test_denied_entries_are_not_among_those_that_cannot_be_read() -> None:
+    bookie = Bookie(range(100, COUNT))
+    bookie.statuses = {200: Status.IO_ERROR, 201: Status.CORRUPT, 300: Status.LIMBO}
+    copies = await bookie.copies()
+    assert (copies.held.status, list(copies.unread)) == (Status.CORRUPT, [200])
+
+
+@pytest.mark.parametrize("reason", ["a frame of 9 MB is longer than 5 MB", ""])
+@in_virtual_time
+async def test_an_entry_that_this_process_could_not_receive_is_unknown(reason: str) -> None:
+    bookie = Bookie()
+    bookie.statuses, bookie.reasons = {20: Status.IO_ERROR}, {20: reason}
+    assert (await bookie.copies()).held.status is (Status.IO_ERROR if reason else Status.CORRUPT)
+
+
+@pytest.mark.parametrize("listing", [ListReply(Status.IO_ERROR), ListReply(Status.LIMBO)])
+@in_virtual_time
+async def test_an_io_error_of_a_bookie_with_lists_says_nothing_about_its_copies(listing: ListReply) -> None:
+    bookie = Bookie()
+    bookie.listing = listing
+    bookie.statuses = {20: Status.IO_ERROR}
+    copies = await bookie.copies()
+    assert (copies.held.status, list(copies.unread)) == (Status.IO_ERROR, [])
+
+
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.UNAUTHORIZED, Status.SHUTTING_DOWN])
+@in_virtual_time
+async def test_another_answer_after_damaged_copies_makes_all_of_it_unknown(status: Status) -> None:
+    bookie = Bookie()
+    bookie.statuses = {3: Status.IO_ERROR, 20: status}
+    assert (await bookie.copies()).held.status is status

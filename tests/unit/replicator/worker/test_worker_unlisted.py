@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from auditor.safety.dead_letters import DeadLetters, Outcome
+from bookie.metadata.tasks.decisions import Decisions
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
-from bookie.wire.port import ListReply, Status
+from bookie.model.metadata import LedgerMetadata
+from bookie.wire.port import EntryResult, ListReply, Status
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
-from tests.worlds.repair import RepairWorld, a_world, answers
-from tests.worlds.virtual_time import in_virtual_time
+from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
+from tests.worlds.virtual_time import in_virtual_time, until
 
 COUNT = 300
+UNSTRIPED = make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1)
 STRIPED = make_metadata((0, "a b c"), (100, "c b a"), quorum=(2, 2), last=COUNT - 1)
 
 
@@ -126,7 +133,7 @@ async def test_a_bookie_in_limbo_is_filled_up_with_what_it_does_not_serve() -> N
         await world.assert_whole(LEDGER, packets, "b")
 
 
-@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.UNREACHABLE, Status.IO_ERROR])
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.UNREACHABLE])
 @in_virtual_time
 async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Status) -> None:
     async with a_world("a b t") as world:
@@ -141,6 +148,172 @@ async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Statu
         assert await world.task(LEDGER) is not None
         assert world.bookies["b"].adds == []
         assert world.bookies["t"].adds == []
+
+
+@pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_turn(
+    damaged: set[int], metadata: LedgerMetadata
+) -> None:
+    async with a_world("a b c t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        held = await world.bookies.nodes[BookieId("b")].holds(LEDGER)
+        unreadable = damaged & set(held)
+        world.bookies["b"].unreadable = set(map(EntryId, unreadable))
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        (result,) = recorder.results
+        assert (result.ending, result.entries) == (
+            Ending.REPAIRED if unreadable else Ending.NOTHING_MISSING,
+            len(unreadable),
+        )
+        assert result.replaced_copies == len(unreadable)
+        assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} <= {("b", each) for each in unreadable}
+        assert len(recorder.corrupt) == min(len(unreadable), 100)
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+        assert not world.bookies["b"].unreadable
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_damaged_last_entry_that_keeps_a_bookie_from_reading_any_is_all_that_is_stored_again() -> None:
+    """Apache's bookies read the last entry of a ledger for its last add confirmed, which is part of each answer."""
+    async with a_world("a b c") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, STRIPED, COUNT)
+        bookie = world.bookies["b"]
+        last = max(await world.bookies.nodes[BookieId("b")].holds(LEDGER))
+        bookie.unreadable = {last}
+
+        def as_the_last(result: EntryResult) -> EntryResult:
+            return EntryResult(result.entry_id, Status.IO_ERROR) if bookie.unreadable else result
+
+        bookie.results = {EntryId(each): as_the_last for each in range(COUNT)}
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        (result,) = recorder.results
+        assert (result.ending, result.entries, result.replaced_copies) == (Ending.REPAIRED, 1, 1)
+        assert [len(batch.entries) for batch in bookie.adds] == [1]
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_that_fails_to_read_for_a_moment_keeps_its_place() -> None:
+    async with a_world("a b t") as world:
+        without_lists(world)
+        await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        bookie = world.bookies["b"]
+
+        def once(result: EntryResult) -> EntryResult:
+            del bookie.results[result.entry_id]
+            return EntryResult(result.entry_id, Status.IO_ERROR)
+
+        bookie.results[EntryId(57)] = once
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.entries) for result in recorder.results] == [(Ending.REPAIRED, 1)]
+        assert world.version(LEDGER) == 0
+
+
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_a_bookie_that_can_read_nothing_is_replaced_after_one_copy(metadata: LedgerMetadata) -> None:
+    async with a_world("a b c t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        world.bookies["b"].read_status = Status.IO_ERROR
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert "b" not in (await world.metadata(LEDGER)).members()
+        await world.assert_whole(LEDGER, packets)
+        stored = [len(batch.entries) for batch in world.bookies["b"].adds]
+        assert stored == [1]
+
+
+@in_virtual_time
+async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_while_no_other_can_take_its_place() -> (
+    None
+):
+    async with a_world("a b") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        world.bookies["b"].read_status = Status.IO_ERROR
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(partial(_has_ended, running.recorder, Ending.PARKED))
+            (parked,) = [each for each in running.recorder.results if each.ending is Ending.PARKED]
+            assert parked.reason is ParkReason.TARGETS_REFUSE
+            assert "b=IO_ERROR" in parked.detail
+            assert [len(batch.entries) for batch in world.bookies["b"].adds] == [1] * len(running.recorder.results)
+            world.bookies["b"].read_status = None
+            await until(world.is_clean)
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+
+
+async def _has_ended(recorder: Recorder, ending: Ending) -> bool:
+    return ending in recorder.endings()
+
+
+@in_virtual_time
+async def test_the_only_copy_of_an_entry_is_not_given_up_if_its_bookie_cannot_read_it() -> None:
+    async with a_world("a b t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        world.bookies["a"].results[EntryId(57)] = answers(Status.NO_ENTRY)
+        bookie = world.bookies["b"]
+        bookie.results[EntryId(57)] = answers(Status.IO_ERROR)
+        await world.tasks.marking.mark(LEDGER, names("a b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(partial(_has_ended, running.recorder, Ending.PARKED))
+            parked = running.recorder.results[-1]
+            assert parked.reason is ParkReason.UNREACHABLE_BOOKIES
+            assert "entry 57: a=NO_ENTRY, b=IO_ERROR" in parked.detail
+            assert world.version(LEDGER) == 0
+            ports, decisions = world.ports(world.store).client(), Decisions(world.store, world.cluster.root)
+            letters = DeadLetters(ports, world.store, world.parked, decisions, "me@host")
+            assert (await letters.accept(LEDGER, "no copy")).outcome is Outcome.REFUSED
+            bookie.results.clear()
+            world.bookies["a"].results.clear()
+            await until(world.is_clean)
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+        assert {(copy.bookie, copy.entry_id) for copy in running.recorder.corrupt} == {("b", 57)}
+
+
+@in_virtual_time
+async def test_an_entry_of_an_open_ledger_that_a_bookie_cannot_read_stays_unknown() -> None:
+    async with a_world("a b t") as world:
+        without_lists(world)
+        metadata = make_metadata((0, "a b"), (100, "a b"), (200, "a b"), quorum=(2, 2), last=None)
+        await world.ledger(LEDGER, metadata, COUNT)
+        world.bookies["b"].unreadable = {EntryId(57)}
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(partial(_has_ended, running.recorder, Ending.PARKED))
+            assert running.recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
+        assert (world.bookies["b"].adds, running.recorder.corrupt) == ([], [])
+
+
+@in_virtual_time
+async def test_a_bookie_of_ours_that_fails_to_list_its_entries_stays_unknown() -> None:
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        world.bookies["b"].list_replies = [ListReply(Status.IO_ERROR)] * 1000
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(partial(_has_ended, running.recorder, Ending.PARKED))
+            assert running.recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
+        assert (world.bookies["b"].adds, running.recorder.corrupt, world.version(LEDGER)) == ([], [], 0)
 
 
 @in_virtual_time

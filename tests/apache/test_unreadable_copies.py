@@ -1,0 +1,94 @@
+"""Apache's bookies answer a read of a damaged entry, and of one whose entry log is lost, with an I/O error.
+
+With ``DbLedgerStorage`` they serve such an entry after it was stored again. With ``SortedLedgerStorage`` they read it
+from its former place until the next flush, so another bookie takes the place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from bookie.client.held_entries import HeldEntries
+from bookie.embedded.apache import ApacheBookie
+from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import EntryId, LedgerId
+from bookie.model.run import RunKind
+from bookie.runtime.clock import SystemClock
+from bookie.wire.port import Status
+from tests.apache.conftest import OwnCluster
+from tests.apache.driver import expected, payloads
+from tests.apache.programs import Audit, Replicator
+from tests.apache.worlds import PASSWORD, connect, on
+
+pytestmark = pytest.mark.apache
+
+COUNT = 30
+SIZES = (3000,)
+
+
+def damage(bookie: ApacheBookie, ledger_id: int, entries: Collection[int], *, is_log_lost: bool) -> None:
+    """Overwrite the ids of entries in the entry logs of a stopped bookie, or remove these logs."""
+    logs = sorted((bookie.directory / "ledgers/current").glob("*.log"))
+    for entry_id in entries:
+        ids = struct.pack(">qq", ledger_id, entry_id)
+        found = [log for log in logs if log.exists() and ids in log.read_bytes()]
+        assert found or is_log_lost, f"entry {entry_id} is in no log"
+        for log in found:
+            if is_log_lost:
+                log.unlink()
+            else:
+                log.write_bytes(log.read_bytes().replace(ids, b"\xff" * len(ids)))
+
+
+@pytest.mark.parametrize(
+    ("storage", "is_log_lost"),
+    [
+        pytest.param(ApacheStorage.SORTED, False, id="sorted", marks=pytest.mark.long),
+        pytest.param(ApacheStorage.SORTED, True, id="sorted, lost log", marks=pytest.mark.long),
+        pytest.param(ApacheStorage.DB, False, id="db"),
+        pytest.param(ApacheStorage.DB, True, id="db, lost log", marks=pytest.mark.long),
+    ],
+)
+async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
+    own_cluster: OwnCluster, audit: Audit, tmp_path: Path, storage: ApacheStorage, is_log_lost: bool
+) -> None:
+    cluster, java = await own_cluster(
+        bookies=3, options=ApacheOptions(storage=storage, extra={"flushInterval": "1000"})
+    )
+    bookie = cluster.bookies[1]
+    await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
+    handle = await on(java, {bookie.bookie_id}, 3, 3, 2, password=PASSWORD)
+    await handle.write(COUNT, seed="unreadable", sizes=SIZES)
+    await handle.close()
+    ledger_id = LedgerId(handle.ledger_id)
+    await bookie.stop()
+    await bookie.start()  # this moves the entries of its journal to its entry logs
+    await bookie.stop()
+    damaged = range(COUNT) if is_log_lost else [0, 7, 12, COUNT - 1]
+    damage(bookie, ledger_id, damaged, is_log_lost=is_log_lost)
+    await bookie.start()
+
+    async with await connect(cluster.metadata_uri) as client:
+        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        copies = await asking.copies(bookie.bookie_id, ledger_id, map(EntryId, range(COUNT)))
+        assert copies.held.status is Status.CORRUPT
+        assert not EntryRuns.of(damaged).without(copies.unread), "a damaged last entry makes others unreadable as well"
+        found = await audit(cluster.metadata_uri, tmp_path, RunKind.REPLICAS)
+        assert found["verdict"] != "clean"
+        replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
+        assert await replicator.wait() == 0
+        assert replicator.repaired == [ledger_id]
+        members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
+        assert (bookie.bookie_id in members) == (storage is ApacheStorage.DB)
+        for member in members:
+            copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)))
+            assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
+    contents = expected(payloads("unreadable", range(COUNT), SIZES))
+    assert await java.read_all(ledger_id, password=PASSWORD, client="v3") == contents
+    assert (await java.call("check", ledger=ledger_id, client="v3"))["fragments"] == []
+    assert (await java.call("tasks"))["tasks"] == []
