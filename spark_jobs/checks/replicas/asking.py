@@ -8,7 +8,8 @@ A bookie of Apache's is not asked for a list unless the operator permits it
 (docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has no list. It is asked for the first
 and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): the entries
 served of these stand for those between them. Ledgers only sampled like this are counted, because a complete list is
-worth more.
+worth more. Of a closed ledger, an I/O error about one of them is a damaged copy, because Apache's bookies have no other
+answer for one (R139). As for a denial, the bookie must give it twice.
 
 Bounds: requests in flight to one bookie and ledgers in flight in total, a deadline and few attempts for each request.
 After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the task; tasks are
@@ -21,7 +22,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from bookie.client.held_entries import HeldEntries
@@ -63,13 +64,14 @@ class CopyReply:
     entries: EntryRuns = _NOTHING
     """The listed entries; for a sampled bookie, all entries not excluded by the sample."""
     is_sampled: bool = False
+    is_of_unclosed: bool = False
     detail: str = ""
     """The reason for an unknown answer, from the bookie or the transport."""
 
     @property
     def has_list(self) -> bool:
-        """Whether ``entries`` is valid. One damaged entry of a sample is not an answer about the others."""
-        return self.status in _LISTS and not (self.is_sampled and self.status is Status.CORRUPT)
+        """Whether ``entries`` is valid. Of an unclosed ledger, a damaged entry of a sample says nothing about it."""
+        return self.status in _LISTS and not (self.is_of_unclosed and self.is_sampled and self.status is Status.CORRUPT)
 
     @property
     def is_sure(self) -> bool:
@@ -207,7 +209,7 @@ class Asker:
                     break
                 await self._clock.sleep(_BACKOFF_S * 2**attempt)
             if not found.has_list:
-                found = CopyReply(found.status, is_sampled=found.is_sampled, detail=found.detail)
+                found = replace(found, entries=_NOTHING)
             if found.status in _SILENCE:
                 silent.append(found)
             else:
@@ -220,9 +222,18 @@ class Asker:
             return CopyReply(reply.status, reply.entries, detail=reply.detail)
         answers.requests += 1
         sample = ledger.sample(bookie)
-        read = await self._held.probed(bookie, ledger.ledger_id, sample)
+        if ledger.is_closed:
+            read = (await self._held.read_copies(bookie, ledger.ledger_id, sample)).held
+        else:
+            read = await self._held.probed(bookie, ledger.ledger_id, sample)
         missing = [entry_id for entry_id in sample if entry_id not in read.entries]
-        return CopyReply(read.status, ledger.everything_but(missing), is_sampled=True, detail=read.detail)
+        return CopyReply(
+            read.status,
+            ledger.everything_but(missing),
+            is_sampled=True,
+            is_of_unclosed=not ledger.is_closed,
+            detail=read.detail,
+        )
 
 
 def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:
@@ -236,6 +247,7 @@ def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> M
             replies[bookie].entries,
             is_sure=replies[bookie].is_sure,
             is_damaged=replies[bookie].status is Status.CORRUPT,
+            why=replies[bookie].detail[:_DETAIL_MAX] if replies[bookie].is_sampled else "",
         )
         for bookie in ledger.holders()
         if bookie in replies

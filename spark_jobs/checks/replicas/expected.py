@@ -44,6 +44,11 @@ class SettledLedger:
     owner: OwnerNames = NO_OWNER
     """Values of ``OWNER_COLUMNS``."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the whole ledger is settled."""
+        return self.state == LedgerState.CLOSED.name
+
     def holders(self) -> list[BookieId]:
         """Return the bookies with expected entries, sorted."""
         return sorted({member for part in self.fragments for member in self._storing(part)})

@@ -36,6 +36,8 @@ class Holdings:
     """Whether the bookie cannot serve any entry outside its list."""
     is_damaged: bool = False
     """Whether some entries outside its list are damaged, and not absent."""
+    why: str = ""
+    """Its answer for a damaged entry that was read."""
     is_registered: bool = True
 
 
@@ -180,4 +182,5 @@ class _Fragment:
         expected = self._stored(position, self.fragment.first, self.fragment.last)
         what = "has damaged copies of" if self._of(position).is_damaged else "lacks"
         first = self._first_absent(position)
-        return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}"
+        why = f" ({self._of(position).why})" if self._of(position).why else ""
+        return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}{why}"

@@ -63,6 +63,8 @@ def missing(answers: Answers) -> dict[int, set[BookieId]]:
     return {ledger.ledger_id: {b for each in found for b in each.missing} for ledger, found in answers.found}
 
 
+GROWING = make_metadata((0, "a b c"), (10, "a b c"), (20, "a b c"), quorum=(2, 2), last=None)
+"""Its first fragment is settled."""
 CLOSED = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
 
 
@@ -314,27 +316,68 @@ async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
         assert (answers.found, dict(answers.unknown)) == ([], {})
 
 
-def once(world: RepairWorld, name: str) -> Tamper:
-    """Deny an entry, once."""
+def once(world: RepairWorld, name: str, status: Status = Status.NO_ENTRY) -> Tamper:
+    """Answer for an entry like this, once."""
 
-    def deny(result: EntryResult) -> EntryResult:
+    def answer(result: EntryResult) -> EntryResult:
         del world.bookies[name].results[result.entry_id]
-        return EntryResult(result.entry_id, Status.NO_ENTRY)
+        return EntryResult(result.entry_id, status)
 
-    return deny
+    return answer
 
 
-@pytest.mark.parametrize("status", [Status.LIMBO, Status.IO_ERROR, Status.CORRUPT])
+@pytest.mark.parametrize(
+    ("status", "metadata"),
+    [(Status.LIMBO, CLOSED), (Status.LIMBO, GROWING), (Status.IO_ERROR, GROWING), (Status.CORRUPT, GROWING)],
+)
 @in_virtual_time
-async def test_an_end_that_cannot_be_read_makes_the_bookie_unknown(status: Status) -> None:
+async def test_an_end_that_cannot_be_read_makes_the_bookie_unknown(status: Status, metadata: LedgerMetadata) -> None:
     async with a_cluster() as world:
-        await store(world, 1, CLOSED, {})
+        await store(world, 1, metadata, {})
         without_lists(world)
         world.bookies["a"].results[EntryId(0)] = answers_with(status)
         answers = await ask(world, 1)
         assert answers.found == []
         assert dict(answers.unknown) == {(BookieId("a"), status.name): 1}
         assert BookieId("a") not in answers.sampled
+
+
+@pytest.mark.parametrize(("unreadable", "count"), [([0], 1), ([0, 9], 2)])
+@in_virtual_time
+async def test_an_end_of_a_closed_ledger_that_an_apache_bookie_cannot_read_is_a_damaged_copy(
+    unreadable: Iterable[int], count: int
+) -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].unreadable = set(map(EntryId, unreadable))
+        answers = await ask(world, 1)
+        assert (missing(answers), dict(answers.unknown)) == ({1: {BookieId("a")}}, {})
+        ((_, (found,)),) = answers.found
+        assert (found.is_damaged, found.absent, found.severity) == (True, count, Severity.CRITICAL)
+        what = f"a has damaged copies of {count} of 7 entries, the first is 0"
+        assert found.detail == f"{what} (reading entry 0: damaged or unreadable: IO_ERROR)"
+
+
+@in_virtual_time
+async def test_an_end_that_an_apache_bookie_cannot_read_once_is_no_finding() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        world.bookies["a"].results[EntryId(0)] = once(world, "a", Status.IO_ERROR)
+        answers = await ask(world, 1)
+        assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+@in_virtual_time
+async def test_an_end_of_which_no_copy_can_be_read_is_not_lost() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        for name in "ab":
+            world.bookies[name].unreadable = {EntryId(0)}
+        ((_, (found,)),) = (await ask(world, 1)).found
+        assert (found.severity, found.copies_min, found.is_damaged) == (Severity.NO_LIVE_COPY, 0, True)
 
 
 @pytest.mark.parametrize("metadata", [CLOSED, STRIPED, make_metadata((0, "a b"), quorum=(2, 2), last=0, length=1)])
