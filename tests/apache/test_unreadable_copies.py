@@ -57,9 +57,7 @@ def damage(bookie: ApacheBookie, ledger_id: int, entries: Collection[int], *, is
 async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
     own_cluster: OwnCluster, audit: Audit, tmp_path: Path, storage: ApacheStorage, is_log_lost: bool
 ) -> None:
-    cluster, java = await own_cluster(
-        bookies=3, options=ApacheOptions(storage=storage, extra={"flushInterval": "1000"})
-    )
+    cluster, java = await own_cluster(bookies=4, options=ApacheOptions(storage=storage))
     bookie = cluster.bookies[1]
     await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
     handle = await on(java, {bookie.bookie_id}, 3, 3, 2, password=PASSWORD)
