@@ -237,6 +237,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Saw every ledger", "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
     yield "Published", published_text(run.published)
+    if run.image.marked:
+        yield "Marked from the image", f"{ledgers(run.image.marked)}, before all ledgers were read"
     yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
     yield "Deleted while reading", ledgers(run.counts.vanished)
     if run.image.carried:
