@@ -15,6 +15,11 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 READS_MAX: Final = 256
 """Reads in one group; bytes bound their answer as well."""
+GROUP_OVERHEAD_BYTES: Final = 8 << 10
+"""Memory of a group in the storage beside its entries: its task, its requests and its answers.
+
+Source: 60,028 groups of one add of 100 bytes each, waiting for the ledger disk, took 498 MiB (Python 3.11, Linux).
+"""
 
 
 class AddGroup:
@@ -34,6 +39,11 @@ class AddGroup:
         self.packets: list[bytes] = []
         self.accepted: list[bytes] = []
         self.size = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the group takes in the storage, about."""
+        return self.size + GROUP_OVERHEAD_BYTES
 
     def room(self, packet_bytes: int) -> int:
         """Return how many entries of this size fit; at least one if the group is empty."""

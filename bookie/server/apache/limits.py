@@ -16,9 +16,9 @@ class ListenerLimits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     """Maximum size of a whole frame; a longer one closes the connection."""
     add_bytes_max: int = 16 << 20
-    """Entries of one connection in the storage."""
+    """Adds of one connection in the storage: their entries, and ``GROUP_OVERHEAD_BYTES`` for each group."""
     all_add_bytes_max: int = 48 << 20
-    """Entries of all connections in the storage; a connection beyond it waits for its turn.
+    """As ``add_bytes_max``, for all connections together; a connection beyond it waits for its turn.
 
     Below the limit of the journal's queue (64 MiB), because that refuses requests, while here they wait.
     """

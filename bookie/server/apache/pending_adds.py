@@ -20,7 +20,7 @@ class PendingAdds:
     """Groups of adds, waiting or in the storage.
 
     While the ledger disk is behind, begun groups wait in the storage, and reads of the connection go on beside them.
-    Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the bytes of a
+    Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the memory of a
     group exactly while the group is in the storage.
     """
 
@@ -77,10 +77,10 @@ class PendingAdds:
         """Begin the due adds with room."""
         while self.are_due and self._running.may_begin and self._bytes < self._limits.add_bytes_max:
             group = self._waiting[0]
-            if not self._room.take(self._begin, group.size):
+            if not self._room.take(self._begin, group.held_bytes):
                 break
             self._waiting.popleft()
-            self._bytes += group.size
+            self._bytes += group.held_bytes
             self._running.run("apache adds", len(group.packets), self._run(group))
 
     def drop(self) -> None:
@@ -104,5 +104,5 @@ class PendingAdds:
             self._out.send(await self._answering.adds(group, self._wait))
         finally:
             self._running.end(len(group.packets))
-            self._bytes -= group.size
-            self._room.give(group.size)
+            self._bytes -= group.held_bytes
+            self._room.give(group.held_bytes)

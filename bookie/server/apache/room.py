@@ -76,7 +76,7 @@ class SharedRoom:
     """The room shared by the connections of one listener."""
 
     adds: Room
-    """Entries in the storage."""
+    """Adds in the storage."""
     answers: Room
     """Entries read but not sent, and the largest results of running reads."""
     frames: Room

@@ -11,6 +11,7 @@ from bookie.model.ids import EntryId
 from bookie.server import metrics as names
 from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
+from bookie.server.apache.grouping import GROUP_OVERHEAD_BYTES
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import SharedRoom
 from bookie.server.measured import MeasuredService
@@ -41,7 +42,9 @@ class Client(asyncio.Transport):
         self.answers: list[pb.Response] = []
         self.is_paused = False
         self._frames = FrameSplitter()
-        self._protocol = ApacheConnection(world.answering, LIMITS, world.room, None, lambda _: True, lambda _: None)
+        self._protocol = ApacheConnection(
+            world.answering, world.limits, world.room, None, lambda _: True, lambda _: None
+        )
         self._protocol.connection_made(self)
 
     def send(self, *messages: pb.Request) -> None:
@@ -85,10 +88,11 @@ class Client(asyncio.Transport):
 class SlowDisk:
     """A bookie whose checkpoints end only after ``catch_up``, and its listener."""
 
-    def __init__(self, bookie: MemoryBookie) -> None:
+    def __init__(self, bookie: MemoryBookie, limits: ListenerLimits) -> None:
+        self.limits = limits
         self.bookie, self.metrics, clock = bookie, bookie_metrics("1"), VirtualClock()
         self.answering = RequestAnswerer(MeasuredService(bookie.service, self.metrics, clock), clock)
-        self.room = SharedRoom.within(LIMITS)
+        self.room = SharedRoom.within(limits)
         self._may_write = asyncio.Event()
         bookie.index.before = self._before
 
@@ -126,9 +130,9 @@ def numbered(message: pb.Request, txn: int) -> pb.Request:
 
 
 @asynccontextmanager
-async def slow_disk() -> AsyncIterator[SlowDisk]:
+async def slow_disk(limits: ListenerLimits = LIMITS) -> AsyncIterator[SlowDisk]:
     bookie = await open_bookie(VirtualClock(), settings=StorageSettings(cache_bytes_max=CACHE_BYTES))
-    world = SlowDisk(bookie)
+    world = SlowDisk(bookie, limits)
     try:
         yield world
     finally:
@@ -210,7 +214,7 @@ async def test_adds_of_a_connection_that_ends_wait_no_longer() -> None:
         await asyncio.sleep(0.01)
         client.end()
         await asyncio.sleep(0.01)
-        assert world.room.adds.held == len(entry(COUNT - 1, size=SIZE))
+        assert world.room.adds.held == len(entry(COUNT - 1, size=SIZE)) + GROUP_OVERHEAD_BYTES
         world.catch_up()
         assert await other.answered(1) == [pb.EOK]
         assert await world.stored() == [*range(begun), COUNT - 1]
@@ -235,3 +239,37 @@ async def test_waiting_adds_are_answered_at_once_when_a_disk_fails() -> None:
         world.bookie.storage.fail(DiskError("it failed"))
         await asyncio.sleep(0.01)
         assert [answer.status for answer in client.answers[begun:]] == [pb.EIO] * (COUNT - begun)
+
+
+@in_virtual_time
+async def test_small_adds_that_wait_fill_the_room_by_the_memory_they_take() -> None:
+    limits = ListenerLimits(add_bytes_max=100 * GROUP_OVERHEAD_BYTES, all_add_bytes_max=150 * GROUP_OVERHEAD_BYTES)
+    async with slow_disk(limits) as world:
+        fallen, _ = await world.fallen_behind()
+        clients = [Client(world) for _ in range(2)]
+        for number in range(200):
+            for client in clients:
+                if not client.is_paused:
+                    client.send(numbered(add(entry(COUNT)), number))
+            await asyncio.sleep(0)
+        assert [client.is_paused for client in clients] == [True, True]
+        assert 149 * GROUP_OVERHEAD_BYTES <= world.room.adds.held <= limits.all_add_bytes_max
+        fallen.end()
+        for client in clients:
+            client.end()
+        await asyncio.sleep(0.01)
+        assert world.room.adds.held == 0
+
+
+@in_virtual_time
+async def test_small_adds_of_one_connection_that_wait_stay_within_its_bound() -> None:
+    limits = ListenerLimits(add_bytes_max=100 * GROUP_OVERHEAD_BYTES)
+    async with slow_disk(limits) as world:
+        await world.fallen_behind()
+        before, client, sent = world.room.adds.held, Client(world), 0
+        while not client.is_paused and sent < 200:
+            client.send(numbered(add(entry(COUNT)), sent))
+            sent += 1
+            await asyncio.sleep(0)
+        assert 95 < sent <= 101
+        assert world.room.adds.held - before <= limits.add_bytes_max + GROUP_OVERHEAD_BYTES
