@@ -29,15 +29,15 @@ class AddLine:
             return True
         place = asyncio.Event()
         self._places[place] = None
-        wait.places.add(place)
+        wait.caller.places.add(place)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait.seconds_max):
+                async with asyncio.timeout_at(wait.until_s):
                     while self._must_wait(place, wait):
                         place.clear()
                         await place.wait()
         finally:
-            wait.places.discard(place)
+            wait.caller.places.discard(place)
             del self._places[place]
             self.look()
         return not self.is_closed
@@ -53,6 +53,6 @@ class AddLine:
         self.look()
 
     def _must_wait(self, place: asyncio.Event, wait: AddWait) -> bool:
-        if wait.is_over or self.is_closed:
+        if wait.caller.is_over or self.is_closed:
             return False
         return next(iter(self._places)) is not place or self._is_behind()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 
-class AddWait:
-    """How long the adds of one caller wait for room in a bookie's storage, instead of being refused at once.
+class WaitingCaller:
+    """One caller whose adds wait.
 
     Attributes:
-        seconds_max: the longest wait of one add.
         is_over: no add waits any more, because its answer cannot be sent.
         places: set to make the waiting adds look again.
     """
 
-    __slots__ = ("is_over", "places", "seconds_max")
+    __slots__ = ("is_over", "places")
 
-    def __init__(self, seconds_max: float) -> None:
-        self.seconds_max = seconds_max
+    def __init__(self) -> None:
         self.is_over = False
         self.places: set[asyncio.Event] = set()
 
@@ -26,3 +25,12 @@ class AddWait:
         self.is_over = True
         for place in self.places:
             place.set()
+
+
+@dataclass(frozen=True, slots=True)
+class AddWait:
+    """How long adds wait for room in a bookie's storage, instead of being refused at once."""
+
+    caller: WaitingCaller
+    until_s: float
+    """End of the wait, on the clock of the event loop."""

@@ -61,13 +61,13 @@ class RequestAnswerer:
         self._lacs = KnownLacs(clock)
         self._polls: dict[LedgerId, set[asyncio.Task[LacReply]]] = {}
 
-    async def adds(self, group: AddGroup, wait: AddWait | None = None) -> Sequence[bytes]:
+    async def adds(self, group: AddGroup) -> Sequence[bytes]:
         """Return the answer frames for the adds of a group, in their order.
 
-        While the ledger disk is behind, they wait within the bounds of ``wait``. The adds are stored together. If the
+        While the ledger disk is behind, they wait within the bounds of the group. The adds are stored together. If the
         batch is refused for its shape, each is tried alone, so a bad add does not affect the others.
         """
-        kind, packets, accepted = group.kind, group.packets, group.accepted
+        kind, packets, accepted, wait = group.kind, group.packets, group.accepted, group.wait
         status = await self._add(kind, packets, wait)
         if status is Status.OK:
             return accepted

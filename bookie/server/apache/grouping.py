@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bookie.server.apache.requests import AddKind, Other, Read
+from bookie.wire.add_wait import AddWait
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 READS_MAX: Final = 256
@@ -30,15 +31,17 @@ class AddGroup:
         packets: the entries.
         accepted: the answer frames to send once the entries are stored, in the same order.
         size: bytes of the entries.
+        wait: their wait while the ledger disk is behind; None before it begins.
     """
 
-    __slots__ = ("accepted", "kind", "packets", "size")
+    __slots__ = ("accepted", "kind", "packets", "size", "wait")
 
     def __init__(self, kind: AddKind) -> None:
         self.kind = kind
         self.packets: list[bytes] = []
         self.accepted: list[bytes] = []
         self.size = 0
+        self.wait: AddWait | None = None
 
     @property
     def held_bytes(self) -> int:

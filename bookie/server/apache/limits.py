@@ -23,7 +23,9 @@ class ListenerLimits:
     Below the limit of the journal's queue (64 MiB), because that refuses requests, while here they wait.
     """
     add_wait_s: float = 10.0
-    """Longest wait of an add while the ledger disk is behind the journal; then it is refused with TOO_MANY_REQUESTS.
+    """Time from the arrival of an add for which it waits while the ledger disk is behind the journal.
+
+    It includes the time without room. After it, the add is refused with TOO_MANY_REQUESTS.
 
     Apache's client treats this status as a failed bookie, so Apache's bookies wait as well. Source: the default of
     ``dbStorage_maxThrottleTimeMs`` of Apache's ``DbLedgerStorage``.

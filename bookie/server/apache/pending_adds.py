@@ -12,7 +12,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.room import Room
 from bookie.server.apache.running import RunningRequests
-from bookie.wire.add_wait import AddWait
+from bookie.wire.add_wait import AddWait, WaitingCaller
 from bookie.wire.port import BATCH_BYTES_MAX
 
 
@@ -21,7 +21,8 @@ class PendingAdds:
 
     While the ledger disk is behind, begun groups wait in the storage, and reads of the connection go on beside them.
     Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the memory of a
-    group exactly while the group is in the storage.
+    group exactly while the group is in the storage. The time of a group for the ledger disk counts from its arrival, so
+    the time without room is a part of it.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class PendingAdds:
         self._waiting: deque[AddGroup] = deque()
         self._bytes = 0
         self._gathering: asyncio.TimerHandle | None = None
-        self._wait = AddWait(limits.add_wait_s)
+        self._caller = WaitingCaller()
 
     @property
     def are_waiting(self) -> bool:
@@ -65,7 +66,10 @@ class PendingAdds:
 
         The delay applies if the stream stopped within a frame (``is_more_coming``), so more adds share a commit.
         """
-        self._waiting += groups
+        wait = AddWait(self._caller, asyncio.get_running_loop().time() + self._limits.add_wait_s)
+        for group in groups:
+            group.wait = wait
+            self._waiting.append(group)
         is_enough = sum(group.size for group in self._waiting) >= BATCH_BYTES_MAX
         if not (self._waiting and is_more_coming) or is_enough or self._room.is_wanted:
             self._end_gathering()
@@ -85,7 +89,7 @@ class PendingAdds:
 
     def drop(self) -> None:
         """Drop the adds that have not begun. Those that wait in the storage wait no longer."""
-        self._wait.end()
+        self._caller.end()
         self._end_gathering()
         self._waiting.clear()
         self._room.leave(self._begin)
@@ -101,7 +105,7 @@ class PendingAdds:
 
     async def _run(self, group: AddGroup) -> None:
         try:
-            self._out.send(await self._answering.adds(group, self._wait))
+            self._out.send(await self._answering.adds(group))
         finally:
             self._running.end(len(group.packets))
             self._bytes -= group.held_bytes

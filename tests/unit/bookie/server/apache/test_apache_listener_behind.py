@@ -273,3 +273,22 @@ async def test_small_adds_of_one_connection_that_wait_stay_within_its_bound() ->
             await asyncio.sleep(0)
         assert 95 < sent <= 101
         assert world.room.adds.held - before <= limits.add_bytes_max + GROUP_OVERHEAD_BYTES
+
+
+@in_virtual_time
+async def test_the_wait_of_an_add_counts_from_its_arrival_also_if_it_waited_for_room_first() -> None:
+    limits = ListenerLimits(all_add_bytes_max=100 * GROUP_OVERHEAD_BYTES)
+    async with slow_disk(limits) as world:
+        await world.fallen_behind()
+        await asyncio.sleep(1)
+        filling = Client(world)
+        while not filling.is_paused:
+            filling.send(add(entry(COUNT)))
+            await asyncio.sleep(0)
+        last = Client(world)
+        last.send(add(entry(COUNT)))
+        assert last.is_paused
+        await asyncio.sleep(limits.add_wait_s - 0.01)
+        assert not last.answers
+        await asyncio.sleep(0.02)
+        assert [answer.status for answer in last.answers] == [pb.ETOOMANYREQUESTS]

@@ -13,7 +13,6 @@ from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.requests import Read
 from bookie.server.apache.room import SharedRoom
-from bookie.wire.add_wait import AddWait
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import framed
 from tests.worlds.apache_listener import KEY, LEDGER, entry
@@ -87,7 +86,7 @@ class SlowStorage(RequestAnswerer):
         self.stored: list[bytes] = []
         self.waiting: deque[tuple[AddGroup, asyncio.Future[None]]] = deque()
 
-    async def adds(self, group: AddGroup, wait: AddWait | None = None) -> Sequence[bytes]:
+    async def adds(self, group: AddGroup) -> Sequence[bytes]:
         self.waiting.append((group, asyncio.get_running_loop().create_future()))
         await self.waiting[-1][1]
         self.stored += group.packets
