@@ -112,8 +112,7 @@ class LedgerStorage:
             settings.list_page_keys,
             ReadAhead(read_cache, index, parts.logs, settings) if settings.read_cache_bytes_max else None,
         )
-        self.takes_no_adds = False
-        """True if adds are refused, also those of recovery and repair; set by the disk watch."""
+        self._takes_no_adds = False
         self._is_closing = False
 
     @classmethod
@@ -179,6 +178,19 @@ class LedgerStorage:
     def is_full(self) -> bool:
         """True if a disk is full: adds are answered with READ_ONLY until it has space again."""
         return self._flusher.is_full
+
+    @property
+    def takes_no_adds(self) -> bool:
+        """True if adds are refused, also those of recovery and repair; set by the disk watch.
+
+        Waiting adds are then answered with READ_ONLY at once.
+        """
+        return self._takes_no_adds
+
+    @takes_no_adds.setter
+    def takes_no_adds(self, takes_none: bool) -> None:
+        self._takes_no_adds = takes_none
+        self._line.look()
 
     @property
     def directories_out_of_use(self) -> int:
@@ -469,7 +481,7 @@ class LedgerStorage:
             return AddReply(Status.SHUTTING_DOWN)
         if self.fatal.done():
             return AddReply(Status.IO_ERROR, "a disk of this bookie failed")
-        if self.is_full or self.takes_no_adds:
+        if self.is_full or self._takes_no_adds:
             return AddReply(Status.READ_ONLY, "a disk of this bookie is full, or it has too many open files")
         if self._flusher.is_behind:
             return AddReply(Status.TOO_MANY_REQUESTS, "the ledger disk cannot keep up with the journal")

@@ -292,3 +292,12 @@ async def test_the_wait_of_an_add_counts_from_its_arrival_also_if_it_waited_for_
         assert not last.answers
         await asyncio.sleep(0.02)
         assert [answer.status for answer in last.answers] == [pb.ETOOMANYREQUESTS]
+
+
+@in_virtual_time
+async def test_waiting_adds_are_answered_at_once_when_the_disks_have_no_space_for_adds() -> None:
+    async with slow_disk() as world:
+        client, begun = await world.fallen_behind()
+        world.bookie.storage.takes_no_adds = True
+        await asyncio.sleep(0.01)
+        assert [answer.status for answer in client.answers[begun:]] == [pb.EREADONLY] * (COUNT - begun)
