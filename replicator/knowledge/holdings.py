@@ -24,6 +24,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -92,10 +93,14 @@ class Shortfall:
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
     def unread_copies(self) -> Iterator[CorruptCopy]:
-        """Yield the copies that their bookies could not read."""
-        for bookie, runs in self.unread:
-            for entry_id in runs:
-                yield CorruptCopy(bookie, entry_id, "the bookie answered a read of it with an I/O error")
+        """Yield the copies that their bookies could not read: first the last one of each bookie, then the others.
+
+        A caller that takes only some of them so has each last one, and it may be the cause of all others (R139).
+        """
+        last = {bookie: EntryId(runs.groups[-1].last) for bookie, runs in self.unread}
+        others = ((bookie, entry_id) for bookie, runs in self.unread for entry_id in runs if entry_id != last[bookie])
+        for bookie, entry_id in itertools.chain(last.items(), others):
+            yield CorruptCopy(bookie, entry_id, "the bookie answered a read of it with an I/O error")
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
         """Return the entries listed by an incomplete bookie."""

@@ -96,7 +96,9 @@ class Execution:
         self._returned: set[BookieId] = set()
         """Lost bookies with a return that ended a copy of this round, even if they have left again."""
         self._unread = KnownDamage()
-        """Copies that their bookies could not read in this round."""
+        """Copies that their bookies could not read in this round, up to a bound."""
+        self._unread_runs: dict[BookieId, EntryRuns] = {}
+        """All entries that each bookie could not read in this round."""
         self._reported: set[tuple[BookieId, EntryId]] = set()
         """The same, of the rounds of this turn until they are many."""
         self._tried: set[BookieId] = set()
@@ -260,7 +262,7 @@ class Execution:
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_unread(ledger, step, outcome))
+                self._note_failure(ledger, step, self._with_unread(step, outcome))
         return len(done) == len(steps), done
 
     async def _try_damaged(
@@ -310,12 +312,12 @@ class Execution:
         self._found.replaced_copies += 1
         return True
 
-    def _with_unread(self, ledger: Versioned, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
+    def _with_unread(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
         """Return the outcome with the unread copies of the position's own bookie as evidence.
 
         So an entry is not taken to be lost because every other bookie denies it.
         """
-        unread = self._unread.of(ledger.ledger_id).get(_key(ledger, step), ())
+        unread = self._unread_runs.get(step.old, EntryRuns(()))
         own = Answer(step.old, Status.IO_ERROR)
         unreadable = (
             UnreadableEntry(entry.entry_id, (*entry.answers, own))
@@ -371,8 +373,9 @@ class Execution:
 
         They are recorded for one round only: whether another bookie has a good copy is not known yet, and the next
         round asks again. They are replaced together with the missing entries of their bookie, so their number is no
-        reason to replace the bookie.
+        reason to replace the bookie. If there are too many to be recorded, the last one of each bookie still is.
         """
+        self._unread_runs = dict(shortfall.unread)
         found = list(itertools.islice(shortfall.unread_copies(), LEDGER_COPIES_MAX))
         known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
         self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])

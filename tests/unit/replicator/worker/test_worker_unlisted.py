@@ -12,6 +12,8 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import EntryResult, ListReply, Status
+from replicator.knowledge import damage as damages
+from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
@@ -178,12 +180,24 @@ async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_t
         assert await world.is_clean()
 
 
+@pytest.fixture(params=[False, True], ids=["all are recorded", "too many to be recorded"])
+def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower the bound of the recorded damaged copies below the number of entries, in one of two cases."""
+    if request.param:
+        for module in (damages, execution):
+            monkeypatch.setattr(module, "LEDGER_COPIES_MAX", COUNT // 3)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_a_damaged_last_entry_that_keeps_a_bookie_from_reading_any_is_all_that_is_stored_again() -> None:
+async def test_a_damaged_last_entry_that_keeps_a_bookie_from_reading_any_is_all_that_is_stored_again(
+    metadata: LedgerMetadata,
+) -> None:
     """Apache's bookies read the last entry of a ledger for its last add confirmed, which is part of each answer."""
     async with a_world("a b c") as world:
         without_lists(world)
-        packets = await world.ledger(LEDGER, STRIPED, COUNT)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
         bookie = world.bookies["b"]
         last = max(await world.bookies.nodes[BookieId("b")].holds(LEDGER))
         bookie.unreadable = {last}
@@ -259,6 +273,24 @@ async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_whi
 
 async def _has_ended(recorder: Recorder, ending: Ending) -> bool:
     return ending in recorder.endings()
+
+
+@pytest.mark.usefixtures("many")
+@in_virtual_time
+async def test_the_only_copy_of_any_of_many_unread_entries_is_not_given_up() -> None:
+    async with a_world("a b") as world:
+        without_lists(world)
+        await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        only = EntryId(COUNT - 10)
+        world.bookies["a"].results[only] = answers(Status.NO_ENTRY)
+        world.bookies["b"].unreadable = set(map(EntryId, range(COUNT)))
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(partial(_has_ended, running.recorder, Ending.PARKED))
+            parked = running.recorder.results[-1]
+            assert parked.reason is ParkReason.UNREACHABLE_BOOKIES
+            assert f"entry {only}: a=NO_ENTRY, b=IO_ERROR" in parked.detail
 
 
 @in_virtual_time
