@@ -9,11 +9,13 @@ A bookie of Apache's is not asked for a list unless the operator permits it
 and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): the entries
 served of these stand for those between them. Ledgers only sampled like this are counted, because a complete list is
 worth more. Of a closed ledger, an I/O error about one of them is a damaged copy, because Apache's bookies have no other
-answer for one (R139). As for a denial, the bookie must give it twice.
+answer for one (R139). The bookie must give it twice, and the second time some seconds later, because a disk may fail to
+read for a moment. If a bookie could read no sample of many consecutive ledgers, its disk is the likely cause, and its
+I/O errors stay unknown.
 
 Bounds: requests in flight to one bookie and ledgers in flight in total, a deadline and few attempts for each request.
 After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the task; tasks are
-short.
+short. Ledgers that wait for a second look are part of one batch.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ LIST_TIMEOUT_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
 SILENT_AFTER: Final = 3
 """Consecutive ledgers without an answer before a bookie gets no more requests."""
+UNREAD_AFTER: Final = 20
+"""Consecutive ledgers without an entry of the sample that a bookie can read before its I/O errors are unknown."""
+READ_AGAIN_AFTER_S: Final = 10.0
+"""Pause before an entry that a bookie could not read is read again, once for all ledgers."""
 _DETAIL_MAX: Final = 200
 """Characters kept of a detail."""
 _BACKOFF_S: Final = 0.25
@@ -65,6 +71,8 @@ class CopyReply:
     """The listed entries; for a sampled bookie, all entries not excluded by the sample."""
     is_sampled: bool = False
     is_of_unclosed: bool = False
+    is_unread: bool = False
+    """Whether an Apache bookie could not read some entry of the sample (R139)."""
     detail: str = ""
     """The reason for an unknown answer, from the bookie or the transport."""
 
@@ -135,6 +143,8 @@ class Asker:
         )
         self._silent: defaultdict[BookieId, list[CopyReply]] = defaultdict(list)
         """Per bookie, the results of its last consecutive ledgers without an answer."""
+        self._unread: defaultdict[BookieId, int] = defaultdict(int)
+        """Per bookie, its last consecutive ledgers with I/O errors and without an entry that it could read."""
 
     async def ask_all(self, ledgers: Iterable[SettledLedger], registered: AbstractSet[BookieId]) -> Answers:
         """Ask for all of ``ledgers``, in no order.
@@ -148,37 +158,73 @@ class Asker:
         """
         answers = Answers()
         remaining = iter(ledgers)
+        later: list[tuple[SettledLedger, Mapping[BookieId, CopyReply]]] = []
 
         async def work() -> None:
             for ledger in remaining:
-                await self._ask(ledger, registered, answers)
+                answers.ledgers += 1
+                replies = await self._list_all(ledger, registered, ledger.holders(), answers)
+                deniers = _deniers(ledger, replies)
+                if not deniers:
+                    self._count(ledger, replies, answers)
+                elif any(replies[bookie].is_unread for bookie in deniers):
+                    later.append((ledger, replies))
+                else:
+                    await self._look_again(ledger, replies, frozenset(), answers)
 
         await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
+        if later:
+            await self._look_later(later, answers)
         return answers
 
-    async def _ask(self, ledger: SettledLedger, registered: AbstractSet[BookieId], answers: Answers) -> None:
-        answers.ledgers += 1
-        replies = await self._list_all(ledger, registered, ledger.holders(), answers)
-        if not _deniers(ledger, replies):
-            return self._count(ledger, replies, answers)
+    async def _look_later(
+        self, ledgers: Sequence[tuple[SettledLedger, Mapping[BookieId, CopyReply]]], answers: Answers
+    ) -> None:
+        """Look again, after a pause, at ledgers with entries that their bookies could not read.
+
+        The failing bookies are those of the first looks. If many ledgers in sequence are damaged on a bookie that reads
+        later ones, it is not among them.
+        """
+        failing = frozenset(bookie for bookie, count in self._unread.items() if count >= UNREAD_AFTER)
+        await self._clock.sleep(READ_AGAIN_AFTER_S)
+        remaining = iter(ledgers)
+
+        async def work() -> None:
+            for ledger, replies in remaining:
+                await self._look_again(ledger, replies, failing, answers)
+
+        await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
+
+    async def _look_again(
+        self,
+        ledger: SettledLedger,
+        replies: Mapping[BookieId, CopyReply],
+        failing: AbstractSet[BookieId],
+        answers: Answers,
+    ) -> None:
+        """Judge a ledger by its current metadata and by second answers of the denying bookies."""
         try:
             current = await self._ledgers.current(ledger.ledger_id)
         except UnreadableMetadataError:
-            return None  # a finding of the next run, which reads the current metadata
+            return  # a finding of the next run, which reads the current metadata
         if current is None:
             answers.vanished += 1
-            return None
+            return
         newest = settled_metadata(ledger.ledger_id, current.metadata)
         now_registered = await self._list_registered()
         deniers = _deniers(newest, replies)
         again = [bookie for bookie in newest.holders() if bookie not in replies or bookie in deniers]
         kept = {bookie: reply for bookie, reply in replies.items() if bookie in now_registered}
-        replies = kept | await self._list_all(newest, now_registered, again, answers)
+        second = await self._list_all(newest, now_registered, again, answers)
+        unread = {bookie for bookie in again if bookie in replies and replies[bookie].is_unread}
+        replies = kept | {
+            bookie: _without_doubt(reply, is_second=bookie in unread, is_failing=bookie in failing)
+            for bookie, reply in second.items()
+        }
         self._count(newest, replies, answers)
         if found := tuple(findings(newest, _holdings(newest, replies))):
             answers.absent += sum(each.absent for each in found)
             answers.found.append((newest, found))
-        return None
 
     def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, CopyReply], answers: Answers) -> None:
         for bookie, reply in replies.items():
@@ -222,18 +268,33 @@ class Asker:
             return CopyReply(reply.status, reply.entries, detail=reply.detail)
         answers.requests += 1
         sample = ledger.sample(bookie)
+        is_unread = False
         if ledger.is_closed:
-            read = (await self._held.read_copies(bookie, ledger.ledger_id, sample)).held
+            copies = await self._held.read_copies(bookie, ledger.ledger_id, sample)
+            read, is_unread = copies.held, bool(copies.unread)
         else:
             read = await self._held.probed(bookie, ledger.ledger_id, sample)
+        if read.entries:
+            self._unread[bookie] = 0
+        elif is_unread:
+            self._unread[bookie] += 1
         missing = [entry_id for entry_id in sample if entry_id not in read.entries]
         return CopyReply(
             read.status,
             ledger.everything_but(missing),
             is_sampled=True,
             is_of_unclosed=not ledger.is_closed,
+            is_unread=is_unread,
             detail=read.detail,
         )
+
+
+def _without_doubt(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:
+    """Return an answer; an I/O error is unknown if it is the first one of the bookie, or if the bookie is failing."""
+    if not reply.is_unread or (is_second and not is_failing):
+        return reply
+    detail = f"cannot read its entries: look at its disk ({reply.detail})" if is_failing else reply.detail
+    return replace(reply, status=Status.IO_ERROR, entries=_NOTHING, detail=detail)
 
 
 def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -20,7 +21,9 @@ from spark_jobs.checks.replicas import asking
 from spark_jobs.checks.replicas.asking import (
     LEDGERS_IN_FLIGHT,
     PER_BOOKIE_IN_FLIGHT,
+    READ_AGAIN_AFTER_S,
     SILENT_AFTER,
+    UNREAD_AFTER,
     Answers,
     Asker,
     CopyReply,
@@ -367,6 +370,74 @@ async def test_an_end_that_an_apache_bookie_cannot_read_once_is_no_finding() -> 
         world.bookies["a"].results[EntryId(0)] = once(world, "a", Status.IO_ERROR)
         answers = await ask(world, 1)
         assert (answers.found, dict(answers.unknown)) == ([], {})
+
+
+@pytest.mark.parametrize("count", [1, UNREAD_AFTER - 1, LEDGERS_IN_FLIGHT + 40])
+@in_virtual_time
+async def test_an_apache_bookie_that_reads_nothing_for_some_seconds_has_no_findings(count: int) -> None:
+    async with a_cluster() as world:
+        for number in range(count):
+            await store(world, number, CLOSED, {})
+        without_lists(world)
+        bookie = world.bookies["a"]
+        bookie.read_status = Status.IO_ERROR
+        asyncio.get_running_loop().call_later(READ_AGAIN_AFTER_S - 1, setattr, bookie, "read_status", None)
+        answers = await ask(world, *range(count))
+        assert (answers.ledgers, answers.found, dict(answers.unknown)) == (count, [], {})
+
+
+@pytest.mark.parametrize(("count", "is_failing"), [(UNREAD_AFTER - 1, False), (UNREAD_AFTER, True), (100, True)])
+@in_virtual_time
+async def test_an_apache_bookie_that_can_read_no_sample_of_many_ledgers_is_unknown(
+    count: int, is_failing: bool
+) -> None:
+    async with a_cluster() as world:
+        for number in range(count):
+            await store(world, number, CLOSED, {"b": [3]} if number == 0 else {})
+        world.bookies["a"].has_no_lists = True
+        world.bookies["a"].read_status = Status.IO_ERROR
+        answers = await ask(world, *range(count))
+        if is_failing:
+            assert missing(answers) == {0: {BookieId("b")}}
+            assert answers.unknown == {(BookieId("a"), "IO_ERROR"): count}
+            detail = answers.details[BookieId("a"), "IO_ERROR"]
+            assert detail.startswith("cannot read its entries: look at its disk (reading entry 0:")
+        else:
+            assert {number for number, bookies in missing(answers).items() if "a" in bookies} == set(range(count))
+            assert dict(answers.unknown) == {}
+
+
+@in_virtual_time
+async def test_many_damaged_ledgers_of_an_apache_bookie_that_reads_others_are_found() -> None:
+    """If an entry log is lost, all ledgers of some minutes are damaged."""
+    other = make_metadata((0, "b c d"), (4, "a b c"), quorum=(2, 2), last=8, length=100)
+    count = 3 * UNREAD_AFTER
+    async with a_cluster() as world:
+        for number in range(count):
+            await store(world, number, CLOSED, {})
+        await store(world, count, other, {})
+        without_lists(world)
+        world.bookies["a"].unreadable = {EntryId(0), EntryId(9)}
+        answers = await ask(world, *range(count + 1))
+        assert missing(answers) == {number: {BookieId("a")} for number in range(count)}
+        assert dict(answers.unknown) == {}
+
+
+@in_virtual_time
+async def test_an_end_that_an_apache_bookie_denies_first_and_then_cannot_read_is_unknown() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {})
+        without_lists(world)
+        bookie = world.bookies["a"]
+
+        def denied_first(result: EntryResult) -> EntryResult:
+            bookie.results[result.entry_id] = answers_with(Status.IO_ERROR)
+            return EntryResult(result.entry_id, Status.NO_ENTRY)
+
+        bookie.results[EntryId(0)] = denied_first
+        answers = await ask(world, 1)
+        assert answers.found == []
+        assert dict(answers.unknown) == {(BookieId("a"), "IO_ERROR"): 1}
 
 
 @in_virtual_time
