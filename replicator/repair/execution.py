@@ -37,6 +37,7 @@ from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.knowledge.returns import Returns
+from replicator.knowledge.stored_again import TIMES_MAX, StoredAgain
 from replicator.knowledge.target_use import TargetUse
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
@@ -69,6 +70,7 @@ class Execution:
         lease: Lease,
         events: EventSink,
         damage: KnownDamage,
+        stored_again: StoredAgain,
         holdings: Holdings,
         reserving: ReservationHolder,
         found: TurnFindings,
@@ -87,6 +89,7 @@ class Execution:
         self._lease = lease
         self._events = events
         self._damage = damage
+        self._stored_again = stored_again
         self._holdings = holdings
         self._reserving = reserving
         self._installer = Installer(ports, copier, holdings, lease)
@@ -103,6 +106,8 @@ class Execution:
         """The same, of the rounds of this turn until they are many."""
         self._tried: set[BookieId] = set()
         """Bookies with damage that served an entry stored again in this turn."""
+        self._counted: set[BookieId] = set()
+        """Bookies with unread copies that were stored again in this turn."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -376,6 +381,10 @@ class Execution:
         reason to replace the bookie. If there are too many to be recorded, the last one of each bookie still is.
         """
         self._unread_runs = dict(shortfall.unread)
+        for bookie in self._unread_runs:
+            if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
+                detail = f"copies were stored there again {TIMES_MAX} times, and cannot be read"
+                self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
         found = list(itertools.islice(shortfall.unread_copies(), LEDGER_COPIES_MAX))
         known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
         self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])
@@ -446,9 +455,17 @@ class Execution:
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
             key = _key(ledger, copy.step)
             self._found.replaced_copies += len(self._damaged(ledger, key))
+            self._count_stored(ledger, copy.step)
             for known in (self._damage, self._unread):
                 known.replaced(ledger.ledger_id, key)
         return installed
+
+    def _count_stored(self, ledger: Versioned, step: Step) -> None:
+        """Count copies that a bookie could not read and that were stored there again, once in a turn."""
+        is_unread = step.target == step.old and _key(ledger, step) in self._unread.of(ledger.ledger_id)
+        if is_unread and step.target not in self._counted:
+            self._counted.add(step.target)
+            self._stored_again.note(ledger.ledger_id, step.target)
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:

@@ -60,6 +60,7 @@ from replicator.knowledge.draining import with_draining
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
 from replicator.knowledge.returns import Returns
+from replicator.knowledge.stored_again import StoredAgain
 from replicator.knowledge.target_use import TargetUse
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
@@ -112,6 +113,7 @@ class RepairContext:
     absences: Absences
     returns: Returns
     damage: KnownDamage = field(default_factory=KnownDamage)
+    stored_again: StoredAgain = field(default_factory=StoredAgain)
     use: TargetUse = field(default_factory=TargetUse)
 
 
@@ -149,6 +151,7 @@ class LedgerRepair:
             lease,
             context.events,
             context.damage,
+            context.stored_again,
             self._holdings,
             self._reserving,
             self._found,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import EntryResult, ListReply, Status
 from replicator.knowledge import damage as damages
+from replicator.knowledge.stored_again import TIMES_MAX
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
@@ -268,6 +270,28 @@ async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_whi
             world.bookies["b"].read_status = None
             await until(world.is_clean)
         assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+
+
+@pytest.mark.parametrize("damaged", [[57], range(COUNT)], ids=["one", "all"])
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_a_bookie_that_loses_stored_copies_again_and_again_is_replaced(
+    metadata: LedgerMetadata, damaged: Sequence[int]
+) -> None:
+    """An Apache bookie serves a stored entry from its memory, until its flush to a failing disk."""
+    async with a_world("a b c t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        running = world.worker(once=False)
+        async with world.running(running):
+            for times in range(1, TIMES_MAX + 2):
+                world.bookies["b"].unreadable = set(map(EntryId, damaged))
+                await world.tasks.marking.mark(LEDGER, names("b"))
+                await until(world.is_clean)
+                assert running.recorder.endings() == [Ending.REPAIRED] * times
+                is_member = "b" in (await world.metadata(LEDGER)).fragments[0].members
+                assert is_member == (times <= TIMES_MAX)
         await world.assert_whole(LEDGER, packets)
 
 

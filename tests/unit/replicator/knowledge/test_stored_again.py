@@ -1,0 +1,21 @@
+"""The count of the copies that were stored on the same bookie again."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.model.ids import BookieId, LedgerId
+from replicator.knowledge import stored_again
+from replicator.knowledge.stored_again import TIMES_MAX, StoredAgain
+
+
+def test_the_oldest_count_is_forgotten_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_again, "COUNTS_MAX", 2)
+    counts, bookie = StoredAgain(), BookieId("b")
+    for _ in range(TIMES_MAX):
+        for number in (1, 2):
+            counts.note(LedgerId(number), bookie)
+    assert [counts.is_at_bound(LedgerId(number), bookie) for number in (1, 2)] == [True, True]
+    assert not counts.is_at_bound(LedgerId(1), BookieId("c"))
+    counts.note(LedgerId(3), bookie)
+    assert [counts.is_at_bound(LedgerId(number), bookie) for number in (1, 2, 3)] == [False, True, False]
