@@ -25,6 +25,7 @@ from bookie.wire.port import Status
 from tests.worlds.apache_listener import KEY, LEDGER, add, entry, read
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import MemoryBookie, open_bookie
+from tests.worlds.socketless import SocketlessTransport
 from tests.worlds.virtual_time import in_virtual_time, when
 
 CACHE_BYTES = 4000
@@ -34,13 +35,12 @@ COUNT = 40
 LIMITS = ListenerLimits()
 
 
-class Client(asyncio.Transport):
+class Client(SocketlessTransport):
     """One connection without a socket."""
 
     def __init__(self, world: SlowDisk) -> None:
         super().__init__()
         self.answers: list[pb.Response] = []
-        self.is_paused = False
         self._frames = FrameSplitter()
         self._protocol = ApacheConnection(
             world.answering, world.limits, world.room, None, lambda _: True, lambda _: None
@@ -62,21 +62,6 @@ class Client(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self
-
-    def setsockopt(self, *_: int) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
 
     def get_write_buffer_size(self) -> int:
         return 0

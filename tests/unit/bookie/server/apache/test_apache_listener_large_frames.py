@@ -16,6 +16,7 @@ from bookie.server.apache.room import SharedRoom
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import framed
 from tests.worlds.apache_listener import KEY, LEDGER, entry
+from tests.worlds.socketless import SocketlessTransport
 from tests.worlds.virtual_time import in_virtual_time
 
 SIZE = 1 << 20
@@ -28,12 +29,12 @@ def frame(entry_id: int, size: int = SIZE, ledger: int = LEDGER) -> bytes:
     return framed(v2.encode_request(v2.AddV2(KEY, entry(entry_id, ledger=ledger, size=size))))
 
 
-class Socket(asyncio.Transport):
+class Socket(SocketlessTransport):
     """A client with this much to send, of which as much arrives as is read; it fetches its answers if it is to."""
 
     def __init__(self, world: SlowStorage, *frames: bytes) -> None:
         super().__init__()
-        self.unsent, self.unfetched, self.is_paused, self.is_over = b"".join(frames), 0, False, False
+        self.unsent, self.unfetched, self.is_over = b"".join(frames), 0, False
         self.protocol = ApacheConnection(world, world.limits, world.room, None, lambda _: True, lambda _: None)
         self.protocol.connection_made(self)
         world.sockets.append(self)
@@ -44,21 +45,6 @@ class Socket(asyncio.Transport):
             self.unsent = self.unsent[len(piece) :]
             size -= len(piece)
             self.protocol.data_received(piece)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self
-
-    def setsockopt(self, *_: int) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
 
     def get_write_buffer_size(self) -> int:
         return self.unfetched
