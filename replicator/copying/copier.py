@@ -91,6 +91,8 @@ class CopyOutcome:
     good one. Empty if the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
+    lacking: frozenset[BookieId] = frozenset()
+    """Holders that denied an entry served by another one, or could not read it, for any of the positions."""
 
     @property
     def is_complete(self) -> bool:
@@ -213,6 +215,7 @@ class _CopyRun:
         self._ensemble_size = len(copies[0].step.sources)
         self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
         self._corrupt: list[CorruptCopy] = []
+        self._lacking: set[BookieId] = set()
         self._is_interrupted = False
         self._error: BkhealError | None = None
         self._chunks_under_way = 0
@@ -254,6 +257,7 @@ class _CopyRun:
             unreadable=tuple(receiver.unreadable),
             unreadable_count=receiver.unreadable_count,
             corrupt=tuple(self._corrupt),
+            lacking=frozenset(self._lacking),
             target_failure=receiver.failure,
             is_interrupted=self._is_interrupted,
         )
@@ -373,6 +377,7 @@ class _CopyRun:
             budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
+            self._lacking |= fetched.lacking
             self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
             if self._is_over() or not await self._goes_on():
                 return None

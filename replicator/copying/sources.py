@@ -15,7 +15,7 @@ no room for it at once, the read waits for the first answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -69,6 +69,8 @@ class FetchedEntries:
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
     unresponsive: set[BookieId] = field(default_factory=set)
     """Bookies without a proper answer: to be asked last from now on."""
+    lacking: set[BookieId] = field(default_factory=set)
+    """Bookies that denied an entry served by another one, or could not read it (R140)."""
 
     @property
     def size_bytes(self) -> int:
@@ -141,6 +143,7 @@ class EntrySource:
         }
         second = await _Round(self, others).run()
         fetched.corrupt.extend(second.corrupt)
+        fetched.lacking |= second.lacking.union(*(_lacking(entry.answers) for entry in second.unreadable))
         for entry_id in second.rest:
             del fetched.packets[entry_id]
             fetched.rest.append(entry_id)
@@ -197,6 +200,8 @@ class _Round:
         while waiting:
             waiting = await self._ask_next_holders(waiting)
         self._result.rest.sort()
+        for entry_id in self._answers.keys() & self._result.packets.keys():
+            self._result.lacking |= _lacking(self._answers[entry_id])
         return self._result
 
     async def _ask_next_holders(self, waiting: Sequence[EntryId]) -> list[EntryId]:
@@ -268,6 +273,7 @@ class _Round:
         result.served_by |= other.served_by
         result.corrupt += other.corrupt
         result.unresponsive |= other.unresponsive
+        result.lacking |= other.lacking
         self._bytes += other.size_bytes
         return other.packets.keys()
 
@@ -307,6 +313,15 @@ def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) 
     kept = set(waiting)
     results = [result for entry_id, result in zip(ids, reply.results, strict=False) if entry_id in kept]
     return replace(reply, results=results)
+
+
+def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
+    """The bookies that denied an entry or could not read it. An error with a reason is of this process."""
+    return {
+        answer.bookie
+        for answer in answers
+        if answer.status.is_absent or (answer.status is Status.IO_ERROR and not answer.detail)
+    }
 
 
 def _is_same(one: bytes, other: bytes) -> bool:

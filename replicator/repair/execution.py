@@ -135,6 +135,7 @@ class Execution:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._found.unreadable_for_now.clear()
         self._returned.clear()
+        asked_too = set(self._found.lacking)  # by the look before this plan
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
@@ -160,7 +161,7 @@ class Execution:
                     ledger, left = installed.ledger, left - len(installed.done)
                     ready = []
         if ready and not fault_point("replicator.look_again"):
-            is_last = len(ready) == left and self._is_without_damage(ledger)
+            is_last = len(ready) == left and self._is_without_damage(ledger) and self._found.lacking == asked_too
             await self._install(ledger, ready, completing if is_last else None)
         return True
 
@@ -255,6 +256,8 @@ class Execution:
         goes_on = partial(self._are_wanted, [step for step, _ in wanted])
         outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank)
         self._note_damage(ledger, outcomes)
+        if ledger.metadata.is_closed:
+            self._found.lacking.update(outcomes[0].lacking)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
                 copied = CopiedStep(

@@ -90,3 +90,37 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
     assert await java.read_all(ledger_id, password=PASSWORD, client="v3") == contents
     assert (await java.call("check", ledger=ledger_id, client="v3"))["fragments"] == []
     assert (await java.call("tasks"))["tasks"] == []
+
+
+@pytest.mark.long
+async def test_copies_that_a_source_of_another_repair_cannot_read_are_replaced(
+    own_cluster: OwnCluster, audit: Audit, tmp_path: Path
+) -> None:
+    cluster, java = await own_cluster(bookies=4, options=ApacheOptions(storage=ApacheStorage.DB))
+    lost, bookie, _, _ = cluster.bookies
+    await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
+    handle = await on(java, {lost.bookie_id, bookie.bookie_id}, 3, 3, 2, password=PASSWORD)
+    sizes = (200_000,)  # so that the entries are read in several parts, and not all from one source
+    await handle.write(COUNT, seed="unreadable source", sizes=sizes)
+    await handle.close()
+    ledger_id = LedgerId(handle.ledger_id)
+    await bookie.stop()
+    await bookie.start()  # this moves the entries of its journal to its entry logs
+    await bookie.stop()
+    damage(bookie, ledger_id, range(COUNT - 1), is_log_lost=False)
+    await bookie.start()
+    await lost.stop()
+
+    await audit(cluster.metadata_uri, tmp_path, RunKind.BOOKIES)
+    replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
+    assert await replicator.wait() == 0
+    assert replicator.repaired == [ledger_id]
+    members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
+    assert bookie.bookie_id in members
+    assert lost.bookie_id not in members
+    async with await connect(cluster.metadata_uri) as client:
+        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        for member in members:
+            copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)))
+            assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
+    assert (await java.call("tasks"))["tasks"] == []

@@ -1,0 +1,73 @@
+"""A member that no task names, and that does not serve an entry while the ledger is copied for another reason (R140)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.wire.port import Status
+from replicator.telemetry.events import Ending
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
+from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
+from tests.worlds.virtual_time import in_virtual_time, until
+
+COUNT = 300
+UNSTRIPED = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1)
+STRIPED = make_metadata((0, "a b c d"), (100, "c d a b"), quorum=(3, 2), last=COUNT - 1)
+WORLD = "a b c d t"
+
+
+def without_lists(world: RepairWorld) -> None:
+    for name in world.bookies.nodes:
+        world.bookies[name].has_no_lists = True
+
+
+async def a_ledger_without(world: RepairWorld, metadata: LedgerMetadata, lost: set[int]) -> dict[EntryId, bytes]:
+    """Create a ledger whose member a lacks the entries in ``lost``."""
+    packets = await world.ledger(LEDGER, metadata, COUNT)
+    node = world.bookies.nodes[BookieId("a")]
+    held = set(await node.holds(LEDGER))
+    await world.kill("a")
+    await world.add_bookies("a", incarnation="2")
+    await world.bookies.put("a", LEDGER, [packets[EntryId(each)] for each in sorted(held - lost)])
+    return packets
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("lost", [{0, 1, 2}, set(range(40, 120)), set(range(COUNT))], ids=["first", "some", "all"])
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_missing_copies_of_a_source_are_stored_in_the_same_turn(
+    metadata: LedgerMetadata, lost: set[int], lists: bool
+) -> None:
+    async with a_world(WORLD) as world:
+        packets = await a_ledger_without(world, metadata, lost)
+        if not lists:
+            without_lists(world)
+        await world.lose("c")
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert world.version(LEDGER) == 1
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_copies_that_a_source_cannot_read_are_stored_there_again(metadata: LedgerMetadata) -> None:
+    async with a_world(WORLD) as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        bookie = world.bookies["a"]
+        bookie.unreadable = {EntryId(each) for each in range(40, 120)}
+        unreadable = set(bookie.unreadable & set(await world.bookies.nodes[BookieId("a")].holds(LEDGER)))
+        await world.lose("c")
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("a", each) for each in unreadable}
+        assert not bookie.unreadable & unreadable
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
