@@ -1,18 +1,15 @@
-"""A member that no task names, and that does not serve an entry while the ledger is copied for another reason (R140)."""
+"""A member, not named by the task, that does not serve an entry to a copy for another bookie (R140)."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 
 from bookie.model.ids import BookieId, EntryId
-from bookie.model.metadata import DigestType, LedgerMetadata
-from bookie.wire.port import Status
+from bookie.model.metadata import LedgerMetadata
 from replicator.telemetry.events import Ending
-from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
-from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.ledgers import LEDGER, make_metadata
+from tests.worlds.repair import RepairWorld, a_world
+from tests.worlds.virtual_time import in_virtual_time
 
 COUNT = 300
 UNSTRIPED = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1)
