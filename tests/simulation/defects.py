@@ -43,6 +43,7 @@ SAFETY_RULES: Final[Mapping[str, tuple[str, ...]]] = {
 """The defects that break each safety rule of docs/invariants.md."""
 
 SEARCHED_IN: Final[Mapping[str, str]] = {
+    "absence-is-denial": "lost witness",
     "acks-during-change": "gray",
     "change-ignores-state": "new disks",
     "close-over-close": "zombie writer",
@@ -75,6 +76,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "memory-by-guess": "repair",
     "moved-before-copied": "placement",
     "moves-first": "placement",
+    "named-last-is-last": "one loss after another",
     "never-parked": "gray",
     "new-cookie-ignored": "lost witness",
     "no-floor": "power loss",

@@ -35,7 +35,7 @@ from tests.simulation.closing import judge_locks, judge_space, watch_locks
 from tests.simulation.loop import SimLoop, StuckError
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nodes import SimBookie, SimClient
-from tests.simulation.profiles import NAMED, PROFILES, Profile
+from tests.simulation.profiles import NAMED, Profile, drawn_by
 from tests.simulation.scaling import use_small_windows, window_bytes
 from tests.simulation.trace import Trace
 from tests.simulation.truth import ROOT, Truth, Violation, describe
@@ -97,8 +97,7 @@ def run_history(
         planted: plants a defect for the duration, undone by the stack.
     """
     rng = random.Random(seed)
-    drawn = PROFILES[seed % len(PROFILES)]
-    chosen = drawn if profile is None else next(found for found in NAMED if found.name == profile)
+    chosen = drawn_by(seed) if profile is None else next(found for found in NAMED if found.name == profile)
     loop = SimLoop()
     trace = Trace(loop, is_recording=is_recording)
     started_s = time.perf_counter()

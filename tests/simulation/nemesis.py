@@ -90,6 +90,7 @@ class Nemesis:
             "rot and recover": self._rot_and_recover,
             "jump clock": self._jump_clock,
             "wipe one and lose another": self._wipe_one_and_lose_another,
+            "wipe another": self._wipe_another,
             "lose for good": self._lose_for_good,
             "kill rack": self._kill_rack,
             "join": self._join,
@@ -558,6 +559,20 @@ class Nemesis:
             world.start_later(node, down_s * self._scale)
         first.wipe()
         self._kill_writers()
+        return True
+
+    def _wipe_another(self) -> bool:
+        """A member of an open ledger gets new disks, after every earlier loss was repaired."""
+        world, metadata = self._world, self._open_metadata()
+        if metadata is None or world.truth.tasks or world.truth.has_unknown_losses():
+            return False
+        if self._wipes >= self._profile.wipes_max or not all(node.is_serving for node in world.bookies.values()):
+            return False
+        self._wipes += 1
+        node = world.bookies[self._rng.choice(metadata.last_fragment.members)]
+        node.crash(is_power_lost=False)
+        node.wipe()
+        world.start_later(node, (0.1 + 0.5 * self._rng.random()) * self._scale)
         return True
 
     def _kill_writers(self) -> None:

@@ -16,10 +16,13 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.storage import checkpoint
 from bookie.storage.disks.memory import MemoryIndex
+from bookie.wire.port import ListReply, Status
 from replicator.copying.pace import Pace
 from replicator.copying.sources import EntrySource
+from replicator.knowledge import frontier
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.doubts import DoubtingTransport, Trust
+from replicator.knowledge.evidence import Answer
 from replicator.plan import planner
 from replicator.queue import ordering, task_queue
 from replicator.queue.task_queue import TaskQueue
@@ -68,6 +71,22 @@ def _(stack: ExitStack) -> None:
         return frozenset()
 
     swap(stack, UnclosedLedgerRepair, "_joined_later", lambda _: none)
+
+
+@plants("named-last-is-last", "R137", "the last entry that a bookie names counts as the end of an open ledger")
+def _(stack: ExitStack) -> None:
+    async def nothing_after(self: Any, ledger: Any, members: Any, named: EntryId) -> tuple[EntryId, list[Answer]]:
+        return named, []
+
+    swap(stack, frontier.Frontier, "_after_named", lambda _: nothing_after)
+
+
+@plants("absence-is-denial", "S6", "a member that is not registered counts as one without later entries")
+def _(stack: ExitStack) -> None:
+    def answer(bookie: BookieId, reply: ListReply | None) -> Answer:
+        return Answer(bookie, Status.OK) if reply is None else Answer(bookie, reply.status, reply.detail)
+
+    swap(stack, frontier, "_answer", lambda _: answer)
 
 
 @plants("index-not-reopened", "RocksDB", "after a full disk the index is not opened again, and all writes fail")

@@ -299,6 +299,16 @@ NAMED: Final[tuple[Profile, ...]] = (
         trouble_s=16.0,
     ),
     Profile(
+        "one loss after another",
+        {"wipe another": 1.0, "slow bookie": 0.1, "kill bookie": 0.05},
+        {"acked": (("wipe another", 0.02),), "idle": (("wipe another", 0.5),)},
+        quorums=SAFE,
+        wipes_max=6,
+        left_open=0.8,
+        is_idle=True,
+        trouble_s=40.0,
+    ),
+    Profile(
         "ledger directories",
         {
             "fail directory": 0.4,
@@ -322,4 +332,13 @@ NAMED: Final[tuple[Profile, ...]] = (
         has_directories=True,
     ),
 )
-"""All named profiles: those drawn by seeds, and those selected only by name."""
+"""All profiles: those drawn by all seeds, and the later ones."""
+
+FIRST_OF_ALL_PROFILES: Final = 60_000_000_000
+"""Fresh seeds begin here. Smaller seeds draw none of the later profiles, as at the time they were found."""
+
+
+def drawn_by(seed: int) -> Profile:
+    """Return the profile that a seed draws."""
+    profiles = NAMED if seed >= FIRST_OF_ALL_PROFILES else PROFILES
+    return profiles[seed % len(profiles)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookie.metadata.layout import (
@@ -303,6 +303,15 @@ class Truth:
         for ledger_id in ledger_ids:
             lost.pop(ledger_id, None)
 
+    def has_unknown_losses(self) -> bool:
+        """Whether a ledger names a bookie that lost copies of it, and no process can know this yet."""
+        return any(
+            bookie in self.metadata[ledger_id].members()
+            for bookie, lost in self._replaced.items()
+            for ledger_id in lost
+            if ledger_id in self.metadata
+        )
+
     def recovered_by_application(self, ledger_id: LedgerId) -> None:
         """Note the start of a recovery by a client other than a worker."""
         self.of(ledger_id).is_recovered_by_application = True
@@ -519,7 +528,8 @@ class Truth:
     def _task_gone(self, who: str, ledger_id: LedgerId, before: bytes) -> None:
         """Check I18: the bookies named by the task are no longer members or hold every entry, or the ledger is deleted.
 
-        The last two fragments of an unclosed ledger are exempt: the client that closes it marks their missing copies.
+        In the last two fragments of an unclosed ledger, they hold every entry that is acknowledged and was once theirs.
+        The client that closes the ledger marks their other missing copies.
         """
         metadata = self.metadata.get(ledger_id)
         self.trace.event(who, f"completed task {ledger_id}")
@@ -536,6 +546,21 @@ class Truth:
                 missing = self.lacks(bookie, ledger_id, wanted)
                 if missing:
                     self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
+        for bookie in sorted(named - self.rotten):
+            missing = self.lacks(bookie, ledger_id, self._once_acknowledged(metadata, ledger_id, bookie, len(settled)))
+            if missing:
+                self.fail("I18", f"{who} completed open {ledger_id}, {bookie} has not got back {sorted(missing)}")
+
+    def _once_acknowledged(
+        self, metadata: LedgerMetadata, ledger_id: LedgerId, bookie: BookieId, first_index: int
+    ) -> Iterator[EntryId]:
+        """Yield the acknowledged entries that a bookie has ever stored in the fragments from ``first_index`` on."""
+        truth = self.of(ledger_id)
+        if first_index < len(metadata.fragments):
+            start = metadata.fragments[first_index].first_entry_id
+            for entry_id in sorted(each for each in truth.acked if each >= start):
+                if bookie in truth.holders[entry_id] and bookie in _write_set(metadata, entry_id):
+                    yield entry_id
 
     def is_short(self, bookie: BookieId, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
         """Whether a bookie lacks an entry of a closed ledger's positions."""

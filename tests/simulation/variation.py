@@ -28,7 +28,7 @@ planted defects were found without racks, and keep their histories."""
 FIRST_WITH_JOURNALS: Final = 20_000_000_000
 """In histories of smaller seeds every bookie has one journal, as at the time they were found."""
 FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
-"""Fresh seeds begin here. In histories of smaller seeds every bookie has one ledger directory."""
+"""In histories of smaller seeds every bookie has one ledger directory, as at the time they were found."""
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
