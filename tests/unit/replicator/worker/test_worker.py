@@ -73,6 +73,21 @@ async def test_a_ledger_of_many_fragments_is_repaired_in_rounds(monkeypatch: pyt
 
 
 @in_virtual_time
+async def test_a_last_fragment_beyond_the_steps_of_a_round_is_repaired_before_the_task_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution, "STEPS_MAX", 2)
+    async with a_world("a b c d t u") as world:
+        before = make_metadata((0, "a c d"), (10, "a b c"), quorum=(3, 2), last=19)
+        packets = await world.ledger(LEDGER, before, 20)
+        await world.lose("a", "b")
+        recorder = await world.heal()
+        assert [(result.ending, result.fragments) for result in recorder.results] == [(Ending.REPAIRED, 2)]
+        assert (await world.metadata(LEDGER)).members().isdisjoint(names("a b"))
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
 async def test_rounds_that_repair_are_not_limited_as_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "STEPS_MAX", 2)
     monkeypatch.setattr(ledger_repair, "ROUNDS_MAX", 3)
