@@ -289,6 +289,18 @@ async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_no
 
 
 @in_virtual_time
+async def test_the_only_target_without_lists_gets_everything_if_it_does_not_serve_what_is_recorded() -> None:
+    async with a_world("a b u") as world:
+        packets = await a_recorded_copy(world, end=60)
+        world.bookies["u"].has_no_lists = True
+        await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(50)])
+        await world.heal()
+        assert (await world.metadata(LEDGER)).members() == set(names("a u"))
+        await world.assert_whole(LEDGER, packets, "u")
+        assert await world.is_clean()
+
+
+@in_virtual_time
 async def test_a_recorded_target_that_is_lost_is_replaced() -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60)
