@@ -8,6 +8,7 @@ import random
 import pytest
 
 from bookie.metadata.layout import lock_path, task_path
+from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import InvariantError
@@ -158,6 +159,32 @@ async def test_a_task_marked_again_during_the_repair_stays() -> None:
             world.bookies[name].before_add = another_loss
         recorder = await world.heal()
         assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_task_that_was_deleted_and_made_anew_during_the_repair_stays() -> None:
+    async with a_world("a b c t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("b")
+        task = await world.task(LEDGER)
+
+        async def a_loss_after_the_end_of_the_task() -> None:
+            for name in "tu":
+                world.bookies[name].before_list = None
+            await world.store.delete(task_path(ROOT, LEDGER), ANY_VERSION)
+            await world.lose("c")
+            made_anew = await world.task(LEDGER)
+            assert task is not None
+            assert made_anew is not None
+            assert made_anew.version == task.version
+
+        for name in "tu":
+            world.bookies[name].before_list = a_loss_after_the_end_of_the_task
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).members() == set(names("a t u"))
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
