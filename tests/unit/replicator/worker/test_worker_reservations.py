@@ -92,11 +92,24 @@ async def test_filling_up_in_place_reserves_nothing() -> None:
         await world.assert_whole(LEDGER, packets)
 
 
+def mark_again_during_the_copy(world: RepairWorld, targets: str) -> None:
+    """Mark the ledger for another bookie during its copy, so the task cannot be completed with the installation."""
+
+    async def mark() -> None:
+        await world.tasks.marking.mark(LEDGER, names("x"))
+
+    for target in targets:
+        world.bookies[target].before_add = mark
+
+
+@pytest.mark.parametrize("is_marked_again", [False, True], ids=["completing", "installing alone"])
 @in_virtual_time
-async def test_a_reservation_that_another_worker_took_over_stops_the_install() -> None:
+async def test_a_reservation_that_another_worker_took_over_stops_the_install(is_marked_again: bool) -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
+        if is_marked_again:
+            mark_again_during_the_copy(world, "tu")
         running = world.worker(once=False)
         other = Reservation(EntryId(0), 1, BookieId("u"), "1")
 
@@ -126,15 +139,17 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install() -
         assert len(packets) == 10
 
 
-@pytest.mark.parametrize("is_marked_again", [False, True], ids=["completing", "installing alone"])
+@pytest.mark.parametrize("marked_again", ["", "during the copy", "during the write"])
 @in_virtual_time
-async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(is_marked_again: bool) -> None:
+async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(marked_again: str) -> None:
     """Apache's workers delete locks of others. A collector of theirs ignores reservations, and deletes what no ledger
     names while it has the lock. So nothing may be named between, and its lock stays.
     """
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
+        if marked_again == "during the copy":
+            mark_again_during_the_copy(world, "t")
         running = world.worker(once=False)
         theirs = MemoryStore(world.cell)
         writes: list[str] = []
@@ -142,7 +157,7 @@ async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(is_
         async def late(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
                 writes.append(path)
-                if is_marked_again:  # so the task cannot be completed with the installation
+                if marked_again == "during the write":
                     await world.tasks.marking.mark(LEDGER, names("x"))
                 await world.store.delete(lock_path(ROOT, LEDGER))
                 await theirs.create(lock_path(ROOT, LEDGER), b"", is_ephemeral=True)
@@ -460,12 +475,14 @@ async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_no
         assert await world.is_clean()
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("first_list", ["of another registration", "of other disks", "not whole"])
 @in_virtual_time
-async def test_a_task_stays_if_an_early_installation_left_a_step_out(
-    monkeypatch: pytest.MonkeyPatch, first_list: str
+async def test_a_task_stays_if_an_installation_left_a_step_out(
+    monkeypatch: pytest.MonkeyPatch, first_list: str, is_early: bool
 ) -> None:
-    monkeypatch.setattr(execution, "INSTALL_BYTES", 300)  # as if each fragment had 64 MiB
+    if is_early:
+        monkeypatch.setattr(execution, "INSTALL_BYTES", 300)  # as if each fragment had 64 MiB
     monkeypatch.setattr(execution, "FRAGMENTS_AT_ONCE", 1)
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b u"), (10, "a b t"), quorum=(3, 2), last=11), 12)
