@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,21 @@ async def test_new_reservation_ends_the_one_before(store: MetadataStore, reserva
     assert not await stands(store, old.path, old.version)
     assert not await reservations.release(old)
     assert await stands(store, new.path, new.version)
+
+
+async def test_progress_of_an_earlier_reservation_does_not_replace_a_later_one(
+    store: MetadataStore, reservations: Reservations
+) -> None:
+    old = await reservations.reserve(L7, "a", [TO_BK1])
+    new = await reservations.reserve(L7, "b", [TO_BK2])
+    assert not await reservations.note_progress(old, [replace(TO_BK1, end_entry_id=EntryId(3))])
+    assert await reservations.read(L7) == new
+    assert await reservations.note_progress(new, [replace(TO_BK2, end_entry_id=EntryId(9))])
+    assert await stands(store, new.path, new.version)
+    read = await reservations.read(L7)
+    assert read is not None
+    assert read.names(BK2)
+    assert read.has_progress(BK2)
 
 
 async def test_later_reservation_is_never_taken_for_an_earlier_one(
