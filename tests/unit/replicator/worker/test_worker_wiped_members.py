@@ -7,11 +7,14 @@ Apache's bookies do, without a trace in the store; c is away, with its disks.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from bookie.metadata.bookies.cookies import CookieStore
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.layout import task_path
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -20,6 +23,7 @@ from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
 from replicator.knowledge import absence
 from replicator.knowledge.absence import Absences
+from replicator.knowledge.holdings import Holdings, Judgement
 from replicator.queue.grace import GracePeriods
 from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
@@ -305,6 +309,35 @@ def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_belie
             await running.stop()
 
     test()
+
+
+@in_virtual_time
+async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_world("a b c t u") as world:
+        packets = await acknowledged_by_b_and_c(world, 10, 10)
+        await world.lose("c")
+        judge, judged = Holdings.judge_members, []
+
+        async def then_lose_disks(
+            holdings: Holdings, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId]
+        ) -> Judgement:
+            judged.append(judgement := await judge(holdings, ledger, bookies, joined_later))
+            if len(judged) == 1:
+                await world.kill("b")
+                await world.add_bookies("b", incarnation="2")
+                world.bookies["b"].has_no_lists = True
+                await replace_cookie(world, "b")
+            return judgement
+
+        monkeypatch.setattr(Holdings, "judge_members", then_lose_disks)
+        running = world.worker(once=False).start()
+        await stays_unclosed(world, running, 10 * MINUTES)
+        assert "b" in judged[0].complete
+        await world.register("c")
+        await assert_nothing_is_lost(world, packets)
+        await running.stop()
 
 
 @in_virtual_time
