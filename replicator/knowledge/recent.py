@@ -55,7 +55,9 @@ class Shared(Generic[T]):
         self._generation = 0
         self._lock = asyncio.Lock()
         self._begun = 0
-        """Number of reads begun; a waiting caller accepts a read begun after its call."""
+        """Number of reads begun."""
+        self._kept_read = 0
+        """The number of the read of the kept value; a waiting caller accepts one begun after its call."""
 
     def forget(self) -> None:
         """Let the next caller read again; a read under way is not kept."""
@@ -77,13 +79,13 @@ class Shared(Generic[T]):
         """Return the value of a read begun after this call. Waiting callers share reads."""
         wanted = self._begun + 1
         async with self._lock:
-            if self._kept is not None and self._begun >= wanted:
+            if self._kept is not None and self._kept_read >= wanted:
                 return self._kept[1]
             self._begun += 1
-            generation, started_s = self._generation, self._clock.monotonic_s()
+            number, generation, started_s = self._begun, self._generation, self._clock.monotonic_s()
             value = await self._read()
             if generation == self._generation:
-                self._kept = started_s, value
+                self._kept, self._kept_read = (started_s, value), number
             return value
 
 

@@ -1,0 +1,54 @@
+"""Values read once for all their callers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.metadata.port import StoreUnavailableError
+from replicator.knowledge.recent import Shared
+from tests.worlds.clocks import VirtualClock
+from tests.worlds.virtual_time import in_virtual_time
+
+
+class Reads:
+    """Reads that end when the test lets them, each with its number; some of them fail."""
+
+    def __init__(self, *failing: int) -> None:
+        self._failing = failing
+        self._may_end = asyncio.Event()
+        self.begun = 0
+
+    async def read(self) -> int:
+        self.begun += 1
+        number = self.begun
+        await self._may_end.wait()
+        if number in self._failing:
+            raise StoreUnavailableError("no answer")
+        return number
+
+    def end(self) -> None:
+        self._may_end.set()
+
+
+async def results(reads: Reads, callers: int) -> list[int | BaseException]:
+    """Return what one caller gets, and callers that come while its read is under way."""
+    shared = Shared(reads.read, VirtualClock(), 1.0)
+    asking = [asyncio.create_task(shared.fresh()) for _ in range(callers)]
+    await asyncio.sleep(0)
+    reads.end()
+    return await asyncio.gather(*asking, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_callers_that_wait_together_share_one_read_begun_after_their_calls() -> None:
+    reads = Reads()
+    assert await results(reads, 4) == [1, 2, 2, 2]
+    assert reads.begun == 2
+
+
+@in_virtual_time
+async def test_no_caller_gets_a_value_from_before_its_call_if_the_read_after_it_fails() -> None:
+    first, second, *others = await results(Reads(2), 4)
+    assert first == 1
+    assert isinstance(second, StoreUnavailableError)
+    assert others == [3, 3]
