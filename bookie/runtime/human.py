@@ -8,9 +8,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 ledger`` and ``2 ledgers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, separator: str = "") -> str:
+    """Return a number with its noun, such as ``1 ledger`` and ``2 entries``; the separator is between thousands."""
+    return f"{number:{separator}} {noun if number == 1 else _plural(noun)}"
+
+
+def agreeing(number: int, singular: str, plural: str) -> str:
+    """Return the form of a word that agrees with a number, such as ``is`` or ``are``."""
+    return singular if number == 1 else plural
 
 
 def size(count_bytes: float) -> str:
@@ -32,3 +37,9 @@ def duration(milliseconds: float) -> str:
             rest = seconds % length // part
             return f"{seconds // length} {unit} {rest} {below}" if rest else f"{seconds // length} {unit}"
     raise AssertionError("unreachable: a minute or more has a unit")
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("ch", "s", "sh", "x")) else f"{noun}s"

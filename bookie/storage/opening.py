@@ -16,6 +16,7 @@ from typing import Final
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import packet_ids
 from bookie.runtime.clock import Clock
+from bookie.runtime.human import agreeing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.entry_logs import entry_log
@@ -125,9 +126,10 @@ def check_count(mark: CheckpointMark, count: int) -> None:
         WrongJournalError: the store has another number of journals.
     """
     if len(mark.sequences) != count:
+        were = agreeing(count, "was", "were")
         raise WrongJournalError(
-            f"the number of journals of this bookie is {len(mark.sequences)}, and {count} were given: give all journal "
-            "directories of this bookie, in their order"
+            f"the number of journals of this bookie is {len(mark.sequences)}, and {count} {were} given: give all "
+            "journal directories of this bookie, in their order"
         )
 
 

@@ -33,6 +33,7 @@ from crc32c import crc32c
 from bookie.model.ids import LedgerId
 from bookie.model.packet import HEADER_SIZE as ENTRY_HEADER_SIZE
 from bookie.model.packet import PACKET_BYTES_MAX, packet_ids
+from bookie.runtime.human import agreeing, counted
 from bookie.storage.disks.index_format import (
     MARK_KEY,
     CheckpointMark,
@@ -271,7 +272,8 @@ class _Rebuilding:
         return await read_with_gaps(file, log_path(log_id), offset, size, self.result)
 
     def _report_damage(self, log_id: int, begin: int, end: int) -> None:
-        self.result.report(log_path(log_id), begin, f"{end - begin} bytes are not intact records")
+        what = agreeing(end - begin, "is not an intact record", "are not intact records")
+        self.result.report(log_path(log_id), begin, f"{counted(end - begin, 'byte')} {what}")
 
     def _add_dead(self, log_id: int, size: int) -> None:
         self._dead[log_id] = self._dead.get(log_id, 0) + size

@@ -34,6 +34,7 @@ from bookie.model.errors import FatalError
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.human import agreeing, counted
 from bookie.storage.add_line import AddLine
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, CollectionMark, CollectionMarks
@@ -317,7 +318,8 @@ class LedgerStorage:
                 is_whole = state.is_known and not state.is_limbo
                 if not unreachable:
                     return ListReply(Status.OK if is_whole else state.absent_status, runs)
-                detail = f"{len(unreachable)} entries are in a ledger directory that is out of use"
+                are = agreeing(len(unreachable), "is", "are")
+                detail = f"{counted(len(unreachable), 'entry')} {are} in a ledger directory that is out of use"
                 status = state.absent_status if state.is_limbo else Status.CORRUPT
                 return ListReply(status, runs.without(unreachable), detail)
         except REQUEST_FAILURES as error:

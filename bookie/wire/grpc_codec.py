@@ -14,6 +14,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
+from bookie.runtime.human import counted
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.port import (
     AddBatch,
@@ -327,8 +328,9 @@ def copied_from_wire(response: pb.CopyResponse, entry_ids: Sequence[EntryId]) ->
     refused = [each.entry_id for each in refusals]
     is_in_order = all(map(lt, refused, refused[1:])) and set(refused) <= set(entry_ids[:covered])
     if covered > len(entry_ids) or not is_in_order or any(each.status is Status.OK for each in refusals):
+        about = counted(covered, "entry")
         raise MalformedAnswerError(
-            f"an answer about {covered} entries, {len(refused)} of them refused, came for a copy of {len(entry_ids)}"
+            f"an answer about {about}, {len(refused)} of them refused, came for a copy of {len(entry_ids)}"
         )
     if status is source is Status.OK and entry_ids and not covered:
         raise MalformedAnswerError("an OK answer to a copy covers no entry")

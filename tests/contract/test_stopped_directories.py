@@ -117,9 +117,9 @@ async def test_an_unreadable_directory_is_passed_over_unless_it_is_the_first(
 async def test_a_directory_that_was_not_given_is_not_overlooked(tmp_path: Path) -> None:
     """Otherwise the next start, with all directories, would remove the logs of this one."""
     journal, ledgers = await filled(tmp_path)
-    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 were given"):
+    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 was given"):
         await rebuild_index([journal], ledgers[:1], SystemClock(), random.Random(1), may_replace=True)
-    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 were given"):
+    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 was given"):
         await salvage_journal([journal], ledgers[:1], SystemClock(), random.Random(1))
     assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
 

@@ -21,6 +21,7 @@ from bookie.model.ids import BookieId
 from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
 from bookie.model.topology import Level, Topology, domain
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.human import agreeing, counted
 
 __all__ = ["PlacedEnsemble", "Placement", "PlacementPolicy"]
 
@@ -219,21 +220,23 @@ class Placement:
     def _too_few(self, candidates: Collection[BookieId], usable: Sequence[BookieId], ensemble_size: int) -> str:
         writable = len(set(candidates))
         excluded = f", {writable - len(usable)} of them excluded or drained" if writable > len(usable) else ""
+        needed, are = counted(ensemble_size, "bookie"), agreeing(writable, "is", "are")
         return (
-            f"the ledger needs {ensemble_size} bookies and {writable} are registered writable{excluded}; "
+            f"the ledger needs {needed} and {writable} {are} registered writable{excluded}; "
             "start more bookies or ask for a smaller ensemble"
         )
 
     def _too_close(self, usable: Sequence[BookieId], ensemble_size: int, write_quorum: int) -> str:
         needs = self.policy.needs(write_quorum)
-        asked = " and ".join(f"{needed} {level.value}s" for level, needed in needs)
+        asked = " and ".join(counted(needed, level.value) for level, needed in needs)
         level = next((each for each, needed in needs if len(self._domains(usable, each)) < needed), Level.RACK)
         domains = self._domains(usable, level)
         shown = ", ".join(f"{name} has {count}" for name, count in sorted(domains.items())[:_SHOWN_MAX])
-        more = f", and {len(domains) - _SHOWN_MAX} more {level.value}s" if len(domains) > _SHOWN_MAX else ""
+        more = f", and {counted(len(domains) - _SHOWN_MAX, f'more {level.value}')}" if len(domains) > _SHOWN_MAX else ""
+        among = counted(len(usable), "usable bookie")
         return (
             f"each write set of {write_quorum} must span {asked}, and no ensemble of {ensemble_size} was found among "
-            f"the {len(usable)} usable bookies that does so: {shown}{more}; start bookies in other {level.value}s, "
+            f"the {among} that does so: {shown}{more}; start bookies in other {level.value}s, "
             "or use a policy that is not strict"
         )
 

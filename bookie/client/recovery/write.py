@@ -22,6 +22,7 @@ from bookie.client.recovery.tail import LedgerTail
 from bookie.client.recovery.votes import FoundEntry
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.human import counted
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
@@ -148,7 +149,8 @@ class RecoveryWriter:
                 durable[packet] += 1
         for one in block:
             if durable[one.packet] < self._shape.ack_quorum:
-                why = f"entry {one.entry.entry_id} reached {durable[one.packet]} of {self._shape.ack_quorum} bookies"
+                quorum = counted(self._shape.ack_quorum, "bookie")
+                why = f"entry {one.entry.entry_id} reached {durable[one.packet]} of {quorum}"
                 raise RecoveryImpossibleNowError(self._ledger_id, why, self._failed)
 
 

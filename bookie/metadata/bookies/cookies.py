@@ -22,6 +22,7 @@ from bookie.metadata.proto.metadata_formats_pb2 import CookieFormat
 from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, InvalidIdError, bookie_id
+from bookie.runtime.human import counted
 
 COOKIE_LAYOUT: Final = 5
 _PLAIN_LAYOUT: Final = 3
@@ -194,8 +195,9 @@ async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[Bo
         if info is not None and info.endpoint(PROTOCOL_APACHE):
             (with_both_protocols if info.endpoint(PROTOCOL_GRPC) else foreign).add(bookie)
     if foreign:
+        bookies = counted(len(foreign), "bookie")
         raise ForeignClusterError(
-            f"the cluster at {cluster.root} has {len(foreign)} bookies of Apache BookKeeper ({some(foreign)}); its "
+            f"the cluster at {cluster.root} has {bookies} of Apache BookKeeper ({some(foreign)}); its "
             "clients would also choose this bookie and could not connect to it: start it with --apache-port, or use "
             "another ledgers root"
         )

@@ -46,6 +46,7 @@ from bookie.metadata.port import (
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import LEDGER_ID_MAX, InvalidIdError, LedgerId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.human import agreeing, counted
 from bookie.runtime.waiting import all_or_first_error
 
 _CTOKEN_END: Final = (1 << 63) - 1
@@ -336,16 +337,15 @@ class LedgerStore:
                 is_unknown = True
             if await self._is_there(expected):
                 return
-        raise WriteOutcomeUnknownError(f"creating {len(batch)} ledgers: every answer was lost; read them")
+        raise WriteOutcomeUnknownError(f"creating {counted(len(batch), 'ledger')}: every answer was lost; read them")
 
     async def _is_there(self, expected: dict[str, bytes]) -> bool:
         try:
             await self._store.sync(self._cluster.root)
             return await self._store.get_many_data(list(expected)) == list(expected.values())
         except StoreUnavailableError as error:
-            raise WriteOutcomeUnknownError(
-                f"{len(expected)} ledgers were created with an unknown outcome and cannot be read"
-            ) from error
+            ledgers = f"{counted(len(expected), 'ledger')} {agreeing(len(expected), 'was', 'were')}"
+            raise WriteOutcomeUnknownError(f"{ledgers} created with an unknown outcome and cannot be read") from error
 
     def _with_token(self, metadata: LedgerMetadata) -> LedgerMetadata:
         if metadata.format_version != _CTOKEN_FORMAT:

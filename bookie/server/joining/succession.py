@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
+from bookie.runtime.human import agreeing
 from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory, Role
 from bookie.storage.port import Disk
 
@@ -80,8 +81,9 @@ def _check_complete(directories: Sequence[LocalDirectory], version: bytes) -> No
     for role, known in ((Role.JOURNAL, cookie.journal_dirs), (Role.LEDGERS, cookie.ledger_dirs)):
         given = sum(directory.role is role for directory in directories)
         if given != len(known):
+            were = agreeing(given, "was", "were")
             raise MendingRefusedError(
-                f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} were "
+                f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} {were} "
                 "given: give all of them, in their order"
             )
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from bookie.runtime.human import counted
 from bookie.storage.errors import DamagedJournalError, UnsupportedFormatError
 
 FORMAT: Final = 1
@@ -200,7 +201,8 @@ def decode_records(data: bytes, header: BatchHeader) -> list[Record] | None:
         records.append(record)
         offset += _RECORD.size + len(record.body)
     if len(records) != header.record_count:
-        raise DamagedJournalError(f"batch {header.sequence} names {header.record_count} records, holds {len(records)}")
+        named = counted(header.record_count, "record")
+        raise DamagedJournalError(f"batch {header.sequence} names {named}, holds {len(records)}")
     return records
 
 

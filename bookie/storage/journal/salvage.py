@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
+from bookie.runtime.human import agreeing, counted
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal.format import (
@@ -81,7 +82,8 @@ class JournalSalvage:
                 continue
             found = find_batch_header(data, offset + 1, epoch)
             end = used if found is None else found.offset
-            self.findings.report(path, offset, f"{end - offset} bytes are not an intact batch")
+            are = agreeing(end - offset, "is", "are")
+            self.findings.report(path, offset, f"{counted(end - offset, 'byte')} {are} not an intact batch")
             offset = end
         self.epoch = max(self.epoch, epoch or 0)
 
@@ -91,7 +93,7 @@ class JournalSalvage:
         except DamagedJournalError as error:
             records, problem = None, str(error)
         if records is None:
-            what = f"batch {batch.sequence} with {batch.record_count} records is damaged: {problem}"
+            what = f"batch {batch.sequence} with {counted(batch.record_count, 'record')} is damaged: {problem}"
             self.findings.report(path, batch.offset, what)
         return records
 

@@ -1,6 +1,6 @@
 """Sizes and time spans as people read them."""
 
-from bookie.runtime.human import counted, duration, printable, size
+from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 
 def test_sizes_have_binary_units() -> None:
@@ -20,3 +20,12 @@ def test_names_break_no_line() -> None:
 
 def test_a_number_has_its_noun() -> None:
     assert [counted(number, "ledger") for number in (0, 1, 2)] == ["0 ledgers", "1 ledger", "2 ledgers"]
+    nouns = ("entry", "last copy", "day", "batch", "process", "bookie")
+    assert [counted(1, noun) for noun in nouns] == [f"1 {noun}" for noun in nouns]
+    plurals = ["2 entries", "2 last copies", "2 days", "2 batches", "2 processes", "2 bookies"]
+    assert [counted(2, noun) for noun in nouns] == plurals
+    assert counted(12_345, "entry", ",") == "12,345 entries"
+
+
+def test_a_verb_agrees_with_its_number() -> None:
+    assert [agreeing(number, "is", "are") for number in (0, 1, 2)] == ["are", "is", "are"]
