@@ -39,6 +39,7 @@ from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
+from bookie.runtime.human import counted
 from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer, CorruptCopy
@@ -161,7 +162,7 @@ class Holdings:
             held = await _held_count(step.stripe, step.position, reply.entries, step.first, step.last)
             if held == step.entry_count:
                 return None
-            return Answer(step.target, reply.status, f"lists {held} of {step.entry_count} entries")
+            return Answer(step.target, reply.status, f"lists {held} of {counted(step.entry_count, 'entry')}")
         return Answer(step.target, reply.status, reply.detail)
 
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:

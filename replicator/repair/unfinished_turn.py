@@ -17,6 +17,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason, Refusal
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
+from bookie.runtime.human import counted
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import SHOWN_MAX
 from replicator.knowledge.refusals import fenced, lasting_refusals
@@ -69,7 +70,7 @@ class UnfinishedTurn:
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
         detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
         if len(blocked) > SHOWN_MAX:
-            detail += f"; and {len(blocked) - SHOWN_MAX} more positions"
+            detail += f"; and {counted(len(blocked) - SHOWN_MAX, 'more position')}"
         if self._found.recovery_failure:
             detail += f"; {self._found.recovery_failure}"
             if not self._found.is_recovery_hopeless:
