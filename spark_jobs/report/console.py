@@ -8,7 +8,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.metadata_faults import MetadataFault
 from bookie.model.times import rfc3339
-from bookie.runtime.human import size
+from bookie.runtime.human import agreeing, counted, size
 from spark_jobs.report.counts import (
     LISTED,
     InventoryCounts,
@@ -24,12 +24,12 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import plain, some
 
 _PUBLISHED: Final = {
-    PublishOutcome.PUBLISHED: "{ledgers} ledgers are marked for repair; this run made or changed {tasks_changed} marks",
+    PublishOutcome.PUBLISHED: "{ledgers} {are} marked for repair; this run made or changed {marks}",
     PublishOutcome.NOTHING_TO_PUBLISH: "nothing to mark",
     PublishOutcome.DRY_RUN: "dry run: nothing was marked",
-    PublishOutcome.DISABLED: "auto-recovery is disabled: {ledgers} ledgers marked, no more; enable it and run again",
+    PublishOutcome.DISABLED: "auto-recovery is disabled: {ledgers} marked, no more; enable it and run again",
     PublishOutcome.HELD: "nothing was marked",
-    PublishOutcome.INTERRUPTED: "the metadata store stopped answering after {ledgers} ledgers were marked; run again",
+    PublishOutcome.INTERRUPTED: "the metadata store stopped answering after {ledgers} {were} marked; run again",
 }
 
 _TOPICS_SHOWN: Final = 10
@@ -44,7 +44,12 @@ def table(summary: RunSummary) -> str:
 
 def published_text(published: PublishResult) -> str:
     """Return one line about the published marks."""
-    return _PUBLISHED[published.outcome].format(ledgers=published.ledgers, tasks_changed=published.tasks_changed)
+    return _PUBLISHED[published.outcome].format(
+        ledgers=counted(published.ledgers, "ledger"),
+        are=agreeing(published.ledgers, "is", "are"),
+        were=agreeing(published.ledgers, "was", "were"),
+        marks=counted(published.tasks_changed, "mark"),
+    )
 
 
 def _lines(summary: RunSummary) -> Iterator[str]:
@@ -57,12 +62,15 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
     if summary.snapshot is not None:
         read = summary.snapshot
-        yield f"snapshot    {read.ledgers} ledgers judged by it, {read.read_again + read.read_live} read in ZooKeeper"
+        judged = counted(read.ledgers, "ledger")
+        yield f"snapshot    {judged} judged by it, {read.read_again + read.read_live} read in ZooKeeper"
     if summary.image.marked:
-        yield f"image       {summary.image.marked} ledgers were marked by it before all ledgers were read"
+        were = agreeing(summary.image.marked, "was", "were")
+        yield f"image       {counted(summary.image.marked, 'ledger')} {were} marked by it before all ledgers were read"
     if summary.image.carried:
         since = rfc3339(summary.image.carried_from_ms)
-        yield f"carried     {summary.image.carried} ledgers come from the image, read {since} or later"
+        come = agreeing(summary.image.carried, "comes", "come")
+        yield f"carried     {counted(summary.image.carried, 'ledger')} {come} from the image, read {since} or later"
     if summary.image.carried_problem:
         yield f"image       {summary.image.carried_problem}"
     yield f"fragments   {counts.fragments}"
@@ -74,16 +82,19 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"incomplete  {problem}"
     for bookie in summary.waiting:
         until = rfc3339(bookie.until_ms)
-        yield f"waiting     {bookie.bookie_id}: {bookie.ledgers} ledgers, {why_waiting(bookie)} until {until}"
+        held = counted(bookie.ledgers, "ledger")
+        yield f"waiting     {bookie.bookie_id}: {held}, {why_waiting(bookie)} until {until}"
     for why, count in held_ledgers(summary):
-        yield f"held back   {count} ledgers, {why}: not marked yet"
+        yield f"held back   {counted(count, 'ledger')}, {why}: not marked yet"
     for why, count in withdrawn_marks(summary):
-        yield f"withdrawn   {count} marks, {why}"
+        yield f"withdrawn   {counted(count, 'mark')}, {why}"
     if summary.accepted.ledgers:
         accepted = summary.accepted
-        yield f"accepted    {accepted.ledgers} ledgers, {accepted.fragments} fragments: loss accepted, not marked"
+        lost = f"{counted(accepted.ledgers, 'ledger')}, {counted(accepted.fragments, 'fragment')}"
+        yield f"accepted    {lost}: loss accepted, not marked"
     if summary.accepted.ledgers_returned:
-        yield f"returned    {summary.accepted.ledgers_returned} ledgers with an accepted loss: a bookie is back"
+        returned = counted(summary.accepted.ledgers_returned, "ledger")
+        yield f"returned    {returned} with an accepted loss: a bookie is back"
     if summary.severities:
         rows = [(c.severity.label, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
         yield ""
@@ -126,18 +137,21 @@ def _inventory(counts: InventoryCounts) -> Iterator[str]:
     listed = [bookie for bookie in counts.bookies if bookie.state == LISTED]
     if not counts.bookies:
         return
-    yield f"inventory   {len(listed)} of {len(counts.bookies)} bookies listed their ledgers"
+    yield f"inventory   {len(listed)} of {counted(len(counts.bookies), 'bookie')} listed their ledgers"
     for bookie in counts.unknown[:_BOOKIES_SHOWN]:
         detail = f": {bookie.detail}" if bookie.detail else ""
         yield f"unknown     the ledgers of {bookie.bookie_id}, {bookie.state}{detail}"
     if len(counts.unknown) > _BOOKIES_SHOWN:
-        yield f"unknown     the ledgers of {len(counts.unknown) - _BOOKIES_SHOWN} more bookies: --output json"
+        more = counted(len(counts.unknown) - _BOOKIES_SHOWN, "more bookie")
+        yield f"unknown     the ledgers of {more}: --output json"
     if listed:
-        yield f"surplus     {counts.over_replicated} ledgers with copies that their metadata does not place there"
-        yield f"unowned     {counts.unowned} ledgers that do not exist, and have copies on bookies"
-        yield f"damaged     {counts.damaged} ledgers of which bookies know damaged entries"
+        surplus, its = counted(counts.over_replicated, "ledger"), agreeing(counts.over_replicated, "its", "their")
+        yield f"surplus     {surplus} with copies that {its} metadata does not place there"
+        do, have = ("does", "has") if counts.unowned == 1 else ("do", "have")
+        yield f"unowned     {counted(counts.unowned, 'ledger')} that {do} not exist, and {have} copies on bookies"
+        yield f"damaged     {counted(counts.damaged, 'ledger')} of which bookies know damaged entries"
     for reason, count in counts.not_judged.items():
-        yield f"not judged  {count} ledgers with copies outside of the metadata: {reason}"
+        yield f"not judged  {counted(count, 'ledger')} with copies outside of the metadata: {reason}"
     shown = [each for each in listed if each.over_replicated or each.unowned or each.damaged_entries]
     if shown:
         yield ""
@@ -171,15 +185,16 @@ def _racks(counts: PlacementCounts) -> Iterator[str]:
 
 
 def _references(counts: ReferenceCounts) -> Iterator[str]:
-    yield f"referenced  {counts.referenced} ledgers, {counts.offloaded_and_here} of them offloaded as well"
-    yield f"offloaded   {counts.offloaded} ledgers that are in another storage alone"
+    referenced, offloaded = counted(counts.referenced, "ledger"), counted(counts.offloaded, "ledger")
+    yield f"referenced  {referenced}, {counts.offloaded_and_here} of them offloaded as well"
+    yield f"offloaded   {offloaded} that {agreeing(counts.offloaded, 'is', 'are')} in another storage alone"
     stored = size(counts.unreferenced_stored_bytes)
-    yield f"orphans     {counts.unreferenced} ledgers that nothing refers to, {stored} on bookies"
-    yield f"lost        {counts.lost} references to ledgers that do not exist"
+    yield f"orphans     {counted(counts.unreferenced, 'ledger')} that nothing refers to, {stored} on bookies"
+    yield f"lost        {counted(counts.lost, 'reference')} to ledgers that do not exist"
     for reason, count in counts.not_judged.items():
-        yield f"not judged  {count} ledgers: {reason}"
+        yield f"not judged  {counted(count, 'ledger')}: {reason}"
     if counts.undecodable:
-        yield f"undecodable {counts.undecodable} nodes of Pulsar"
+        yield f"undecodable {counted(counts.undecodable, 'node')} of Pulsar"
     for node in counts.undecodable_nodes[:_TOPICS_SHOWN]:
         yield f"            {node.path}: {node.reason}"
     if counts.namespaces:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bookie.runtime.human import counted
+
 NAMED_MAX: Final = 8
 """Names in one line."""
 _TEXT_MAX: Final = 1_000
@@ -22,6 +24,11 @@ def plain(text: str) -> str:
 def number(value: int) -> str:
     """Return a number with separators for thousands."""
     return f"{value:,}"
+
+
+def numbered(value: int, noun: str) -> str:
+    """Return a number with its noun, with separators for thousands."""
+    return counted(value, noun, ",")
 
 
 def signed(value: int) -> str:

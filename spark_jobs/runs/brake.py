@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
+from bookie.runtime.human import agreeing, counted
+
 MANY_LEDGERS: Final = 100
 """A cluster with this many ledgers does not lose its last ledger between two runs by normal use."""
 
@@ -41,11 +43,14 @@ def held_because(
     """
     missing = known - registered
     if known and not registered:
-        return f"none of {len(known)} known bookies is registered; check ZooKeeper and the bookies before anything else"
+        none = f"none of {counted(len(known), 'known bookie')} is registered"
+        return f"{none}; check ZooKeeper and the bookies before anything else"
     if known and len(missing) / len(known) > missing_share_max:
+        are = agreeing(len(missing), "is", "are")
         return (
-            f"{len(missing)} of {len(known)} known bookies are not registered, more than the limit of "
-            f"{missing_share_max:.0%}; bring them back, or raise the limit if they are lost permanently"
+            f"{len(missing)} of {counted(len(known), 'known bookie')} {are} not registered, more than the limit of "
+            f"{missing_share_max:.0%}; bring {agreeing(len(missing), 'it', 'them')} back, or raise the limit if "
+            f"{agreeing(len(missing), 'it is', 'they are')} lost permanently"
         )
     if ledgers == 0 and earlier_ledgers is not None and earlier_ledgers >= MANY_LEDGERS:
         return f"no ledger is listed, but the last complete report has {earlier_ledgers}; check the metadata root"

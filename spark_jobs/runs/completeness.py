@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.runtime.human import agreeing, counted
 from spark_jobs.datasource.partitions import LeafParent
 
 _NAMED_MAX: Final = 3
@@ -77,10 +78,12 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     found = []
     unread = [parent.path for parent in plan if parent.path not in totals.listed]
     if unread:
-        found.append(f"{len(unread)} metadata nodes were not read: {_some(unread)}")
+        were = agreeing(len(unread), "was", "were")
+        found.append(f"{counted(len(unread), 'metadata node')} {were} not read: {_some(unread)}")
     twice = [path for path, counts in totals.listed.items() if len(counts) > 1]
     if twice:
-        found.append(f"{len(twice)} metadata nodes were read more than once: {_some(twice)}")
+        were = agreeing(len(twice), "was", "were")
+        found.append(f"{counted(len(twice), 'metadata node')} {were} read more than once: {_some(twice)}")
     short = {
         parent.path: min(parent.planned, recount.get(parent.path, 0)) - sum(totals.listed.get(parent.path, ()))
         for parent in short_parents(plan, totals)
@@ -88,11 +91,13 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     }
     unseen = {path: count for path, count in short.items() if count > 0}
     if unseen:
-        found.append(f"{sum(unseen.values())} ledgers exist and were not listed, under {_some(list(unseen))}")
+        exist = agreeing(sum(unseen.values()), "exists and was", "exist and were")
+        found.append(f"{counted(sum(unseen.values()), 'ledger')} {exist} not listed, under {_some(list(unseen))}")
     seen = totals.ledgers + totals.unreadable + totals.vanished + totals.skipped
     listed = sum(sum(counts) for counts in totals.listed.values())
     if seen != listed:
-        found.append(f"{listed} ledgers were listed, and {seen} accounted for")
+        were = agreeing(listed, "was", "were")
+        found.append(f"{counted(listed, 'ledger')} {were} listed, and {seen} accounted for")
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault, is_stuck
 from bookie.model.run import RunKind
+from bookie.runtime.human import agreeing, counted
 from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.counts import CheckPart, LintCounts
 from spark_jobs.runs.confirmed_rows import confirmed_rows
@@ -150,7 +151,8 @@ class AllFurtherChecks(FurtherChecks):
         limit_s = self._settings.recovery_age_max_s
         problem = ""
         if (more := scanned.totals.in_recovery - len(ids)) > 0:
-            problem = f"{more} ledgers in recovery were not looked at: at most {RECOVERIES_MAX} are in one run"
+            unseen = f"{counted(more, 'ledger')} in recovery {agreeing(more, 'was', 'were')} not looked at"
+            problem = f"{unseen}: at most {RECOVERIES_MAX} are in one run"
         return {each: at_ms for each, at_ms in times.items() if is_stuck(at_ms, now_ms, limit_s)}, problem
 
 
@@ -163,7 +165,7 @@ def dangling_cookies(cookies: AbstractSet[BookieId], scanned: ScanResult) -> tup
     if scanned.problems:
         return (), "not every ledger was read"
     if scanned.totals.unreadable:
-        return (), f"{scanned.totals.unreadable} ledgers cannot be read, and may name any bookie"
+        return (), f"{counted(scanned.totals.unreadable, 'ledger')} cannot be read, and may name any bookie"
     if scanned.snapshot is not None:
         return (), "a snapshot was read, and a ledger may have been moved to any bookie since"
     return sorted(cookies - scanned.bookies.registered - scanned.totals.ledgers_by_bookie.keys()), ""

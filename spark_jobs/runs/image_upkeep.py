@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
+from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.manifest import ImageError, Manifest
@@ -75,7 +76,7 @@ class ImageUpkeep:
                 raise ImageError("; ".join(parts.problems[:_SHOWN_MAX]))
             rows = sum(file.rows for file in parts.files if file.is_ledgers)
             if rows != totals.ledgers:
-                raise ImageError(f"its files have {rows} of {totals.ledgers} ledgers")
+                raise ImageError(f"its files have {rows} of {counted(totals.ledgers, 'ledger')}")
             files.commit(writing, manifest)
         except (ImageError, OSError, pa.ArrowException) as error:
             self._failed(str(error))

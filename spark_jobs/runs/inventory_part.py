@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 from bookie.metadata.access import access_in_use
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.times import rfc3339_if_known
+from bookie.runtime.human import counted
 from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, InventoryTasks
 from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
 from spark_jobs.checks.inventory.second_look import SEEN_DDL, LookSettings, looking
@@ -177,4 +178,4 @@ def _problem(counts: InventoryCounts) -> str:
         reasons.setdefault(f"{each.state}: {each.detail}", []).append(each.bookie_id)
     named = ", ".join(f"{', '.join(bookies)} ({reason})" for reason, bookies in reasons.items())
     more = f" and {len(failed) - _NAMED_MAX} more" if len(failed) > _NAMED_MAX else ""
-    return f"the ledgers of {len(failed)} bookies are not all known: {named}{more}"
+    return f"the ledgers of {counted(len(failed), 'bookie')} are not all known: {named}{more}"

@@ -21,6 +21,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
 from bookie.model.topology import Topology
+from bookie.runtime.human import agreeing, counted
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragments, placement_check
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
@@ -186,8 +187,10 @@ def not_judged(counts: PlacementCounts) -> tuple[str, ...]:
 
 def _unreadable_groups(counts: PlacementCounts) -> Iterator[str]:
     if counts.unreadable_groups_fragments:
-        what = f"{counts.unreadable_groups_fragments} fragments were judged without bookie groups"
-        yield f"{what}, as the custom metadata of their ledgers cannot be read"
+        number = counts.unreadable_groups_fragments
+        what = f"{counted(number, 'fragment')} {agreeing(number, 'was', 'were')} judged without bookie groups"
+        of = agreeing(number, "its ledger", "their ledgers")
+        yield f"{what}, as the custom metadata of {of} cannot be read"
 
 
 def _unknown_places(counts: PlacementCounts) -> Iterator[str]:
@@ -195,8 +198,10 @@ def _unknown_places(counts: PlacementCounts) -> Iterator[str]:
         return
     some = ", ".join(counts.unknown_bookies[:_NAMED_MAX])
     more = f" and {len(counts.unknown_bookies) - _NAMED_MAX} more" if len(counts.unknown_bookies) > _NAMED_MAX else ""
-    what = f"{counts.unknown_fragments} fragments were not judged"
-    yield f"{what}, as {counts.topology} has no location for {some}{more}: add them"
+    were = agreeing(counts.unknown_fragments, "was", "were")
+    them = agreeing(len(counts.unknown_bookies), "it", "them")
+    what = f"{counted(counts.unknown_fragments, 'fragment')} {were} not judged"
+    yield f"{what}, as {counts.topology} has no location for {some}{more}: add {them}"
 
 
 def _unknown_bookies(totals: ScanTotals, topology: Topology) -> list[BookieId]:

@@ -34,6 +34,7 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import LostFragment
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
+from bookie.runtime.human import counted
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
@@ -242,6 +243,9 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
 
 
 def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:
-    named = [f"{each.bookie_id} for {each.ledgers} ledgers ({each.reason})" for each in counts.unknown[:_NAMED_MAX]]
+    named = [
+        f"{each.bookie_id} for {counted(each.ledgers, 'ledger')} ({each.reason})"
+        for each in counts.unknown[:_NAMED_MAX]
+    ]
     more = f" and {len(counts.unknown) - _NAMED_MAX} more" if len(counts.unknown) > _NAMED_MAX else ""
     return (f"bookies could not list their entries: {', '.join(named)}{more}",) if named else ()

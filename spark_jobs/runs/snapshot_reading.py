@@ -21,6 +21,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from bookie.metadata.port import Stat
+from bookie.runtime.human import agreeing, counted
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, groups_of
 from spark_jobs.image import leaves
@@ -144,7 +145,10 @@ class SnapshotReading:
         seen = read.counted.ledgers + read.counted.skipped + read.counted.returned
         again = read.again.ledgers + read.again.unreadable + read.again.vanished
         if (planned, read.counted.returned) != (seen, again):
-            found += (f"the snapshot has {planned} ledgers: {seen} were seen, and {again} of them read again",)
+            were = agreeing(seen, "was", "were")
+            found += (
+                f"the snapshot has {counted(planned, 'ledger')}: {seen} {were} seen, and {again} of them read again",
+            )
         return found
 
     @property

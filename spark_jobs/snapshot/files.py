@@ -15,6 +15,7 @@ from typing import BinaryIO, Final, Protocol, cast
 
 import pyarrow as pa
 
+from bookie.runtime.human import counted
 from spark_jobs.snapshot.errors import SnapshotError
 
 _GZIP: Final = b"\x1f\x8b"
@@ -177,7 +178,7 @@ class _Unsnapped:
     def _exactly(self, size: int) -> bytes:
         found = self._stream.read(size)
         if len(found) < size:
-            raise EOFError(f"it ends {size - len(found)} bytes before the end of a block")
+            raise EOFError(f"it ends {counted(size - len(found), 'byte')} before the end of a block")
         return found
 
     def _unpacked(self, block: bytes) -> bytes:

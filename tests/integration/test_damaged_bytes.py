@@ -224,7 +224,7 @@ def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: 
         assert world.do(world.read(world.indexed)) == [payload(world.indexed, entry) for entry in range(INDEXED)]
         result = world.check(spark, world.indexed)
         assert (result.summary.is_complete, result.exit_code()) == (False, AuditExitCode.PARTIAL)
-        assert f"{third.bookie_id} for 1 ledgers (IO_ERROR" in result.summary.problems[0]
+        assert f"{third.bookie_id} for 1 ledger (IO_ERROR" in result.summary.problems[0]
         assert world.indexed not in world.do(world.marked())
     finally:
         world.do(world.kill(third))

@@ -192,4 +192,4 @@ def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSessi
     lint = summary.lint
     assert lint is not None
     assert (lint.faults["STUCK_RECOVERY"], lint.dangling_cookies) == (1, ())
-    assert lint.cookies_not_judged == "1 ledgers cannot be read, and may name any bookie"
+    assert lint.cookies_not_judged == "1 ledger cannot be read, and may name any bookie"

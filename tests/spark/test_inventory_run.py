@@ -114,7 +114,7 @@ def test_what_bookies_hold_is_compared_with_the_metadata(spark: SparkSession, pl
         (20, "UNOWNED_LEDGER"),
         (21, "UNOWNED_LEDGER"),
     }
-    assert found[11, "KNOWN_DAMAGE"]["detail"] == f"{US} has 1 damaged entries: 1"
+    assert found[11, "KNOWN_DAMAGE"]["detail"] == f"{US} has 1 damaged entry: 1"
     surplus = found[12, "OVER_REPLICATED_LEDGER"]
     assert (surplus["detail"], surplus["state"], surplus["severity"]) == (f"on {US}", "CLOSED", None)
     assert [(part.check, part.problem) for part in summary.parts if part.check == "inventory"] == [("inventory", "")]
@@ -139,7 +139,7 @@ def test_what_is_recent_has_no_verdict_and_a_silent_bookie_is_named(
         NotJudged.REPAIR.value: 1,
     }
     (problem,) = [part.problem for part in summary.parts if part.check == "inventory"]
-    assert problem.startswith("the ledgers of 1 bookies are not all known: silent:3181 (no answer: ")
+    assert problem.startswith("the ledgers of 1 bookie are not all known: silent:3181 (no answer: ")
     assert (summary.verdict, without.inventory) == (Verdict.INCOMPLETE, None)
     assert {part.check for part in without.parts} == {"bookies", "metadata", "placement"}
     for text in (US, "silent:3181", NotJudged.CHANGED.value):
@@ -185,7 +185,7 @@ def test_a_bookie_that_requires_a_token_is_unknown_without_it_and_compared_with_
     ours = next(each for each in counts.bookies if each.bookie_id == US)
     assert (ours.state, ours.ledgers, counts.unowned, counts.over_replicated) == ("refused", 0, 0, 0)
     (problem,) = [part.problem for part in refused.parts if part.check == "inventory"]
-    assert problem.startswith(f"the ledgers of 1 bookies are not all known: {US} (refused: ")
+    assert problem.startswith(f"the ledgers of 1 bookie are not all known: {US} (refused: ")
     assert refused.verdict is Verdict.INCOMPLETE
     counts = inventory_of(listed)
     assert (counts.over_replicated, counts.unowned, counts.damaged) == (1, 2, 1)

@@ -73,7 +73,7 @@ def damage_findings(held: DataFrame, ledgers: DataFrame) -> DataFrame:
     is_named = "exists(fragments, fragment -> array_contains(fragment.members, bookie_id))"
     found = damaged.join(placing, "ledger_id").where(is_named)
     text = (
-        f"concat(bookie_id, ' has ', size(damaged), ' damaged entries: ', "
+        f"concat(bookie_id, ' has ', size(damaged), IF(size(damaged) = 1, ' damaged entry: ', ' damaged entries: '), "
         f"array_join(slice(array_sort(damaged), 1, {NAMED_MAX}), ', '), IF(size(damaged) > {NAMED_MAX}, ' ...', ''))"
     )
     by_ledger = found.groupBy("ledger_id", *names).agg(F.expr(f"collect_set({text}) AS texts"))

@@ -17,6 +17,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
+from bookie.runtime.human import counted
 from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
 
 _NAMED_MAX: Final = 10
@@ -183,4 +184,5 @@ class _Fragment:
         what = "has damaged copies of" if self._of(position).is_damaged else "lacks"
         first = self._first_absent(position)
         why = f" ({self._of(position).why})" if self._of(position).why else ""
-        return f"{self.fragment.members[position]} {what} {count} of {expected} entries, the first is {first}{why}"
+        missing = f"{what} {count} of {counted(expected, 'entry')}"
+        return f"{self.fragment.members[position]} {missing}, the first is {first}{why}"

@@ -13,6 +13,7 @@ from typing import Final
 from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from bookie.runtime.human import agreeing
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.page.words import ledgers
 from spark_jobs.report.summary import RunSummary
@@ -94,7 +95,7 @@ def _after_publishing(summary: RunSummary) -> Iterator[Step]:
         case PublishOutcome.PUBLISHED:
             yield Step(
                 f"{ledgers(summary.published.ledgers)} marked for repair. Check that replicators repair "
-                f"{'it' if summary.published.ledgers == 1 else 'them'}.",
+                f"{agreeing(summary.published.ledgers, 'it', 'them')}.",
                 ("bkheal status", "bkheal underreplicated list"),
             )
             yield Step("If none is running, start at least one. More of them repair faster.", ("bkheal replicator",))

@@ -14,7 +14,7 @@ from bookie.runtime.human import duration
 from spark_jobs.report.counts import BookieCount
 from spark_jobs.report.page.plots import Part, parts
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.text import number
+from spark_jobs.report.text import numbered
 
 SHOWN_MAX: Final = 15
 """Bookies in the table before it is folded."""
@@ -165,5 +165,5 @@ def _rack_row(name: str, bookies: Sequence[BookieRow], most: int) -> RackRow:
         copies,
         found,
         parts((found, copies - found), most),
-        f"{number(len(bookies))} bookies: {states}",
+        f"{numbered(len(bookies), 'bookie')}: {states}",
     )

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from bookie.model.severity import Severity
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
-from bookie.runtime.human import duration, size
+from bookie.runtime.human import agreeing, duration, size
 from spark_jobs.pages import page_environment, style_hash
 from spark_jobs.report.diff import has_checked
 from spark_jobs.report.page.severities import ledgers_found
@@ -27,7 +27,7 @@ from spark_jobs.report.page.view import page_view
 from spark_jobs.report.page.words import KIND_NAMES, MEANINGS, SEVERITY_NAMES, Headline, headline
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import TrendPoint
-from spark_jobs.report.text import number, plain, signed, some
+from spark_jobs.report.text import number, numbered, plain, signed, some
 
 _TEMPLATES: Final = files("spark_jobs.report.page").joinpath("html")
 _SHAPES: Final = {
@@ -101,5 +101,13 @@ def _render(name: str, **values: Any) -> bytes:
 @functools.cache
 def _environment() -> Environment:
     environment = page_environment(_TEMPLATES, plain)
-    environment.filters |= {"number": number, "signed": signed, "size": size, "when": utc_text, "some": some}
+    environment.filters |= {
+        "number": number,
+        "numbered": numbered,
+        "agreeing": agreeing,
+        "signed": signed,
+        "size": size,
+        "when": utc_text,
+        "some": some,
+    }
     return environment

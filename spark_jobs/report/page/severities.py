@@ -8,6 +8,7 @@ from typing import Final
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from bookie.runtime.human import agreeing
 from spark_jobs.report.page.plots import Part, parts
 from spark_jobs.report.page.words import SEVERITY_NAMES, ledgers
 from spark_jobs.report.summary import RunSummary
@@ -94,7 +95,8 @@ def share_text(run: RunSummary) -> str:
     if not found:
         return f"All of {ledgers(run.counts.ledgers)} without a finding."
     healthy = max(run.counts.ledgers - found, 0)
+    have = agreeing(healthy, "has", "have")
     return (
-        f"{number(healthy)} of {ledgers(run.counts.ledgers)} have no finding ({percent(healthy, run.counts.ledgers)}); "
-        "in the bar, the worst are at the left."
+        f"{number(healthy)} of {ledgers(run.counts.ledgers)} {have} no finding "
+        f"({percent(healthy, run.counts.ledgers)}); in the bar, the worst are at the left."
     )

@@ -10,7 +10,7 @@ from bookie.model.metadata_faults import MetadataFault
 from bookie.model.run import RunKind
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
-from bookie.runtime.human import duration, size
+from bookie.runtime.human import agreeing, duration, size
 from spark_jobs.report.console import published_text
 from spark_jobs.report.counts import (
     LISTED,
@@ -42,7 +42,7 @@ from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_foun
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import TrendPoint
-from spark_jobs.report.text import number, percent, some
+from spark_jobs.report.text import number, numbered, percent, some
 
 _FACTS_LINES: Final = 16
 """Approximate number of lines for the facts of a run in a column."""
@@ -221,7 +221,9 @@ def _trend_text(trend: Sequence[TrendPoint]) -> str:
 
 def _bookies_lead(run: RunSummary, rows: Sequence[BookieRow]) -> str:
     if not has_holdings(run):
-        return f"{len(rows):,} bookies are known. No ledger was read, so nothing is known of what they hold."
+        are = agreeing(len(rows), "is", "are")
+        known = f"{numbered(len(rows), 'bookie')} {are} known"
+        return f"{known}. No ledger was read, so nothing is known of what bookies hold."
     if not any(row.ledgers_found for row in rows):
         return "What each bookie holds by metadata."
     what = "of which it lacks entries" if run.kind is RunKind.REPLICAS else "because it is lost or draining"
@@ -239,7 +241,7 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Published", published_text(run.published)
     if run.image.marked:
         yield "Marked from the image", f"{ledgers(run.image.marked)}, before all ledgers were read"
-    yield "Read", f"{ledgers(run.counts.ledgers)}, {number(run.counts.fragments)} fragments"
+    yield "Read", f"{ledgers(run.counts.ledgers)}, {numbered(run.counts.fragments, 'fragment')}"
     yield "Deleted while reading", ledgers(run.counts.vanished)
     if run.image.carried:
         yield (
@@ -276,7 +278,7 @@ def details(run: RunSummary) -> Iterator[Detail]:
         rows = tuple((why, ledgers(count)) for why, count in held_ledgers(run))
         yield Detail("Ledgers that are not marked yet", "They have findings. A later run marks them.", rows)
     if run.published.withdrawn:
-        rows = tuple((why, _many(count, "mark")) for why, count in withdrawn_marks(run))
+        rows = tuple((why, numbered(count, "mark")) for why, count in withdrawn_marks(run))
         yield Detail("Marks that were withdrawn", "Nothing was left to do for them.", rows)
     if run.parts:
         lead = "They used the same reading of the metadata. Each is complete or not by itself."
@@ -302,20 +304,23 @@ def _from_to(bookie: WaitingBookie) -> str:
 def _placement(counts: PlacementCounts) -> Detail:
     domains = ((counts.min_racks, "rack"), (counts.min_zones, "zone"), (counts.min_regions, "region"))
     strict = "; strict" if counts.is_strict else ""
+    judged = f"{numbered(counts.fragments, 'fragment')} with entries, in {numbered(counts.ensembles, 'ensemble')}"
+    misplaced = f"{numbered(counts.misplaced_fragments, 'fragment')} of {ledgers(counts.misplaced_ledgers)}"
+    as_good = numbered(counts.as_good_as_possible_fragments, "fragment")
     rows = [
-        ("Policy", f"at least {', '.join(_many(count, noun) for count, noun in domains)}{strict}"),
+        ("Policy", f"at least {', '.join(numbered(count, noun) for count, noun in domains)}{strict}"),
         ("Topology", counts.topology),
-        ("Judged", f"{number(counts.fragments)} fragments with entries, in {number(counts.ensembles)} ensembles"),
-        ("Badly spread", f"{number(counts.misplaced_fragments)} fragments of {ledgers(counts.misplaced_ledgers)}"),
-        ("As good as possible", f"{number(counts.as_good_as_possible_fragments)} fragments: there are too few domains"),
-        ("Not judged", f"{number(counts.unknown_fragments)} fragments with a bookie of unknown place"),
+        ("Judged", judged),
+        ("Badly spread", misplaced),
+        ("As good as possible", f"{as_good}: there are too few domains"),
+        ("Not judged", f"{numbered(counts.unknown_fragments, 'fragment')} with a bookie of unknown place"),
     ]
     if counts.outside_groups_fragments:
         rows.append(
             ("Outside their groups", f"{number(counts.outside_groups_fragments)} of the badly spread fragments")
         )
     if counts.unreadable_groups_fragments:
-        what = f"{number(counts.unreadable_groups_fragments)} fragments, judged by failure domains alone"
+        what = f"{numbered(counts.unreadable_groups_fragments, 'fragment')}, judged by failure domains alone"
         rows.append(("Groups unreadable", what))
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
@@ -326,7 +331,7 @@ def _racks(counts: PlacementCounts) -> Iterator[Detail]:
     if not counts.racks and not counts.rack_numbers:
         return
     rows = [
-        (_many(each.racks, "rack"), f"{ledgers(each.ledgers)}, {size(each.payload_bytes)}")
+        (numbered(each.racks, "rack"), f"{ledgers(each.ledgers)}, {size(each.payload_bytes)}")
         for each in counts.rack_numbers
     ]
     yield Detail("Racks of ensembles", "A ledger counts at its fragment with the fewest racks.", tuple(rows))
@@ -378,9 +383,10 @@ def _held(bookie: InventoryBookie) -> str:
     if bookie.state != LISTED:
         return f"unknown, {bookie.state}{f': {bookie.detail}' if bookie.detail else ''}"
     collected = f"last collected {bookie.collection_finished}" if bookie.collection_finished else "not collected yet"
+    do, damaged = agreeing(bookie.unowned, "does", "do"), numbered(bookie.damaged_entries, "damaged entry")
     return (
         f"{ledgers(bookie.ledgers)}: {number(bookie.over_replicated)} with more copies, {number(bookie.unowned)} that "
-        f"do not exist, {number(bookie.damaged_entries)} damaged entries; {collected}"
+        f"{do} not exist, {damaged}; {collected}"
     )
 
 
@@ -388,17 +394,23 @@ def _references(counts: ReferenceCounts) -> Iterator[Detail]:
     rows = [
         ("Metadata of brokers", some(counts.roots)),
         ("Referred to", f"{ledgers(counts.referenced)}, {number(counts.offloaded_and_here)} of them offloaded as well"),
-        ("Offloaded", f"{ledgers(counts.offloaded)} that are in another storage alone"),
+        (
+            "Offloaded",
+            f"{ledgers(counts.offloaded)} that {agreeing(counts.offloaded, 'is', 'are')} in another storage alone",
+        ),
         (
             "Unreferenced",
             f"{ledgers(counts.unreferenced)}, {size(counts.unreferenced_stored_bytes)} on all bookies together",
         ),
-        ("Lost", f"{ledgers(counts.lost)} that Pulsar refers to, and that do not exist"),
+        (
+            "Lost",
+            f"{ledgers(counts.lost)} that Pulsar refers to, and that {agreeing(counts.lost, 'does', 'do')} not exist",
+        ),
         *[(f"Not judged: {reason}", ledgers(count)) for reason, count in counts.not_judged.items()],
         *[(node.path, f"cannot be decoded: {node.reason}") for node in counts.undecodable_nodes[:10]],
     ]
     if counts.undecodable > 10:
-        rows.append(("More", f"{number(counts.undecodable - 10)} nodes that cannot be decoded"))
+        rows.append(("More", f"{numbered(counts.undecodable - 10, 'node')} that cannot be decoded"))
     lead = "A ledger is unreferenced only if every node that may refer to it was read and decoded, twice."
     yield Detail("References of Pulsar", lead, tuple(rows))
     if counts.namespaces:
@@ -410,16 +422,21 @@ def _references(counts: ReferenceCounts) -> Iterator[Detail]:
 
 
 def _replicas(counts: ReplicaCounts) -> Detail:
+    asked = agreeing(counts.requests, "list or sample", "lists or samples")
+    denied = numbered(counts.absent, "copy")
     rows = [
         (
             "Ledgers asked for",
             f"{number(counts.ledgers)}{'' if counts.sample >= 1 else f', a sample of {counts.sample:.0%}'}",
         ),
-        ("Questions", f"{number(counts.requests)} lists or samples asked of bookies"),
+        (
+            "Questions",
+            f"{number(counts.requests)} {asked} asked of bookies",
+        ),
         ("Copies expected", number(counts.expected)),
         (
             "Denied",
-            f"{number(counts.absent)} copies ({percent(counts.absent, counts.expected)}), confirmed by a second look",
+            f"{denied} ({percent(counts.absent, counts.expected)}), confirmed by a second look",
         ),
         ("A full run", f"about {duration(round(counts.full_run_estimate_s * 1000))} at this pace"),
         *[
@@ -428,15 +445,11 @@ def _replicas(counts: ReplicaCounts) -> Detail:
         ],
     ]
     if len(counts.unknown) > 10:
-        rows.append(("More", f"{len(counts.unknown) - 10:,} answers like these"))
+        rows.append(("More", f"{numbered(len(counts.unknown) - 10, 'answer')} like these"))
     rows.extend(
         (sampled.bookie_id, f"{ledgers(sampled.ledgers)} judged by sample: it cannot list its entries")
         for sampled in counts.sampled[:10]
     )
     if len(counts.sampled) > 10:
-        rows.append(("More", f"{len(counts.sampled) - 10:,} bookies judged by sample"))
+        rows.append(("More", f"{numbered(len(counts.sampled) - 10, 'bookie')} judged by sample"))
     return Detail("Answers of bookies", "Unknown is never taken for absent.", tuple(rows))
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

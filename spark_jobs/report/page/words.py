@@ -9,9 +9,10 @@ from typing import Final
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from bookie.runtime.human import size
+from bookie.runtime.human import agreeing, size
 from spark_jobs.report.counts import LintCounts, ReferenceCounts
 from spark_jobs.report.summary import RunSummary, Verdict
+from spark_jobs.report.text import numbered
 
 MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
@@ -183,7 +184,7 @@ def _found(summary: RunSummary) -> Headline:
             )
         return Headline(Tone.WARN, f"{ledgers(short)} {_have(short)} too few copies. No data is lost.", meaning)
     if worst is Severity.METADATA_ONLY:
-        name = "names" if total == 1 else "name"
+        name = agreeing(total, "names", "name")
         return Headline(
             Tone.INFO,
             f"No copy is missing; {ledgers(total)} {name} a missing bookie.",
@@ -202,16 +203,16 @@ def _found(summary: RunSummary) -> Headline:
 
 def ledgers(count: int) -> str:
     """Return a number of ledgers, with the noun."""
-    return f"{count:,} ledger{'' if count == 1 else 's'}"
+    return numbered(count, "ledger")
 
 
 def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
+    return agreeing(count, "has", "have")
 
 
 def _do(count: int) -> str:
-    return "does" if count == 1 else "do"
+    return agreeing(count, "does", "do")
 
 
 def _counted(summary: RunSummary) -> str:
-    return f"{ledgers(summary.counts.ledgers)} with {summary.counts.fragments:,} fragments"
+    return f"{ledgers(summary.counts.ledgers)} with {numbered(summary.counts.fragments, 'fragment')}"

@@ -137,8 +137,8 @@ def test_ledgers_deleted_before_they_were_read_are_no_problem() -> None:
 @pytest.mark.parametrize(
     ("listed", "recount", "text"),
     [
-        ({"/a": (10,)}, {"/b": 20}, "1 metadata nodes were not read: /b"),
-        ({"/a": (10,)}, {"/b": 0}, "1 metadata nodes were not read: /b"),
+        ({"/a": (10,)}, {"/b": 20}, "1 metadata node was not read: /b"),
+        ({"/a": (10,)}, {"/b": 0}, "1 metadata node was not read: /b"),
         ({"/a": (10,), "/b": (15,)}, {"/b": 18}, "3 ledgers exist and were not listed, under /b"),
         ({"/a": (10,), "/b": (10, 10)}, {}, "read more than once: /b"),
     ],

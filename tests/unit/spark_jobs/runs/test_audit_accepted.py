@@ -40,7 +40,7 @@ def test_a_report_counts_accepted_losses_and_does_not_call_the_ledgers_complete(
     assert headline(CLEAN).text == "Every ledger has all of its copies."
     assert headline(replace(UNDER_REPLICATED, accepted=AcceptedCounts(2, 3))) == headline(UNDER_REPLICATED)
     returned = replace(CLEAN, accepted=AcceptedCounts(0, 0, 1))
-    assert "1 ledgers with an accepted loss: a bookie is back" in table(returned)
+    assert "1 ledger with an accepted loss: a bookie is back" in table(returned)
 
 
 def test_a_summary_keeps_them_and_older_ones_have_none() -> None:
