@@ -6,6 +6,7 @@ from auditor.operating.client import Actor, ClusterClient, Document
 from bookie.metadata.bookies.collections import HeldCollection, HeldCollections
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
+from bookie.runtime.human import counted
 
 
 async def list_collections(client: ClusterClient) -> Document:
@@ -32,7 +33,7 @@ async def allow_collection(
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; allowing it again is safe.
     """
     now_ms = client.ports.clock.epoch_ms()
-    most = "" if ledgers_max is None else f", at most {ledgers_max} ledgers"
+    most = "" if ledgers_max is None else f", at most {counted(ledgers_max, 'ledger')}"
     await actor.record(client, "collection allow", f"{bookie} for {span_s} s{most}")
     held = await _records(client).allow(bookie, actor.name, now_ms, now_ms + span_s * 1000, ledgers_max)
     return row(held, now_ms)

@@ -21,7 +21,7 @@ from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId
-from bookie.runtime.human import duration
+from bookie.runtime.human import agreeing, counted, duration
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
 from spark_jobs.runs.brake import held_because
@@ -79,7 +79,8 @@ async def state_check(client: ClusterClient) -> Checked | None:
     if len(old.paths) > _NAMED_MAX:
         text += f", and {len(old.paths) - _NAMED_MAX} more (`--output json` names all)"
     if old.rewritten:
-        text += f"; not named: {old.rewritten} older records that were written again since"
+        were = agreeing(old.rewritten, "was", "were")
+        text += f"; not named: {counted(old.rewritten, 'older record')} that {were} written again since"
     if old.unread:
         text += f"; {unread}: repeat this after the deletion"
     advice = (

@@ -120,7 +120,7 @@ def reasons(document: Document) -> list[str]:
         growing = ", still written to" if risk["growing"] else ""
         lines.append(
             f"    ledger {risk['ledger_id']} from entry {risk['fragment_first_entry_id']}: "
-            f"{risk['copies_left']} copies left, {risk['copies_needed']} needed{growing}{_of_topic(risk)}"
+            f"{counted(risk['copies_left'], 'copy')} left, {risk['copies_needed']} needed{growing}{_of_topic(risk)}"
         )
     lines += [f"  {problem}" for problem in document["placement_problems"]]
     if document["unreadable_ledgers"]:

@@ -157,7 +157,7 @@ def what_if_lines(document: Document) -> list[str]:
     if document["worst"]:
         lines.append("  the worst ledgers:")
     lines += [
-        f"    ledger {row['ledger_id']}: {row['severity']}, {row['copies_left']} copies left"
+        f"    ledger {row['ledger_id']}: {row['severity']}, {counted(row['copies_left'], 'copy')} left"
         f"{'' if row.get('topic') is None else f', {printable(owner_text(row))}'}"
         for row in document["worst"]
     ]

@@ -12,6 +12,7 @@ from auditor.quickstart.proof import ProofFailedError, prove_readable
 from auditor.quickstart.workload import LiveLedger, WrittenLedger, write_and_close
 from bookie.embedded.cluster import EmbeddedBookie
 from bookie.model.ids import BookieId
+from bookie.runtime.human import agreeing, counted
 
 if TYPE_CHECKING:
     from auditor.quickstart.tour import Tour
@@ -43,7 +44,8 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
         changed = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in ledgers)
         if not changed:
             raise ProofFailedError("no writer changed its ensemble although one of its bookies was stopped")
-        step.note(f"{changed} ledgers have several fragments; the bookie is back and registered")
+        have = agreeing(changed, "has", "have")
+        step.note(f"{counted(changed, 'ledger')} {have} several fragments; the bookie is back and registered")
         _sum_up(step, tour.written)
 
 
@@ -63,7 +65,7 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         await _close(live, None)
         left = left_open.written
         step.note(
-            f"the writer of ledger {left.ledger_id} died with it: {len(left.hashes)} entries acknowledged, "
+            f"the writer of ledger {left.ledger_id} died with it: {counted(len(left.hashes), 'entry')} acknowledged, "
             f"{len(left.under_way)} under way, never closed"
         )
         written = [ledger.written for ledger in live]
@@ -72,7 +74,8 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         await _wait_unregistered(tour, victim.bookie_id)
         guarded = [known for known in tour.written if known.spec.options.ack_quorum >= 2 and known.hashes]
         count = await prove_readable(tour.client, guarded)
-        step.note(f"{count} entries with two or more acknowledged copies were read back, all intact")
+        were = agreeing(count, "was", "were")
+        step.note(f"{counted(count, 'entry')} with two or more acknowledged copies {were} read back, all intact")
         _sum_up(step, written)
 
 
@@ -142,5 +145,5 @@ async def _wait_unregistered(tour: Tour, bookie: BookieId) -> None:
 
 def _sum_up(step: Step, written: list[WrittenLedger]) -> None:
     entries = sum(len(known.hashes) for known in written)
-    step.result.count = f"{len(written)} ledgers, {entries} entries"
+    step.result.count = f"{counted(len(written), 'ledger')}, {counted(entries, 'entry')}"
     step.result.size_bytes = sum(known.payload_bytes for known in written)

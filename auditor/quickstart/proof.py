@@ -19,6 +19,7 @@ from bookie.model.errors import FatalError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, unpack
 from bookie.model.severity import Severity, health_of
+from bookie.runtime.human import counted
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, Status
 from bookie.wire.requests import Read
 
@@ -114,8 +115,8 @@ async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedge
     acknowledged, written = len(known.hashes), len(known.hashes) + len(known.under_way)
     if not acknowledged - 1 <= last <= written - 1:
         raise ProofFailedError(
-            f"ledger {known.ledger_id} was closed at entry {last}; its writer was acknowledged {acknowledged} entries "
-            f"and wrote {written}"
+            f"ledger {known.ledger_id} was closed at entry {last}; its writer was acknowledged "
+            f"{counted(acknowledged, 'entry')} and wrote {written}"
         )
     return replace(known, hashes=[*known.hashes, *known.under_way][: last + 1], under_way=[])
 
@@ -145,7 +146,7 @@ def _check_metadata(ledger: Versioned, known: WrittenLedger, dead: BookieId) -> 
     if ledger.metadata.last_entry_id != len(known.hashes) - 1:
         raise ProofFailedError(
             f"ledger {ledger.ledger_id} ends at entry {ledger.metadata.last_entry_id}, "
-            f"its writer was acknowledged {len(known.hashes)} entries"
+            f"its writer was acknowledged {counted(len(known.hashes), 'entry')}"
         )
 
 

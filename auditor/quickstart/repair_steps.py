@@ -19,7 +19,7 @@ from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from bookie.model.severity import Severity
-from bookie.runtime.human import size
+from bookie.runtime.human import agreeing, counted, size
 
 if TYPE_CHECKING:
     from auditor.quickstart.tour import Tour
@@ -47,10 +47,11 @@ async def audit(tour: Tour, display: Display) -> None:
             )
         severities = Counter(finding.severity for finding in found)
         for severity in sorted(severities):
-            step.note(f"{severities[severity]} fragments {severity.label}")
+            step.note(f"{counted(severities[severity], 'fragment')} {severity.label}")
         if tour.is_kept:
             step.note(f"report: {report}")
-        step.result.count = f"{len({finding.ledger_id for finding in found})} ledgers, {len(found)} fragments found"
+        ledgers = counted(len({finding.ledger_id for finding in found}), "ledger")
+        step.result.count = f"{ledgers}, {counted(len(found), 'fragment')} found"
 
 
 async def repair(tour: Tour, display: Display) -> None:
@@ -69,7 +70,7 @@ async def repair(tour: Tour, display: Display) -> None:
         await _settle_parked(tour, step)
         _count_repaired(tour, before - set(tour.parked), shortfalls)
         step.result.size_bytes = tour.repaired_bytes
-        step.result.count = f"{len(tour.repaired)} ledgers repaired, {len(tour.parked)} parked"
+        step.result.count = f"{counted(len(tour.repaired), 'ledger')} repaired, {len(tour.parked)} parked"
 
 
 async def prove(tour: Tour, display: Display) -> None:
@@ -79,7 +80,7 @@ async def prove(tour: Tour, display: Display) -> None:
         assert tour.victim is not None
         proof = await prove_copies(tour.client, tour.repaired, tour.victim.bookie_id, step.advance)
         _prove_parked(tour)
-        step.result.count = f"{proof.entries} entries, {proof.copies} copies compared"
+        step.result.count = f"{counted(proof.entries, 'entry')}, {counted(proof.copies, 'copy')} compared"
         step.result.size_bytes = proof.copied_bytes
 
 
@@ -93,7 +94,7 @@ def summarize(tour: Tour, display: Display) -> None:
     seconds = sum(result.seconds for result in display.results[3:5])
     display.line("")
     display.line(
-        f"healed: {len(tour.repaired)} ledgers, {tour.repaired_fragments} fragments, "
+        f"healed: {counted(len(tour.repaired), 'ledger')}, {counted(tour.repaired_fragments, 'fragment')}, "
         f"{tour.repaired_bytes / (1 << 20):.1f} MiB in {seconds:.1f} s"
     )
 
@@ -153,9 +154,9 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
                         raise EmbeddedProcessError(f"{process.name} ended; its log ends with:\n{process.log_tail()}")
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
+        left = f"{counted(len(marked - parked), 'ledger')} {agreeing(len(marked - parked), 'was', 'were')}"
         raise EmbeddedProcessError(
-            f"{len(marked - parked)} ledgers were neither repaired nor parked within {_REPAIR_DEADLINE_S:g} s; "
-            f"see {processes[0].log_path}"
+            f"{left} neither repaired nor parked within {_REPAIR_DEADLINE_S:g} s; see {processes[0].log_path}"
         ) from None
 
 
@@ -167,7 +168,7 @@ async def _settle_left_open(tour: Tour, step: Step) -> None:
     found = len(tour.left_open.hashes)
     step.note(
         f"ledger {tour.left_open.ledger_id} had no writer for {OPEN_LEDGER_GRACE_S:g} s: fenced, recovered and closed "
-        f"with {found} entries, {acknowledged} of them acknowledged"
+        f"with {counted(found, 'entry')}, {acknowledged} of them acknowledged"
     )
 
 

@@ -46,6 +46,7 @@ from bookie.model.holdings import fragment_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.schedule import Stripe
+from bookie.runtime.human import agreeing, counted
 from bookie.wire.port import Status
 
 _SHOWN_MAX: Final = 5
@@ -273,8 +274,9 @@ class DeadLetters:
         known = await self._ports.registrations.known() | bookies.registered
         missing = len(known - bookies.registered)
         if missing > MISSING_SHARE_MAX * len(known):
+            of, are = counted(len(known), "bookie"), agreeing(missing, "is", "are")
             raise CannotAcceptError(
-                f"{missing} of {len(known)} bookies are missing, which is an outage and no loss: start the bookies, "
+                f"{missing} of {of} {are} missing, which is an outage and no loss: start the bookies, "
                 "see `bkheal bookies`"
             )
         gone = frozenset(task.missing) - bookies.registered
@@ -437,7 +439,8 @@ def _some(bookies: Sequence[BookieId]) -> str:
 def _stays(losses: Losses) -> str:
     if not losses.other:
         return ""
-    return f"the task stays: {losses.other} other positions of the ledger lack a copy that can be made or may return"
+    other, lack = counted(losses.other, "other position"), agreeing(losses.other, "lacks", "lack")
+    return f"the task stays: {other} of the ledger {lack} a copy that can be made or may return"
 
 
 def _decided(decision: Decision) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
+from bookie.runtime.human import agreeing, counted
 
 
 def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
@@ -26,7 +27,9 @@ def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: 
     absent = known - registered.registered
     if not known or len(absent) <= missing_share_max * len(known):
         return None
+    of, are = counted(len(known), "known bookie"), agreeing(len(absent), "is", "are")
+    it, lost = ("it", "it is") if len(absent) == 1 else ("them", "they are")
     return (
-        f"{len(absent)} of {len(known)} known bookies are not registered: that looks like an outage, and copying would "
-        "make it worse; bring them back, or use --force if they are really lost"
+        f"{len(absent)} of {of} {are} not registered: that looks like an outage, and copying would make it worse; "
+        f"bring {it} back, or use --force if {lost} really lost"
     )

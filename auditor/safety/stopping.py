@@ -132,7 +132,7 @@ def room_problems(
         return []
     found: list[str] = []
     for shape in sorted(set(shapes), reverse=True):
-        name = f"ensembles of {shape.ensemble_size} bookies (write quorum {shape.write_quorum})"
+        name = f"ensembles of {counted(shape.ensemble_size, 'bookie')} (write quorum {shape.write_quorum})"
         if len(after) < shape.ensemble_size:
             found.append(f"{name} are in use and {counted(len(after), 'writable bookie')} would be left")
             continue

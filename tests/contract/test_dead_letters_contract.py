@@ -146,7 +146,7 @@ async def test_the_task_stays_for_what_can_be_repaired(world: World) -> None:
     await world.park(L8, "a b")
     result = await world.letters.accept(L8, WHY)
     assert (result.outcome, result.lost) == (Outcome.ACCEPTED_TASK_STAYS, (LOST_AB,))
-    assert "1 other positions" in result.detail
+    assert "1 other position of the ledger lacks" in result.detail
     assert await world.state(L8) == UNTOUCHED
     assert len(await world.decisions.accepted()) == 1
 

@@ -94,7 +94,7 @@ def test_entries_are_listed_as_ranges(home: Path) -> None:
     assert found["ranges"] == [{"first": 0, "last": 9}, {"first": 20, "last": 24}]
     assert found["next_after"] is None
     assert document(home, "entries", "1", "--after", "21")["ranges"] == [{"first": 22, "last": 24}]
-    assert call(home, "entries", "4").stdout == "ledger 4: 1 entries, fenced\n7\n"
+    assert call(home, "entries", "4").stdout == "ledger 4: 1 entry, fenced\n7\n"
 
 
 def test_an_entry_is_shown_or_written_as_it_is_stored(home: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_salvage_says_what_it_kept_and_what_is_damaged(home: Path) -> None:
         assert "bkheal bookie salvage-journal" in str(call(home, word).exception)
     done = call(home, "salvage-journal")
     assert done.exit_code == ExitCode.OK
-    assert "records of the journal are in the entry logs; " in done.stdout
+    assert "1 record of the journal is in the entry logs; " in done.stdout
     assert f"damaged: journal/{journals[0].name} offset " in done.stdout
     assert "start the bookie" in done.stdout
     assert call(home, "status").exit_code == ExitCode.OK

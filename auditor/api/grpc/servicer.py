@@ -23,6 +23,7 @@ from bookie.model.run import RunCause, RunRecord
 from bookie.runtime.access.access import Access, Principal, metadata_token, peer_address
 from bookie.runtime.access.tokens import Role
 from bookie.runtime.access.trail import Trail
+from bookie.runtime.human import agreeing, counted
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,8 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
         async def first() -> RunRecord:
             if self._watchers >= self._settings.watchers_max:
-                raise OverloadedError(f"{self._watchers} streams are open already: poll with GetRun")
+                streams = f"{counted(self._watchers, 'stream')} {agreeing(self._watchers, 'is', 'are')} open already"
+                raise OverloadedError(f"{streams}: poll with GetRun")
             return await self._control.run(request.run_id)
 
         record = await self._reading(context, first)

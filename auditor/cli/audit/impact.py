@@ -16,7 +16,7 @@ from auditor.cli.cluster.paging import AT_ONCE_LISTED, print_page
 from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.running import StreamOutputOption
 from bookie.model.severity import Severity
-from bookie.runtime.human import printable
+from bookie.runtime.human import agreeing, counted, printable
 
 _LIMIT_DEFAULT = 100
 _LIMIT_MAX = 100_000
@@ -65,11 +65,14 @@ def impact(
         nothing="no finding names a topic of Pulsar",
     )
     if page["total"] > len(page["items"]):
-        print_note(f"{page['total'] - len(page['items'])} more rows are not listed; --limit lists more")
+        more = page["total"] - len(page["items"])
+        print_note(f"{counted(more, 'more row')} {agreeing(more, 'is', 'are')} not listed; --limit lists more")
     if page["cut"]:
         print_note("the run found so many topics that some are not counted")
     if page["unnamed_ledgers"]:
-        print_note(f"{page['unnamed_ledgers']} ledgers with findings name no topic of Pulsar")
+        unnamed = page["unnamed_ledgers"]
+        name = agreeing(unnamed, "names", "name")
+        print_note(f"{counted(unnamed, 'ledger')} with findings {name} no topic of Pulsar")
 
 
 def _cells(row: dict[str, Any]) -> Sequence[object]:

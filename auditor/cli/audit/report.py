@@ -20,7 +20,7 @@ from auditor.cli.cluster.paging import print_page
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption
 from bookie.model.times import epoch_ms, utc_text
-from bookie.runtime.human import duration, printable
+from bookie.runtime.human import agreeing, counted, duration, printable
 
 if TYPE_CHECKING:
     from spark_jobs.report.diff import Change, ReportDiff
@@ -177,7 +177,8 @@ def fetch(
     fetched = fetch_missing(ReportStore(parse_address(report_store)), report_dir, limit)
     for run_id in fetched:
         print_line(run_id)
-    print_note(f"{len(fetched)} reports were fetched to {report_dir.absolute()}")
+    were = agreeing(len(fetched), "was", "were")
+    print_note(f"{counted(len(fetched), 'report')} {were} fetched to {report_dir.absolute()}")
 
 
 @app.command("open")

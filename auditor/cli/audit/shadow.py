@@ -17,7 +17,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.runtime.human import printable
+from bookie.runtime.human import counted, printable
 from bookie.runtime.user import user_name
 from spark_jobs.settings import AuditSettings
 
@@ -155,7 +155,7 @@ def _lines(found: Shadow, result: AuditResult) -> Iterator[str]:
     recovery = "disabled" if found.is_disabled else "enabled"
     yield f"verdict     {_verdict(found)}"
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
-    yield f"run         {summary.run_id}, a dry run; {summary.counts.ledgers} ledgers checked"
+    yield f"run         {summary.run_id}, a dry run; {counted(summary.counts.ledgers, 'ledger')} checked"
     yield f"auditor     {found.leader or 'nobody leads'}"
     yield f"recovery    {recovery}, delay for lost bookies {found.delay_s} s"
     for problem in summary.problems:
@@ -169,7 +169,7 @@ def _lines(found: Shadow, result: AuditResult) -> Iterator[str]:
 
 def _verdict(found: Shadow) -> str:
     if found.unexplained:
-        return f"{found.unexplained} differences without an explained reason"
+        return f"{counted(found.unexplained, 'difference')} without an explained reason"
     return "every difference is explained" if found.differing else "both agree"
 
 

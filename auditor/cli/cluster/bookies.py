@@ -16,7 +16,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOpt
 from bookie.metadata.access import access_in_use
 from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
     from bookie.wire.port import InfoReply
@@ -97,7 +97,9 @@ def move_state(
     source, cluster = access_in_use().state_root, metadata_uri(uri, config)
     confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=is_sure)
     nodes = run(_move_state(cluster, source, target))
-    print_line(f"moved {nodes} nodes from {source} to {target}; start the processes with --state-root {target}")
+    print_line(
+        f"moved {counted(nodes, 'node')} from {source} to {target}; start the processes with --state-root {target}"
+    )
 
 
 def _bookies_there(service: Service) -> list[dict[str, Any]]:

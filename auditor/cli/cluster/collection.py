@@ -13,6 +13,7 @@ from auditor.cli.output import OutputFormat, StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.collections import ALLOWED_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, bookie_id
+from bookie.runtime.human import counted
 
 app = typer.Typer(
     help="Garbage collections that bookies hold back because too much would be deleted.", no_args_is_help=True
@@ -88,13 +89,14 @@ def allow(
     held = next((row for row in run(_list(at)) if row["bookie_id"] == name), None)
     if held is None:
         refuse(f"{name} holds back no collection: `bkheal collection list` shows which bookies do")
-    most = f"at most {ledgers} ledgers" if ledgers else "these, or up to a tenth more"
+    most = f"at most {counted(ledgers, 'ledger')}" if ledgers else "these, or up to a tenth more"
     confirm(
-        f"{name} would delete {held['ledgers']} of its {held['known']} ledgers permanently. Allow {most}?",
+        f"{name} would delete {held['ledgers']} of its {counted(held['known'], 'ledger')} permanently. Allow {most}?",
         is_sure=is_sure,
     )
     document = run(_allow(at, name, seconds, ledgers))
-    line = f"{name} may delete up to {document['allowed_ledgers']} ledgers until {document['allowed_until']}"
+    allowed = counted(document["allowed_ledgers"], "ledger")
+    line = f"{name} may delete up to {allowed} until {document['allowed_until']}"
     show(output, "HeldCollection", document, [line])
 
 

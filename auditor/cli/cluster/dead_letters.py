@@ -45,7 +45,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
-from bookie.runtime.human import duration, printable
+from bookie.runtime.human import counted, duration, printable
 
 app = typer.Typer(help="Marked ledgers that cannot be repaired as the cluster is now.", no_args_is_help=True)
 
@@ -162,20 +162,22 @@ def retry(
     chosen = sorted(of_reason.intersection(ledgers) if ledgers else of_reason)
     done, problem = chosen, None
     if chosen and not is_dry_run:
-        confirm(f"Have {len(chosen)} parked ledgers tried again?", is_sure=is_sure)
+        confirm(f"Have {counted(len(chosen), 'parked ledger')} tried again?", is_sure=is_sure)
         if service is None:
             done = run(_unpark(metadata_uri(uri, config), chosen, is_skipping=not ledgers))
         else:
             done, problem = _unparked_there(service, chosen, is_skipping=not ledgers)
-    lines = [f"{len(done)} parked ledgers {'would be' if is_dry_run else 'will be'} tried again"]
+    lines = [f"{counted(len(done), 'parked ledger')} {'would be' if is_dry_run else 'will be'} tried again"]
     left = sorted(set(chosen).difference(done))
     if left and problem is None:
-        lines.append(f"{len(left)} are not parked any more, or their records cannot be deleted: {_shown(left)}")
+        are, their = ("is", "its record") if len(left) == 1 else ("are", "their records")
+        lines.append(f"{len(left)} {are} not parked any more, or {their} cannot be deleted: {_shown(left)}")
     show(output, "DeadLetterRetry", {"dry_run": is_dry_run, "ledgers": done}, lines)
     if problem is not None:
         from auditor.cli.exit_codes import exit_code_of
 
-        print_error(f"{problem}; the records of {len(left)} chosen ledgers were not removed, or it is unknown")
+        left_there = counted(len(left), "chosen ledger")
+        print_error(f"{problem}; the records of {left_there} were not removed, or it is unknown")
         raise typer.Exit(exit_code_of(problem))
     if left and ledgers:
         raise typer.Exit(ExitCode.FAILED)
@@ -467,7 +469,7 @@ def _line(row: dict[str, Any], is_dry_run: bool) -> str:
             f"{part['first_entry_id']}..{part['last_entry_id']} on {printable(_holders(part))}"
             for part in row["lost"][:5]
         ]
-        more = f" and {len(row['lost']) - 5} more fragments" if len(row["lost"]) > 5 else ""
+        more = f" and {counted(len(row['lost']) - 5, 'more fragment')}" if len(row["lost"]) > 5 else ""
         text += f" (entries in {'; '.join(parts)}{more})"
     return f"{text}; {row['detail']}" if row["detail"] else text
 

@@ -20,7 +20,7 @@ from auditor.cli.output import OutputFormat, counting, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.runtime.human import counted
+from bookie.runtime.human import agreeing, counted
 
 if TYPE_CHECKING:
     from auditor.safety.holdings import Holdings
@@ -62,7 +62,7 @@ def _line(row: dict[str, Any], *, is_dry_run: bool) -> str:
     parts = [text for name, text in _PARTS if row[name]]
     if not parts:
         return f"{row['bookie_id']}: nothing to do, its records are deleted already"
-    are = "would be" if is_dry_run else "is" if len(parts) == 1 else "are"
+    are = "would be" if is_dry_run else agreeing(len(parts), "is", "are")
     text = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     return f"{row['bookie_id']}: {text} {are} deleted"
 

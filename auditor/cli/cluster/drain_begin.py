@@ -15,7 +15,7 @@ from auditor.cli.cluster.changing import confirm, refuse
 from auditor.cli.cluster.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
 from bookie.model.ids import BookieId
-from bookie.runtime.human import counted, size
+from bookie.runtime.human import agreeing, counted, size
 
 if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
@@ -121,7 +121,7 @@ async def _servers(
 
 def begin_lines(document: Mapping[str, Any]) -> list[str]:
     """The document ``DrainStart``, for people."""
-    would = "would be" if document["dry_run"] else "is" if document["ledgers"] == 1 else "are"
+    would = "would be" if document["dry_run"] else agreeing(document["ledgers"], "is", "are")
     held = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
     unclosed = counted(document["open_ledgers"], "ledger")
     return [f"{counted(document['ledgers'], 'ledger')} {would} marked: {held}, {unclosed} not closed"]

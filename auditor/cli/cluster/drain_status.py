@@ -18,7 +18,7 @@ from bookie.metadata.bookies.drains import Drain
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.runtime.human import counted, duration, printable, size
+from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 if TYPE_CHECKING:
     from auditor.operating.drain_status import DrainLook
@@ -116,7 +116,7 @@ def _marking(bookies: Sequence[Mapping[str, Any]]) -> str:
     others = [row["bookie_id"] for row in bookies if row["state"] != "lost"]
     parts = (("recover", lost), ("drain start", others))
     commands = [f"`bkheal {verb} {' '.join(names)}`" for verb, names in parts if names]
-    return f"{' and '.join(commands)} {'marks' if len(commands) == 1 else 'mark'} them"
+    return f"{' and '.join(commands)} {agreeing(len(commands), 'marks', 'mark')} them"
 
 
 def _proof(document: Mapping[str, Any]) -> str:

@@ -132,14 +132,14 @@ def _print(output: StreamFormat, document: dict[str, Any]) -> None:
 def _flight_line(each: dict[str, Any]) -> str:
     worker = f" by {printable(each['worker'])}" if each["worker"] else ""
     copies = [f"to {copy['target']} {_done_text(copy)}" for copy in each["copies"][:3]]
-    more = f" and {len(each['copies']) - 3} more copies" if len(each["copies"]) > 3 else ""
+    more = f" and {counted(len(each['copies']) - 3, 'more copy')}" if len(each["copies"]) > 3 else ""
     return f"ledger {each['ledger_id']}{worker} ({each['severity']}){': ' if copies else ''}{', '.join(copies)}{more}"
 
 
 def _done_text(copy: dict[str, Any]) -> str:
     if copy["entries_done"] is None or copy["entries_total"] is None:
         return "(no progress recorded)"
-    text = f"{copy['entries_done']} of {copy['entries_total']} entries"
+    text = f"{copy['entries_done']} of {counted(copy['entries_total'], 'entry')}"
     if copy["bytes_done"] is None:
         return text
     return f"{text}, about {size(copy['bytes_done'])} of {size(copy['bytes_total'])}"

@@ -26,7 +26,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
-from bookie.runtime.human import counted, size
+from bookie.runtime.human import agreeing, counted, size
 
 app = typer.Typer(
     help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",
@@ -138,9 +138,8 @@ def recover(
     """
     target, bookies = metadata_uri(uri, config), bookie_ids(names)
     document = run(_recover(target, bookies, is_dry_run, is_sure, is_forced, missing_share_max))
-    would = "would be" if is_dry_run else "are"
+    would = "would be" if is_dry_run else agreeing(document["ledgers"], "is", "are")
     held = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
-    would = would if is_dry_run or document["ledgers"] != 1 else "is"
     counts = f"{held}, {counted(document['open_ledgers'], 'ledger')} not closed"
     lines = [f"{counted(document['ledgers'], 'ledger')} {would} marked: {counts}"]
     if document["accepted_ledgers"]:
@@ -259,7 +258,7 @@ async def _recover(
             )
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:
                 refuse(reason)  # it returned during the question
-            detail = f"{', '.join(bookies)}: {len(found.ledgers)} ledgers"
+            detail = f"{', '.join(bookies)}: {counted(len(found.ledgers), 'ledger')}"
             await Actor(whoami(), "command").record(client, "recover", detail)
             with counting("marked", len(found.ledgers)) as advance:
                 await mark(ports.tasks, found.ledgers, advance)

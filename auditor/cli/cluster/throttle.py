@@ -14,7 +14,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.model.times import epoch_ms
-from bookie.runtime.human import duration, printable, size
+from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 app = typer.Typer(
     help="Limit how fast all replicators together copy. A change takes effect within seconds, without a restart.",
@@ -62,9 +62,8 @@ def show_limits(
     _print(document)
     if document["limited"]:
         workers = document["workers"]
-        print_line(
-            f"shared by {len(workers)} replicators that copy now" + (f": {', '.join(workers)}" if workers else "")
-        )
+        sharing = f"{counted(len(workers), 'replicator')} that {agreeing(len(workers), 'copies', 'copy')} now"
+        print_line(f"shared by {sharing}" + (f": {', '.join(workers)}" if workers else ""))
 
 
 @app.command("set")

@@ -30,7 +30,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id
 from bookie.model.metadata import DigestType, LedgerMetadata
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 _TELL_S: Final = 0.2
 """After this time the newest entries are announced to readers that follow the ledger, unless later entries do so."""
@@ -67,7 +67,8 @@ def write(
     if output is OutputFormat.JSON:
         print_json("Ledger", **row)
     else:
-        print_line(f"ledger {row['ledger_id']}: {row['last_entry_id'] + 1} entries, {size(row['length'])}, closed")
+        entries_text = counted(row["last_entry_id"] + 1, "entry")
+        print_line(f"ledger {row['ledger_id']}: {entries_text}, {size(row['length'])}, closed")
 
 
 def read(
@@ -103,7 +104,7 @@ def read(
     work = _read(metadata_uri(uri, config), ledger, (first, last), to, chosen, os.fsencode(password) or None)
     count = run(work)
     if to is not None:
-        print_line(f"{count} entries of ledger {ledger} written to {to}")
+        print_line(f"{counted(count, 'entry')} of ledger {ledger} written to {to}")
 
 
 def tail(
@@ -224,7 +225,7 @@ async def _tail(uri: str, ledger: int, first: int | None, form: EntryFormat, pas
         end = await reader.last_entry_id()
         start = end + 1 if first is None else first
         if reader.metadata.is_closed and start > end:
-            print_note(f"ledger {ledger} is closed with {end + 1} entries; nothing follows")
+            print_note(f"ledger {ledger} is closed with {counted(end + 1, 'entry')}; nothing follows")
             return
         async for entry in reader.tail(EntryId(start)):
             place: dict[str, object] = {"ledger_id": ledger, "entry_id": entry.entry_id}

@@ -19,6 +19,7 @@ import typer
 from auditor.cli.cluster.changing import text_only
 from bookie.client.errors import EntryTooLargeError
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
+from bookie.runtime.human import counted
 
 _CHUNK_BYTES: Final = 1 << 16
 
@@ -47,7 +48,10 @@ def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> by
             return json.dumps({**place, "length": len(payload), **_payload_fields(payload)}).encode() + b"\n"
         case EntryFormat.HEX:
             head = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in place.items())
-            lines = [f"{head}, {len(payload)} bytes", *(_hex_line(payload, at) for at in range(0, len(payload), 16))]
+            lines = [
+                f"{head}, {counted(len(payload), 'byte')}",
+                *(_hex_line(payload, at) for at in range(0, len(payload), 16)),
+            ]
             return "\n".join(lines).encode() + b"\n"
 
 
@@ -58,7 +62,7 @@ def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIte
         typer.BadParameter: there is no such file, or both are given.
     """
     if entries and file is not None:
-        raise typer.BadParameter(f"write the lines of {file}, or {entries} random entries, not both")
+        raise typer.BadParameter(f"write the lines of {file}, or {counted(entries, 'random entry')}, not both")
     if entries:
         return _random_payloads(entries, entry_bytes)
     if file is None or str(file) == "-":

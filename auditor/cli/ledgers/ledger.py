@@ -30,7 +30,7 @@ from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
 from bookie.model.times import utc_text
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.human import printable, size
+from bookie.runtime.human import agreeing, counted, printable, size
 
 app = typer.Typer(
     help="Ledgers: list, show, write, read, follow, recover, delete.",
@@ -151,7 +151,7 @@ def recover(
     if output is OutputFormat.JSON:
         print_json("Ledger", **row)
     else:
-        print_line(f"ledger {ledger} is closed: {row['last_entry_id'] + 1} entries, {size(row['length'])}")
+        print_line(f"ledger {ledger} is closed: {counted(row['last_entry_id'] + 1, 'entry')}, {size(row['length'])}")
 
 
 @app.command("close")
@@ -181,9 +181,8 @@ def delete(
     row = run(_show(target, ledger))
     if not yes:
         with ended_by_signals():
-            typer.confirm(
-                f"Delete ledger {ledger} ({row['state']}, {_or_dash(row['length'])} bytes) permanently?", abort=True
-            )
+            length = f"{_or_dash(row['length'])} {agreeing(row['length'], 'byte', 'bytes')}"
+            typer.confirm(f"Delete ledger {ledger} ({row['state']}, {length}) permanently?", abort=True)
     run(_delete(target, ledger))
     print_line(f"ledger {ledger} deleted")
 

@@ -38,7 +38,7 @@ from auditor.cli.running import (
     run,
 )
 from bookie.metadata.logs.log_store import NoSuchLogError
-from bookie.runtime.human import printable, size
+from bookie.runtime.human import counted, printable, size
 
 if TYPE_CHECKING:
     from bookie.client.log.values import LogEntry, LogOptions, LogPosition
@@ -101,7 +101,7 @@ def append(
     if output is OutputFormat.JSON:
         print_json("LogAppend", log=name, entries=count, first=_text(first), last=_text(last))
     elif count:
-        print_line(f"{count} entries appended to log {name}, {first} to {last}")
+        print_line(f"{counted(count, 'entry')} appended to log {name}, {first} to {last}")
     else:
         print_line(f"nothing appended to log {name}")
 
@@ -213,7 +213,9 @@ def truncate(
         with ended_by_signals():
             typer.confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", abort=True)
     dropped = run(_truncate(target, name, position))
-    print_line(f"log {name}: {len(dropped)} ledgers dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}")
+    print_line(
+        f"log {name}: {counted(len(dropped), 'ledger')} dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}"
+    )
 
 
 @app.command("delete")
@@ -225,7 +227,9 @@ def delete(
     if not yes:
         row = run(_show(target, name))
         with ended_by_signals():
-            typer.confirm(f"Delete log {name} with its {len(row['ledgers'])} ledgers permanently?", abort=True)
+            typer.confirm(
+                f"Delete log {name} with its {counted(len(row['ledgers']), 'ledger')} permanently?", abort=True
+            )
     run(_delete(target, name))
     print_line(f"log {name} deleted")
 

@@ -21,7 +21,7 @@ from auditor.cli.ledgers.options import (
 from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
     from bookie.client.bookkeeper import BookKeeper
@@ -69,9 +69,15 @@ def simpletest(
         return
     for verb in ("written", "read"):
         rate, seconds = row[f"{verb}_entries_per_second"], row[f"{verb}_seconds"]
-        print_line(f"{entries} entries {verb} in {seconds:.2f} s: {rate:,.0f}/s, {size(rate * entry_bytes)}/s")
+        print_line(
+            f"{counted(entries, 'entry')} {verb} in {seconds:.2f} s: {rate:,.0f}/s, {size(rate * entry_bytes)}/s"
+        )
     ending = "kept" if keep else "deleted"
-    print_line(f"ledger {row['ledger_id']}: all {entries} entries are as they were written; the ledger was {ending}")
+    print_line(f"ledger {row['ledger_id']}: {_compared(entries)}; the ledger was {ending}")
+
+
+def _compared(entries: int) -> str:
+    return "the entry is as it was written" if entries == 1 else f"all {entries} entries are as they were written"
 
 
 async def _test(
@@ -105,7 +111,7 @@ async def prove(
             print_note(left)
         raise
     if not is_kept and (left := await _left(client, ledger_id, uri)):
-        raise LedgerLeftError(f"all {entries} entries are as they were written, but {left}")
+        raise LedgerLeftError(f"{_compared(entries)}, but {left}")
     return {
         "ledger_id": ledger_id,
         "entries": entries,
@@ -141,7 +147,7 @@ async def _read(client: BookKeeper, ledger_id: LedgerId, entries: int, entry_byt
             count += 1
             advance(1)
     if count != entries:
-        raise WrongEntryError(f"ledger {ledger_id} gave {count} entries back of {entries} written")
+        raise WrongEntryError(f"ledger {ledger_id} gave {counted(count, 'entry')} back of {entries} written")
     return time.monotonic() - started_s
 
 

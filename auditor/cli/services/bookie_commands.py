@@ -39,7 +39,7 @@ from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
-from bookie.runtime.human import printable
+from bookie.runtime.human import agreeing, counted, printable
 
 if TYPE_CHECKING:
     from bookie.model.availability import EntryRuns
@@ -178,7 +178,7 @@ def entries(
         print_json(kind, **row, ranges=ranges, next_after=runs[-1][1] if is_cut else None)
         return
     state = [word for word, is_so in (("fenced", row["fenced"]), ("in limbo", row["limbo"])) if is_so]
-    print_line(f"ledger {ledger}: {len(held)} entries{''.join(f', {word}' for word in state)}")
+    print_line(f"ledger {ledger}: {counted(len(held), 'entry')}{''.join(f', {word}' for word in state)}")
     for first, last in runs:
         print_line(str(first) if first == last else f"{first}-{last}")
     if is_cut:
@@ -282,9 +282,8 @@ def scrub(
         for row in document["damaged"]:
             where = f"{row['path']} offset {row['offset']}"
             print_line(f"damaged: ledger {row['ledger_id']} entry {row['entry_id']}, {where}: {row['what']}")
-        print_line(
-            f"{document['entries']} entries, {document['bytes']} bytes verified; {document['damaged_count']} damaged"
-        )
+        verified = f"{counted(document['entries'], 'entry')}, {counted(document['bytes'], 'byte')} verified"
+        print_line(f"{verified}; {document['damaged_count']} damaged")
         if document["next_after"] is not None:
             print_line(f"to go on: --after {document['next_after']}")
     if document["damaged_count"]:
@@ -348,7 +347,8 @@ def rebuild_index(
     if output is OutputFormat.JSON:
         print_json("RebuiltIndex", **_rebuilt_document(found))
         return
-    print_line(f"the index has {found.entries} entries of {found.ledgers} ledgers, from {found.logs} entry logs")
+    held = f"{counted(found.entries, 'entry')} of {counted(found.ledgers, 'ledger')}"
+    print_line(f"the index has {held}, from {counted(found.logs, 'entry log')}")
     _print_findings(found)
     print_line("start the bookie: the ledgers that name it are marked for repair")
 
@@ -395,7 +395,9 @@ def salvage_journal(
     if output is OutputFormat.JSON:
         print_json("SalvagedJournal", **_salvaged_document(found))
         return
-    print_line(f"{found.records} records of the journal are in the entry logs; {found.ledgers} ledgers are in limbo")
+    kept = f"{counted(found.records, 'record')} of the journal {agreeing(found.records, 'is', 'are')} in the entry logs"
+    limbo = f"{counted(found.ledgers, 'ledger')} {agreeing(found.ledgers, 'is', 'are')} in limbo"
+    print_line(f"{kept}; {limbo}")
     _print_findings(found.findings)
     print_line("start the bookie: the ledgers that name it are marked for repair")
 

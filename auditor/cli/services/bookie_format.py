@@ -15,7 +15,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from auditor.cli.services.bookie_commands import JournalDirOption, LedgerDirOption
 from auditor.cli.services.bookie_place import journal_dirs_of, ledger_dirs_of
 from bookie.model.errors import BkhealError
-from bookie.runtime.human import size
+from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
     from bookie.server.joining.stopped import StoppedDisks
@@ -144,6 +144,6 @@ def _described(lost: dict[str, Any]) -> str:
     if lost["problem"] is not None:
         return f"how much they have is not known ({lost['problem']})"
     return (
-        f"{lost['ledgers']} ledgers, {size(lost['entry_log_bytes'])} of entry logs, "
-        f"{lost['journal_records']} records in the journal alone"
+        f"{counted(lost['ledgers'], 'ledger')}, {size(lost['entry_log_bytes'])} of entry logs, "
+        f"{counted(lost['journal_records'], 'record')} in the journal alone"
     )

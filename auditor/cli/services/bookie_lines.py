@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bookie.runtime.human import printable, size
+from bookie.runtime.human import agreeing, counted, printable, size
 
 SHOWN_MAX: Final = 100
 """Largest number of damaged ledgers shown, and of entries of each."""
@@ -18,7 +18,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     return [
         printable(f"{who}, up for {document['uptime_s']} s"),
         *read_only_lines(document),
-        f"{document['ledgers']} ledgers",
+        counted(document["ledgers"], "ledger"),
         *map(_disk_line, disks),
         f"adds: {size(queues['add_bytes'])}; {size(queues['journal_bytes'])} of them wait for the journal",
         f"write cache: {size(queues['write_cache_bytes'])}{flushing}",
@@ -48,14 +48,17 @@ def read_only_lines(document: dict[str, Any]) -> list[str]:
 def scrub_lines(document: dict[str, Any]) -> list[str]:
     """Return a scrub, and the unrepaired damage."""
     where = f" at {document['position']}" if document["position"] else ""
-    verified = f"{document['entries']} entries, {size(document['bytes'])} verified since {document['begun_at'] or '-'}"
+    entries = counted(document["entries"], "entry")
+    verified = f"{entries}, {size(document['bytes'])} verified since {document['begun_at'] or '-'}"
     damage = f"{document['damaged_count']} damaged, {document['replaced_count']} replaced"
     lines = [f"scrub {document['phase']}{where}: {verified}; {damage}"]
     for each in document["unrepaired"][:SHOWN_MAX]:
         ids = ", ".join(str(entry_id) for entry_id in each["entry_ids"][:SHOWN_MAX])
-        lines.append(f"damaged and not replaced: ledger {each['ledger_id']} entries {ids}")
+        noun = agreeing(len(each["entry_ids"]), "entry", "entries")
+        lines.append(f"damaged and not replaced: ledger {each['ledger_id']} {noun} {ids}")
     if document["unrepaired_count"]:
-        lines.append(f"{document['unrepaired_count']} damaged entries are not replaced")
+        are = agreeing(document["unrepaired_count"], "is", "are")
+        lines.append(f"{counted(document['unrepaired_count'], 'damaged entry')} {are} not replaced")
     return lines
 
 
@@ -65,8 +68,8 @@ def collection_lines(document: dict[str, Any]) -> list[str]:
         return [f"garbage collection runs ({document['level']}) since {document['begun_at'] or '-'}"]
     if document["finished_at"] is None:
         return ["garbage collection: none has ended since the start of the process"]
-    deleted = f"{document['collected']} of {document['known']} ledgers deleted"
-    compacted = f"{document['removed_logs']} entry logs removed, {size(document['freed_bytes'])} freed"
+    deleted = f"{document['collected']} of {counted(document['known'], 'ledger')} deleted"
+    compacted = f"{counted(document['removed_logs'], 'entry log')} removed, {size(document['freed_bytes'])} freed"
     copied = f"{size(document['copied_bytes'])} copied"
     when = f"garbage collection ({document['level']}) ended {document['finished_at']}"
     lines = [f"{when}: {deleted}, {compacted}, {copied}"]

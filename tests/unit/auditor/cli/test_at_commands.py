@@ -111,7 +111,7 @@ async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
     every = await call(world, "dead-letters", "retry", "--all", "--yes")
     assert (every.exit_code, every.stdout) == (
         ExitCode.OK,
-        "2 parked ledgers will be tried again\n1 are not parked any more, or their records cannot be deleted: 8\n",
+        "2 parked ledgers will be tried again\n1 is not parked any more, or its record cannot be deleted: 8\n",
     )
     async with cluster.connected("") as client:
         assert await client.parked.ids() == frozenset()
@@ -119,7 +119,7 @@ async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
             await client.parked.park(record)
     named = await call(world, "dead-letters", "retry", "7", "8", "--yes", "-o", "json")
     assert (named.exit_code, json.loads(named.stdout)["ledgers"]) == (ExitCode.FAILED, [7])
-    assert "not parked: 8; the records of 1 chosen ledgers were not removed" in named.stderr
+    assert "not parked: 8; the records of 1 chosen ledger were not removed" in named.stderr
     assert "nothing was changed" not in named.output
 
 

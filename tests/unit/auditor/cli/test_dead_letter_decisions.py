@@ -195,7 +195,7 @@ def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluste
     assert (result.exit_code, ran(parked.ids())) == (ExitCode.OK, {6})
     assert result.stdout.splitlines() == [
         "2 parked ledgers will be tried again",
-        "1 are not parked any more, or their records cannot be deleted: 6",
+        "1 is not parked any more, or its record cannot be deleted: 6",
     ]
     assert call("retry", "6", "--yes").exit_code == ExitCode.FAILED
     ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))

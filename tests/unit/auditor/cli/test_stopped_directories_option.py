@@ -49,13 +49,13 @@ def test_a_directory_that_is_out_of_use_is_shown_with_its_reason() -> None:
         "scrub": {
             "phase": "waiting",
             "position": None,
-            "entries": 0,
+            "entries": 1,
             "bytes": 0,
             "begun_at": None,
             "damaged_count": 0,
             "replaced_count": 0,
-            "unrepaired": [],
-            "unrepaired_count": 0,
+            "unrepaired": [{"ledger_id": 7, "entry_ids": [3]}],
+            "unrepaired_count": 1,
         },
         "collection": {"running": False, "finished_at": None},
     }
@@ -63,3 +63,6 @@ def test_a_directory_that_is_out_of_use_is_shown_with_its_reason() -> None:
     assert "journal disk: 5 B of 9 B free" in lines
     assert "ledgers disk /l1: 4 B of 8 B free" in lines
     assert "ledgers disk /l2 is out of use: input/output error" in lines
+    assert "1 damaged entry is not replaced" in lines
+    assert "damaged and not replaced: ledger 7 entry 3" in lines
+    assert any(": 1 entry, " in line for line in lines)

@@ -145,7 +145,10 @@ async def test_the_task_stays_for_a_bookie_that_lacks_what_others_hold() -> None
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}, "a": {3}}, "a b c")
         result = await accept(world)
-        assert (result.outcome, "1 other positions" in result.detail) == (Outcome.ACCEPTED_TASK_STAYS, True)
+        assert (result.outcome, "1 other position of the ledger lacks" in result.detail) == (
+            Outcome.ACCEPTED_TASK_STAYS,
+            True,
+        )
         assert await world.task(LEDGER) is not None
 
 
