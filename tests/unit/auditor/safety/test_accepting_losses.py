@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,16 @@ async def test_an_entry_that_every_bookie_denies_can_be_accepted_and_is_what_an_
         assert await world.is_clean()
         assert is_accepted(finding, result.lost)
         assert not is_accepted(finding, ())
+
+
+@in_virtual_time
+async def test_what_the_same_bookies_lack_in_another_fragment_is_not_accepted() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}}, "b c")
+        (finding,) = await audited(world)
+        (lost,) = (await accept(world)).lost
+        assert is_accepted(finding, [lost])
+        assert not is_accepted(finding, [replace(lost, first_entry_id=EntryId(10), last_entry_id=EntryId(19))])
 
 
 @pytest.mark.parametrize("more", [{"b": {1, 4}, "c": {1, 4}}, {"b": {1}, "c": {1}, "a": {3}}])
