@@ -9,7 +9,7 @@ from tests.worlds.cluster import ROOT
 from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
-A, B, *_ = BOOKIES
+A, B, C, *_ = BOOKIES
 
 
 @in_service_world
@@ -82,3 +82,14 @@ async def test_the_brake_holds_critical_ledgers_too(world: ServiceWorld) -> None
     await asyncio.sleep(3000)
     assert auditor.service.status().held_because
     assert world.critical_marked == []
+
+
+@in_service_world
+async def test_no_critical_audit_begins_while_the_brake_holds(world: ServiceWorld) -> None:
+    await world.set_delay(3600)
+    auditor = await world.leader()
+    for bookie in (A, B, C):
+        await world.down(bookie)
+    await asyncio.sleep(1000)
+    assert "3 of 5" in auditor.service.status().held_because
+    assert auditor.runner.requests == []

@@ -157,6 +157,7 @@ async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -
         await world.down(bookie)
     await asyncio.sleep(200)
     assert "3 of 5" in auditor.service.status().held_because
+    assert auditor.runner.requests == []
     assert world.marked == []
     await world.up(B)
     await when(lambda: bool(world.marked))
