@@ -173,3 +173,12 @@ async def test_what_may_not_be_read_is_unknown(place: Place, monkeypatch: pytest
     found = await place.look(1, 2)
     assert found[1] == (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"])
     assert found[2] == (Verdict.OVER_REPLICATED.value, None, ["d"])
+
+
+async def test_a_deletion_beside_which_nothing_may_be_read_is_not_old(place: Place) -> None:
+    await place.create({1: MOVED, 2: MOVED})
+    await place.delete(2)
+    any_time = Grace(1 << 60, 1 << 60)
+    assert await place.look(2, grace=any_time) == {2: (Verdict.UNOWNED.value, None, ["d"])}
+    place.store.cell.deny("/ledgers/00/0000")
+    assert await place.look(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
