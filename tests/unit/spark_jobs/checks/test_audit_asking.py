@@ -19,6 +19,7 @@ from bookie.wire.requests import ListEntries
 from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.replicas import asking
 from spark_jobs.checks.replicas.asking import (
+    ATTEMPTS_MAX,
     LEDGERS_IN_FLIGHT,
     PER_BOOKIE_IN_FLIGHT,
     READ_AGAIN_AFTER_S,
@@ -194,6 +195,27 @@ async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
         assert "no server answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
         asked_of_b = answers.requests - count
         assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_AFTER)
+
+
+@in_virtual_time
+async def test_a_bookie_that_misses_an_answer_now_and_then_is_asked_to_the_end() -> None:
+    """Only ledgers in sequence without an answer show that it is silent."""
+    lost = [ListReply(Status.TIMEOUT)] * ATTEMPTS_MAX
+    async with a_cluster() as world:
+        count = 3 * SILENT_AFTER
+        for number in range(count):
+            await store(world, number, CLOSED, {})
+
+        async def registered() -> AbstractSet[BookieId]:
+            return (await world.registrations.list()).registered
+
+        asker = Asker(world.bookies.transport, world.ledgers, registered, VirtualClock())
+        for number in range(count):
+            world.bookies["b"].list_replies = [] if number % 2 else list(lost)
+            ledger = settled_metadata(LedgerId(number), await world.metadata(number))
+            answers = await asker.ask_all([ledger], await registered())
+            unknown = {} if number % 2 else {(BookieId("b"), "TIMEOUT"): 1}
+            assert (number, dict(answers.unknown)) == (number, unknown)
 
 
 @in_virtual_time
