@@ -259,6 +259,24 @@ async def test_a_ledger_moved_meanwhile_is_judged_where_it_is_now() -> None:
 
 
 @in_virtual_time
+async def test_a_member_that_came_meanwhile_is_asked_too() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"b": [1]})
+        packets = make_packets(LedgerId(1), 10)
+
+        async def move() -> None:
+            ledger = await world.ledgers.read(LedgerId(1))
+            await world.bookies.put("d", LedgerId(1), list(packets.values()))
+            await world.ledgers.write(LedgerId(1), ledger.metadata.with_member(0, 2, BookieId("d")), ledger.version)
+
+        world.bookies["b"].before_list = move
+        answers = await ask(world, 1)
+        ((_, (found,)),) = answers.found
+        # Entry 1 is on b and on d, which took the place of c.
+        assert (found.missing, found.copies_min, found.severity) == ((BookieId("b"),), 1, Severity.CRITICAL)
+
+
+@in_virtual_time
 async def test_entries_that_arrive_before_the_second_look_are_there() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
