@@ -243,6 +243,21 @@ async def test_a_second_loss_waits_for_the_reaction_to_the_first(world: ServiceW
 
 
 @in_service_world
+async def test_a_loss_does_not_wait_for_a_paused_reaction_to_another_one(world: ServiceWorld) -> None:
+    world.check_s = 5000
+    auditor = await world.leader()
+    await world.down(A)
+    await when(lambda: len(auditor.runner.requests) == 1)
+    reaction = auditor.runner.requests[0].run_id
+    await auditor.service.pause_run(reaction, owner="me", via="http")
+    world.check_s = 1
+    await world.down(B)
+    await when(lambda: bool(world.marked), 60)
+    assert world.marked_bookies == [{A, B}]
+    assert (await auditor.service.run(reaction)).state is RunState.CANCELLED
+
+
+@in_service_world
 async def test_a_loss_never_waits_for_a_run_of_another_kind(world: ServiceWorld) -> None:
     world.check_s = 5000
     auditor = await world.leader()
