@@ -148,6 +148,14 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     assert (first, again.summary.image.suspects) == (FINAL, 0), "the loss was audited, so nothing is read twice"
 
 
+def test_a_dry_run_after_a_loss_marks_nothing_by_the_image(spark: SparkSession, place: Place) -> None:
+    place.audit(spark)
+    place.unregister("x:1")
+    result, first = audited(spark, place, is_dry_run=True)
+    assert (first, place.marked(), place.audited()) == (set(), {}, set())
+    assert result.summary.image.marked == 0
+
+
 @pytest.mark.long
 def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: Place) -> None:
     members = tuple(map(BookieId, ("a:1", "b:1", "x:1")))
