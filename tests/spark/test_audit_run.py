@@ -437,6 +437,19 @@ def test_a_bookie_that_returns_while_auto_recovery_is_disabled_is_not_forgotten(
     assert (place.marked(), accepted_ledgers(place)) == ({}, [3])
 
 
+def test_a_bookie_that_returns_is_not_forgotten_by_a_run_that_may_mark_no_more(
+    spark: SparkSession, place: Place
+) -> None:
+    place.create({9: closed("x:1", "y:1")})
+    place.register("x:1", "y:1")
+    accept(place, 3, ACCEPTED)
+    accept(place, 9, ACCEPTED)
+    place.audit(spark, marks_max=1)
+    assert (len(place.marked()), accepted_ledgers(place)) == (1, [3, 9])
+    place.audit(spark, marks_max=1)
+    assert (set(place.marked()), accepted_ledgers(place)) == ({3, 9}, [])
+
+
 def test_accepted_losses_cost_no_request_per_ledger(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
