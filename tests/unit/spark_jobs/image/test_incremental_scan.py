@@ -223,6 +223,17 @@ async def test_a_change_of_a_closed_ledger_is_seen_when_its_turn_comes(tmp_path:
     assert min(unread_ms.values()) > NOW_MS
 
 
+async def test_what_is_carried_over_keeps_the_time_of_its_reading(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole()
+    read_ms = {leaf: record.read_from_ms for leaf, record in place.records.items()}
+    place.now_ms += 1000
+    await place.create({30_001: HEALTHY})
+    _, counts = await place.again()
+    assert counts["carried"] == len(LEDGERS)
+    assert {leaf: record.read_from_ms for leaf, record in place.records.items()} == read_ms | {3: place.now_ms}
+
+
 async def test_an_id_that_was_deleted_and_created_again_is_read(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.whole()
