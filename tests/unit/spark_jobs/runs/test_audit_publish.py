@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.runs.publish import Marking, publish
@@ -62,7 +63,14 @@ def test_disabling_stops_before_the_next_batch_and_only_what_was_marked_is_noted
     assert noted == [marking(0), marking(1)]
 
 
-@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailableError("no answer"),
+        WriteOutcomeUnknownError("answer lost"),
+        ConflictError("it changes all the time"),
+    ],
+)
 def test_a_store_that_stops_answering_ends_it_with_what_was_marked(error: Exception) -> None:
     published = publish([marking(number) for number in range(5)], Tasks(2, error), 2)
     assert published == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)

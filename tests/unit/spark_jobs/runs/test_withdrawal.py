@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 import pytest
 
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.model.errors import ConflictError
 from bookie.model.ids import LedgerId
 from bookie.model.run import Ended, RunState
 from spark_jobs.runs.gate import RunGate, Stop
@@ -48,7 +49,13 @@ def test_a_run_withdraws_a_bounded_number_and_the_next_run_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [StoreUnavailableError("no answer"), WriteOutcomeUnknownError("answer lost"), AccessDeniedError("refused")]
+    "error",
+    [
+        StoreUnavailableError("no answer"),
+        WriteOutcomeUnknownError("answer lost"),
+        AccessDeniedError("refused"),
+        ConflictError("it changes all the time"),
+    ],
 )
 def test_a_store_that_fails_ends_it_with_what_was_withdrawn(error: Exception) -> None:
     steps = 0
