@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from bookie.metadata.bookies.first_seen_down import Down
-from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy
+from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import FindingSums
 from spark_jobs.runs.held_back import DueOnly, FoundLedger, HeldBookies
@@ -65,3 +67,12 @@ def test_what_is_held_back_is_counted_once_with_its_reason() -> None:
     found = [ledger(OLD), ledger(YOUNG), ledger(YOUNG, NEW), ledger(YOUNG, critical=(YOUNG,))]
     assert list(due_only.of(found)) == [((1, (OLD,)), 0), ((1, (YOUNG,)), 0)]
     assert due_only.ledgers_held == Counter({HoldReason.DELAY: 2})
+
+
+@pytest.mark.parametrize("missing", [(YOUNG, NEW), (NEW, YOUNG)])
+def test_a_ledger_on_several_held_back_bookies_has_the_reason_of_the_one_that_is_due_last(
+    missing: tuple[BookieId, ...],
+) -> None:
+    delay = MarkingTimes(NOW_MS + 1, NOW_MS, HoldReason.DELAY)
+    window = MarkingTimes(NOW_MS + 2, NOW_MS, HoldReason.MAINTENANCE)
+    assert HeldBookies({YOUNG: delay, NEW: window}).reason(ledger(*missing)) is HoldReason.MAINTENANCE
