@@ -150,6 +150,16 @@ async def test_damage_is_named_by_its_own_place_not_by_what_proves_it() -> None:
         await replay(disk)
 
 
+async def test_damage_before_a_torn_batch_is_proved_by_the_header_of_the_torn_one() -> None:
+    disk = MemoryDisk()
+    ends = await write(disk, THREE)
+    disk.cut(FIRST, ends[2] - 1)
+    assert (await replay(disk)).bodies == THREE[:2]
+    disk.flip_bit(FIRST, ends[1] * 8 - 1)
+    with pytest.raises(DamagedJournalError, match=f"{FIRST} offset {ends[0]}.*batches 3 to 3"):
+        await replay(disk)
+
+
 async def test_damage_at_the_end_of_a_file_is_proved_by_the_next_file() -> None:
     disk = MemoryDisk()
     await write(disk, THREE, file_bytes=1)
