@@ -242,6 +242,18 @@ async def test_unacknowledged_entry_is_not_served(world: StorageWorld) -> None:
     assert await world.status_of(0) is Status.OK
 
 
+async def test_an_add_that_was_on_its_way_when_the_ledger_was_marked_is_not_collected(world: StorageWorld) -> None:
+    await world.add(0)
+    world.valve.hold(Operation.SYNC)
+    adding = asyncio.create_task(world.add(1, is_recovery=True))
+    await settle()
+    mark = world.store.mark(LEDGER)
+    world.valve.open()
+    assert (await adding).status is Status.OK
+    assert not await world.store.collect(LEDGER, mark)
+    assert [await world.status_of(number) for number in range(2)] == [Status.OK, Status.OK]
+
+
 async def test_first_key_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     first = asyncio.create_task(world.add(0))
