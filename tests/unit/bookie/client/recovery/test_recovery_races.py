@@ -533,6 +533,32 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
 
 
 @in_virtual_time
+async def test_who_is_short_is_marked_before_the_close_and_again_after_it() -> None:
+    """The recovery can die between the two; and a worker completes the task of an open ledger."""
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
+        world.hang("a")
+        tasks, ledger_path = world.client().tasks, world.ledgers.path(LEDGER)
+        completed = None
+
+        async def complete_at_the_close(operation: str, path: str) -> Fault | None:
+            nonlocal completed
+            is_change = (operation, path) == ("set", ledger_path)
+            if is_change and (await world.metadata()).state is LedgerState.IN_RECOVERY:
+                world.store.fault_hook = None
+                completed = await tasks.read(LEDGER)
+                held = await tasks.locks.lock(LEDGER, "worker")
+                assert held is not None
+                assert await tasks.locks.complete(held)
+            return None
+
+        world.store.fault_hook = complete_at_the_close
+        assert ends(await world.recover()) == closed_at(6)
+        assert completed is not None
+        assert completed.missing == await world.marked() == ("a",)
+
+
+@in_virtual_time
 async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
     """New disks search the metadata once for possible entries of the former disks: here they would find nothing."""
     async with a_world("a b c d") as world:
