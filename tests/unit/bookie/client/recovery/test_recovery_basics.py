@@ -13,7 +13,7 @@ from bookie.model.digest import digest_for, master_key
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata, LedgerState
 from bookie.model.packet import pack
-from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
+from bookie.wire.port import AddBatch, AddReply, FenceReply, ReadReply, Status
 from bookie.wire.requests import Fence, Read
 from tests.worlds.ledgers import LEDGER, PASSWORD, names
 from tests.worlds.recovery import KEY, Asked, GoOn, a_world, closed_at, ends, packet, put_copies, spoiled, transport_of
@@ -202,6 +202,24 @@ async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() ->
         assert ends(metadata) == closed_at(2)
 
 
+@pytest.mark.parametrize("status", [Status.NO_LEDGER, Status.NO_ENTRY])
+def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_counts_for_no_coverage(status: Status) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c") as world:
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
+
+            async def unfenced(asked: Asked, go_on: GoOn) -> Any:
+                return FenceReply(status) if isinstance(asked, Fence) else await go_on()
+
+            world.transport.hooks["a"] = unfenced
+            world.hang("b")
+            with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+                await world.recover()
+
+    scenario()
+
+
 @in_virtual_time
 async def test_a_last_entry_that_does_not_verify_counts_for_no_coverage() -> None:
     async with a_world("a b c") as world:
@@ -339,6 +357,26 @@ async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> No
         assert not {"a", "c"} & set(metadata.last_fragment.members)
         await world.assert_durable(metadata)
         assert await world.marked() == ()
+
+
+@in_virtual_time
+async def test_a_replacement_is_named_from_the_first_of_the_entries_stored_together() -> None:
+    async with a_world("a b c d") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+        for entry_id in (4, 5, 6):
+            for name in "bc":
+                await world.put(name, packet(entry_id, lac=2))
+
+        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+
+        world.transport.hooks["a"] = no_adds
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(6)
+        assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 3]
+        assert metadata.last_fragment.members == ("d", "b", "c")
+        for entry_id in (3, 4, 5, 6):
+            assert {"b", "c", "d"} <= (await world.copies(entry_id)).keys()
 
 
 @in_virtual_time
