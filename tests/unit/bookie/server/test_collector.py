@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from bookie.metadata.bookies.collections import HeldCollections
 from bookie.metadata.port import Check
+from bookie.metadata.port import Operation as Change
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.reservations import Reservation, Reservations
 from bookie.model.availability import EntryRuns
@@ -399,6 +400,48 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
     assert any(run_virtual(race(pause)) for pause in (1, 5))
     monkeypatch.undo()
     assert not any(run_virtual(race(pause)) for pause in (1, 5))
+
+
+@in_virtual_time
+async def test_a_copy_that_is_named_after_the_metadata_was_read_is_kept() -> None:
+    """The worker, whose lock is lost, has listed the copy before the pass."""
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+    reserved = await world.reservations.reserve(L5, "worker", [Reservation(EntryId(0), 0, US, "uuid")])
+
+    async def install(operation: str, path: str) -> Fault | None:
+        if (operation, path) == ("get", world.reservations.path(L5)):
+            world.bookie_session.fault_hook = None
+            await world.ledgers.write(L5, OURS, 0, checks=[Check(reserved.path, reserved.version)])
+            await world.store.multi(world.reservations.deletes(reserved))
+        return None
+
+    world.bookie_session.fault_hook = install
+    report = await world.collector.run_pass()
+    assert (report.suspects, report.collected, report.kept) == (1, 0, 1)
+    assert len(await world.held(L5)) == 10
+
+
+@in_virtual_time
+async def test_a_copy_that_is_listed_before_the_answer_to_the_proof_comes_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+    multi, listed = world.bookie_session.multi, 0
+
+    async def slowly(changes: Sequence[Change]) -> None:
+        nonlocal listed
+        await multi(changes)
+        if Check(world.ledgers.path(L5), 0) in changes:
+            await world.reservations.reserve(L5, "worker", [Reservation(EntryId(0), 0, US, "uuid")])
+            listed = len(await world.held(L5))
+
+    monkeypatch.setattr(world.bookie_session, "multi", slowly)
+    report = await world.collector.run_pass()
+    assert listed == 10
+    assert (report.collected, report.kept) == (0, 1)
+    assert len(await world.held(L5)) == 10
 
 
 @in_virtual_time
