@@ -538,6 +538,32 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageW
     assert (await world.add(3)).status is Status.FENCED
 
 
+async def test_a_ledger_collected_while_a_flush_waits_for_space_takes_no_entry_of_others_along() -> None:
+    world, other = StorageWorld(), LedgerId(LEDGER + 1)
+    await world.start(flush_page_entries=1, flush_sync_entries=1)
+    await world.add(0, 1)
+    await world.store.add(AddBatch(other, KEY, [raw_entry(other, number) for number in range(3)]))
+    appends = 0
+
+    def fail(operation: Operation, path: str) -> DiskFullError | None:
+        nonlocal appends
+        if operation is not Operation.APPEND or not path.startswith(entry_log.DIRECTORY):
+            return None
+        appends += 1
+        return DiskFullError("no space left") if appends > 3 else None  # a header and both entries fit
+
+    world.valve.failure = fail
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    assert await world.store.collect(LEDGER, world.store.mark(LEDGER))
+    world.valve.open()
+    await world.store.checkpoint()
+    await world.restart()
+    reply = await world.store.read(other, [EntryId(number) for number in range(3)])
+    assert [result.status for result in reply.results] == [Status.OK] * 3
+    await world.store.close()
+
+
 async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.fence(LEDGER, KEY)
