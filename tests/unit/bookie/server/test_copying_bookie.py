@@ -55,6 +55,8 @@ class Source(WithoutAdds):
     status: Status = Status.OK
     covered: int | None = None
     """How many entries an answer covers at most."""
+    missing: frozenset[int] = frozenset()
+    """Entries that it does not have."""
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[BookieId, tuple[EntryId, ...], float]] = field(default_factory=list)
 
@@ -69,7 +71,10 @@ class Source(WithoutAdds):
         except TimeoutError:
             return cast(ReplyT, request.failed(Status.TIMEOUT, detail="silent"))
         ids = request.entry_ids[: self.covered]
-        results = [EntryResult(n, Status.OK, entry(n, self.sizes(n))) for n in ids]
+        results = [
+            EntryResult(n, Status.NO_ENTRY) if n in self.missing else EntryResult(n, Status.OK, entry(n, self.sizes(n)))
+            for n in ids
+        ]
         return cast(ReplyT, ReadReply(self.status, results))
 
 
@@ -123,6 +128,13 @@ async def test_batches_are_those_of_recovery_adds_and_end_at_the_first_that_is_n
     assert (reply.status, reply.covered, reply.stored_count) == (Status.READ_ONLY, len(first.entries), 2)
     assert reply.stored_bytes == sum(map(len, first.entries))
     assert copying.held_bytes == 0
+
+
+async def test_what_follows_an_entry_that_was_not_stored_is_not_covered() -> None:
+    source = answering(sizes=lambda _: BATCH_BYTES_MAX // 2, missing=frozenset({1, 7}))
+    reply = await Copying(source, VirtualClock()).copy(a_copy(*range(8)), Stored([Status.OK, Status.READ_ONLY]))
+    assert (reply.status, reply.covered, reply.stored_count) == (Status.READ_ONLY, 3, 2)
+    assert [each.entry_id for each in reply.refusals] == [1]
 
 
 @in_virtual_time

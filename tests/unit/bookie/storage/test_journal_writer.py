@@ -321,6 +321,22 @@ async def test_after_a_full_disk_a_new_file_takes_what_comes_later() -> None:
         assert await lost_power(disk) == [b"before", b"after"]
 
 
+async def test_a_full_disk_fails_what_waits_for_a_later_group_as_well() -> None:
+    switch = Switch()
+    disk = MemoryDisk(before=switch)
+    log: list[str] = []
+    async with journal_on(disk, StorageSettings(journal_batch_bytes=10)) as journal:
+        assert await put(journal, b"before") is None
+        switch.failing = {Operation.APPEND: DiskFullError("no space left")}
+        full, behind = put(journal, b"full", log), put(journal, b"behind", log)
+        assert isinstance(await full, DiskFullError)
+        switch.failing.clear()
+        assert isinstance(await behind, DiskFullError)
+        assert log == ["full failed", "behind failed"]
+        assert await put(journal, b"after") is None
+        assert await lost_power(disk) == [b"before", b"after"]
+
+
 async def test_full_disk_at_a_sync_abandons_the_file() -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)

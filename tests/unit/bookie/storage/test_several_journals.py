@@ -12,7 +12,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.inspection import inspect
-from bookie.storage.port import DiskError
+from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.rebuilding import rebuild
 from bookie.storage.salvaging import begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
@@ -184,6 +184,25 @@ async def test_checkpoints_trim_every_journal() -> None:
     assert all(len(files(disk)) > 1 for disk in disks.journals)
     await store.checkpoint()
     assert all(len(files(disk)) <= 1 for disk in disks.journals)
+    await store.close()
+
+
+async def test_a_full_journal_does_not_keep_the_others_from_being_trimmed() -> None:
+    disks = Disks()
+    store = await disks.open()
+    for number in range(100):
+        await add(store, EVEN, number)
+        await add(store, ODD, number)
+
+    async def full(operation: Operation, path: str) -> None:
+        if operation is Operation.REPLACE:
+            raise DiskFullError("no space left")
+
+    disks.journals[0].before = full
+    with pytest.raises(DiskFullError):
+        await store.checkpoint()
+    assert len(files(disks.journals[1])) <= 1
+    disks.journals[0].before = give_way
     await store.close()
 
 

@@ -205,6 +205,24 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.IO_ERROR, Status.LIMBO])
+def test_a_bookie_that_cannot_read_its_last_entry_counts_for_no_coverage(status: Status) -> None:
+    async def scenario() -> None:
+        async with a_world("a b c") as world:
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
+
+            async def unreadable(asked: Asked, go_on: GoOn) -> Any:
+                if not isinstance(asked, ReadLac):
+                    return await go_on()
+                return LacReply(Status.OK, last_entry=EntryResult(EntryId(4), status))
+
+            world.transport.hooks.update(a=unreadable, b=unreadable)
+            with pytest.raises(LastConfirmedUnknownError):
+                await (await reader_of(world)).quorum_last_add_confirmed()
+
+    run_virtual(scenario())
+
+
 @in_virtual_time
 async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None:
     async with a_world("a b c d e f") as world:
@@ -361,3 +379,17 @@ def test_an_entry_that_comes_along_is_taken_only_if_the_answer_confirms_it(confi
             following.cancel()
 
     run_virtual(scenario())
+
+
+@in_virtual_time
+async def test_a_start_in_the_future_skips_the_entries_before_it() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(3, 2))
+        seen: list[int] = []
+        following = asyncio.create_task(collect(await reader_of(world), 3, seen))
+        for entry_id in range(6):
+            await world.clock.sleep(0.05)
+            await world.put_through(ledger, entry_id)
+        await world.clock.sleep(0.05)
+        assert seen == [3, 4]
+        following.cancel()

@@ -69,6 +69,16 @@ def test_acks_of_a_position_are_void_once_its_bookie_is_replaced() -> None:
     assert [pending.entry_id for pending in writer.lanes[0].queue] == [0, 1, 2]
 
 
+def test_acks_of_a_bookie_that_lost_its_disks_are_void() -> None:
+    writer = state()
+    admit(writer, 1)
+    lane = writer.lanes[0]
+    writer.acknowledge(lane, lane.take_batch())
+    writer.fail(lane, is_wiped=True)
+    assert ack_all(writer, writer.lanes[1]) == []
+    assert ack_all(writer, writer.lanes[2]) == [0]
+
+
 def test_nothing_is_confirmed_while_the_ensemble_changes() -> None:
     writer = state()
     admit(writer, 1)
