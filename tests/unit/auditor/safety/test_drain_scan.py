@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.safety.draining import holdings_of, judge, mark, still_there
+from auditor.safety.draining import holdings_of, judge, mark, mark_unmarked, still_there
 from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan
@@ -80,6 +80,41 @@ async def test_the_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> 
         assert not left.is_nothing
         again, _ = await still_there(world.ledgers, names("b"), [LedgerId(2), LedgerId(3), LedgerId(9)])
         assert sorted(again.ledgers) == [3]
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_read_is_not_taken_for_one_without_the_bookie() -> None:
+    async with a_world("a b c") as world:
+        ledger_id = LedgerId(1)
+        await world.ledgers.create(ledger_id, make_metadata((0, "a c"), quorum=(2, 2), last=9))
+        path = world.ledgers.path(ledger_id)
+        readable = (await world.store.get(path)).data
+        await world.store.set(path, b"nonsense", -1)
+        for found in (
+            await holdings_of(world.ledgers, names("b"), lambda _: None),
+            await still_there(world.ledgers, names("b"), [ledger_id]),
+        ):
+            left = await judge(*found, world.tasks, world.parked)
+            assert (left.moving, left.unmarked, left.is_nothing) == (0, [], False)
+        await world.store.set(path, readable, -1)
+        found = await holdings_of(world.ledgers, names("b"), lambda _: None)
+        assert (await judge(*found, world.tasks, world.parked)).is_nothing
+
+
+@in_virtual_time
+async def test_a_ledger_whose_task_names_one_of_its_two_drained_bookies_is_marked_for_both() -> None:
+    async with a_world("a b c") as world:
+        await world.ledgers.create(LedgerId(1), make_metadata((0, "a b"), (5, "a c"), quorum=(2, 2), last=9))
+        await mark(world.tasks, {LedgerId(1): names("b")})
+        found = await holdings_of(world.ledgers, names("b c"), lambda _: None)
+        left = await judge(*found, world.tasks, world.parked)
+        assert (left.unmarked, left.moving) == ([1], 0)
+        assert await mark_unmarked(world.ports(world.store).client(), left) == 1
+        task = await world.task(LedgerId(1))
+        assert task is not None
+        assert set(task.missing) == set(names("b c"))
+        left = await judge(*found, world.tasks, world.parked)
+        assert (left.unmarked, left.moving) == ([], 1)
 
 
 @given(st.sets(st.sampled_from("abcde")), st.integers(0, 40), st.integers(1, 5), st.integers(0, 100))
