@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
@@ -70,6 +70,50 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
             "reserve",
             installed,  # with the release, the task and the lock
         ]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_in_place_of_one_that_refused_is_reserved_before_it_gets_copies() -> None:
+    async with a_world("a b t u") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        refused: list[str] = []
+        reserved: dict[str, bool] = {}
+
+        def look(name: str) -> Callable[[], Coroutine[None, None, None]]:
+            async def reservation_names_it() -> None:
+                record = await world.reservations.read(LEDGER)
+                reserved[name] = record is not None and record.names(BookieId(name))
+                if not refused:
+                    refused.append(name)
+                    world.bookies[name].add_replies = [Status.READ_ONLY]
+
+            return reservation_names_it
+
+        for name in "tu":
+            world.bookies[name].before_add = look(name)
+        await world.heal()
+        assert reserved == {"t": True, "u": True}
+        assert (await world.metadata(LEDGER)).members() == set(names("a b t u")) - {*names("b"), *refused}
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_reservation_that_a_former_worker_makes_late_is_removed_before_the_task_ends() -> None:
+    """Its write was under way when it lost the lock, and arrives after the next worker has taken the lock."""
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+
+        async def reserve_late() -> None:
+            await world.reservations.reserve(LEDGER, "former", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
+
+        world.bookies["b"].before_list = reserve_late
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -415,6 +459,25 @@ async def test_a_bookie_without_a_recorded_incarnation_is_asked_again_after_it_r
         endings = await heal_while(world, come_back_empty, is_before_look=True)
         assert endings == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_back_empty_as_soon_as_it_has_answered_is_asked_again() -> None:
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        before = world.bookies["b"]
+
+        async def come_back_empty() -> None:
+            before.list_replies = [await before.inner.answer("", ListEntries(LEDGER))]
+            await world.kill("b")
+            await world.add_bookies("b")
+
+        before.before_list = come_back_empty
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
 
 
 @in_virtual_time
