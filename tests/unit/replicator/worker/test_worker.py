@@ -88,6 +88,24 @@ async def test_a_last_fragment_beyond_the_steps_of_a_round_is_repaired_before_th
 
 
 @in_virtual_time
+async def test_a_named_bookie_that_did_not_answer_at_first_is_asked_again_before_the_task_ends() -> None:
+    """Entry 1 is on b and c: b lacks it, and is no source of it while the copies of a are made."""
+    async with a_world("a b c d t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(2, 2), last=11), 12)
+        kept = [packets[EntryId(i)] for i in await world.bookies.nodes[BookieId("b")].holds(LEDGER) if i != 1]
+        await world.kill("b")
+        await world.add_bookies("b", incarnation="2")
+        await world.bookies.put("b", LEDGER, kept)
+        world.bookies["b"].list_replies = [ListReply(Status.IO_ERROR)]
+        await world.lose("a")
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
 async def test_rounds_that_repair_are_not_limited_as_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "STEPS_MAX", 2)
     monkeypatch.setattr(ledger_repair, "ROUNDS_MAX", 3)
