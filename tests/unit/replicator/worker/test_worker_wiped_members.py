@@ -7,7 +7,8 @@ Apache's bookies do, without a trace in the store; c is away, with its disks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from bookie.runtime.fault_points import deciding_by
 from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
 from replicator.knowledge import absence
@@ -28,6 +30,7 @@ from replicator.queue.grace import GracePeriods
 from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
+from tests.unit.replicator.worker.test_worker_short_tails import repacked
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -263,6 +266,21 @@ async def replace_cookie(world: RepairWorld, bookie: str) -> None:
     await cookies.create(stored.cookie)
 
 
+async def delete_cookie(world: RepairWorld, bookie: str) -> None:
+    cookies = CookieStore(world.store, world.cluster)
+    stored = await cookies.read(BookieId(bookie))
+    assert stored is not None
+    await cookies.delete(BookieId(bookie), stored.version)
+
+
+async def overwrite_cookie(world: RepairWorld, bookie: str) -> None:
+    """What a bookie does that starts with another set of directories."""
+    cookies = CookieStore(world.store, world.cluster)
+    stored = await cookies.read(BookieId(bookie))
+    assert stored is not None
+    await cookies.replace(replace(stored.cookie, ledger_dirs=("/other",)), stored.version)
+
+
 async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> dict[EntryId, bytes]:
     """A ledger with ``count`` entries on a, b and c, and more up to ``last`` on b and c."""
     await with_cookies(world, "a b c t u", 0)
@@ -312,6 +330,39 @@ def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_belie
 
 
 @in_virtual_time
+async def test_a_member_that_comes_back_empty_gets_no_entry_of_the_recovery_before_its_loss_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The recovery stores entry 10 again, which a has, and fails at entry 11. On b this would hide its loss."""
+    async with a_world("a b c t u") as world:
+        await acknowledged_by_b_and_c(world, 11, 10)
+        for name in "bc":
+            await world.bookies.put(name, LEDGER, [repacked(make_packets(LEDGER, 12)[EntryId(11)], lac=9)])
+        await world.lose("c")
+        ask, is_back = world.bookies.transport.ask, False
+
+        async def ask_later(bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+            nonlocal is_back
+            if isinstance(request, Read) and request.fence_key is not None and not is_back:
+                is_back = True
+                await world.kill("b")
+                await world.add_bookies("b", incarnation="2")
+                world.bookies["b"].has_no_lists = True
+                await replace_cookie(world, "b")
+            return await ask(bookie, request, timeout_s)
+
+        monkeypatch.setattr(world.bookies.transport, "ask", ask_later)
+        with deciding_by(lambda name: name == "recovery.read_one_at_a_time"):
+            running = world.worker(once=False).start()
+            await stays_unclosed(world, running, 2 * MINUTES)
+            await running.stop()
+        stored = [entry_id for name in "tu" for entry_id in await world.bookies.nodes[BookieId(name)].holds(LEDGER)]
+        assert set(stored) == {10}
+        is_recorded = BookieId("b") in (await world.ports(world.store).doubts.get(LEDGER) or ())
+        assert is_recorded or await world.bookies.nodes[BookieId("b")].holds(LEDGER) == []
+
+
+@in_virtual_time
 async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -340,14 +391,17 @@ async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_b
         await running.stop()
 
 
+@pytest.mark.parametrize("change_cookie", [replace_cookie, delete_cookie, overwrite_cookie])
 @in_virtual_time
-async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_it_lost() -> None:
-    """No registered member has an entry, so none shows what was confirmed. The new cookie of b shows its new disks."""
+async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_it_lost(
+    change_cookie: Callable[[RepairWorld, str], Awaitable[None]],
+) -> None:
+    """No registered member has an entry, so none shows what was confirmed. The cookie of b shows its new disks."""
     async with a_world("a b c t u") as world:
         packets = await acknowledged_by_b_and_c(world, 0, 0)
         await world.kill("b", "c")
         await world.add_bookies("b", incarnation="2")
-        await replace_cookie(world, "b")
+        await change_cookie(world, "b")
         await world.tasks.marking.mark(LEDGER, names("c"))
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 10 * MINUTES)
