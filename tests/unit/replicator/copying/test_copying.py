@@ -27,6 +27,7 @@ from bookie.wire.port import (
     READ_BYTES_MAX,
     SMALL_READ_BYTES,
     EntryResult,
+    ReadReply,
     ReplyT,
     Request,
     Status,
@@ -252,6 +253,17 @@ async def test_silence_is_not_absence() -> None:
 
 
 @in_virtual_time
+async def test_an_answer_without_any_result_is_not_absence() -> None:
+    async with scene(members="a b c", quorum=3) as at:
+        at.bookies["a"].read_status = Status.OK
+        at.bookies["c"].results[EntryId(7)] = answers(Status.NO_ENTRY)
+        outcome = await at.copy()
+        assert not outcome.is_hopeless
+        assert [entry.entry_id for entry in outcome.unreadable] == [7]
+        assert outcome.lacking == frozenset()
+
+
+@in_virtual_time
 async def test_a_holder_that_was_unreachable_for_a_moment_is_asked_again() -> None:
     async with scene(members="a b", quorum=2) as at:
         at.bookies["a"].read_status = Status.TOO_MANY_REQUESTS
@@ -307,6 +319,17 @@ async def test_a_speculative_read_needs_room_in_the_budget(has_room: bool) -> No
         fetched = await source.fetch({EntryId(i): names("a c") for i in range(10)})
         assert len(fetched.packets) == 10
         assert (at.bookies.clock.monotonic_s() - started_s < 10) == has_room
+
+
+@in_virtual_time
+async def test_a_damaged_copy_that_a_holder_shows_in_place_of_a_slow_one_is_reported() -> None:
+    async with scene(members="a b c d", quorum=4, count=10) as at:
+        at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
+        at.bookies["c"].results = {EntryId(3): flipped}
+        fetched = await speculative(at, at.copier.budget).fetch({EntryId(i): names("a c d") for i in range(10)})
+        assert fetched.packets == at.packets
+        assert "a" not in fetched.served_by.values()
+        assert [(copy.bookie, copy.entry_id) for copy in fetched.corrupt] == [("c", 3)]
 
 
 @in_virtual_time
@@ -450,6 +473,16 @@ async def test_large_entries_travel_in_bounded_batches() -> None:
             assert sum(map(len, batch.entries[:-1])) < BATCH_BYTES_MAX
 
 
+@pytest.mark.parametrize("bad", [None, 0, 12, 39])
+@in_virtual_time
+async def test_large_entries_are_all_read_back(bad: int | None) -> None:
+    async with scene(members="a b c", quorum=3, count=40, payload_bytes=700_000) as at:
+        if bad is not None:
+            at.bookies["a"].results[EntryId(bad)] = answers(Status.NO_ENTRY)
+        answer = await at.copier.not_served(at.ledger, BookieId("a"), sorted(at.packets))
+        assert answer == (None if bad is None else Answer(BookieId("a"), Status.NO_ENTRY))
+
+
 @in_virtual_time
 async def test_the_throttle_bounds_the_bytes_sent() -> None:
     async with scene(members="a b c", quorum=3, count=10_000, payload_bytes=1000, bytes_per_second=MIB) as at:
@@ -503,6 +536,30 @@ async def test_without_a_digest_a_single_copy_is_taken() -> None:
     outcome, stored, at = await dummy_outcome({"a": Status.NO_ENTRY, "d": Status.NO_ENTRY})
     assert outcome.is_complete
     assert stored == at.packets
+
+
+@in_virtual_time
+async def test_without_a_digest_no_copy_is_taken_before_another_one_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second holder serves a few entries at a time, and the first one has an altered copy of a later entry."""
+    async with scene(members="a b c d", quorum=4, count=10, digest_type=DigestType.DUMMY) as at:
+        at.bookies["a"].results[EntryId(7)] = flipped
+        ask = at.bookies.transport.ask
+
+        async def ask_for_few(bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+            reply = await ask(bookie, request, timeout_s)
+            if bookie == "c" and isinstance(reply, ReadReply):
+                reply = replace(reply, results=reply.results[:3])
+            return reply
+
+        monkeypatch.setattr(at.bookies.transport, "ask", ask_for_few)
+        source = EntrySource(at.bookies.transport, at.ledger.ledger_id, stored_digest(at.ledger))
+        waiting, packets = sorted(at.packets), dict[EntryId, bytes]()
+        while waiting:
+            fetched = await source.fetch(dict.fromkeys(waiting, names("a c d")))
+            assert not fetched.unreadable
+            packets |= fetched.packets
+            waiting = fetched.rest
+        assert packets == at.packets
 
 
 @in_virtual_time
