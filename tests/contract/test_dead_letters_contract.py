@@ -12,7 +12,7 @@ from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import task_path
+from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Operation
 from bookie.metadata.tasks import decisions as decisions_module
@@ -267,6 +267,34 @@ async def test_a_change_of_the_ledger_at_the_same_time_keeps_the_task(
     monkeypatch.setattr(world.decisions, "writing", changed_meanwhile)
     assert (await world.letters.accept(L7, WHY)).outcome is Outcome.CHANGED
     assert (await world.state(L7), await world.decisions.list()) == (UNTOUCHED, [])
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("situation", ["all is lost", "a part is lost", "a loss was accepted"])
+async def test_nothing_is_decided_after_the_lock_was_lost(
+    world: World, backend: Backend, monkeypatch: pytest.MonkeyPatch, situation: str, is_taken: bool
+) -> None:
+    """Apache's workers delete locks of others, and their collectors take them."""
+    await world.ledger(L8, make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=19))
+    ledger_id = L8 if situation == "a part is lost" else L7
+    await world.park(ledger_id, "a b")
+    if situation == "a loss was accepted":
+        await world.letters.accept(ledger_id, WHY)
+    state, decided = await world.state(ledger_id), await world.decisions.list()
+    theirs, path = await backend.open(), lock_path(world.cluster.root, ledger_id)
+    original = world.decisions.writing
+
+    async def lose_the_lock(decision: Decision) -> Operation:
+        await theirs.delete(path)
+        if is_taken:
+            await theirs.create(path, b"", is_ephemeral=True)
+        return await original(decision)
+
+    monkeypatch.setattr(world.decisions, "writing", lose_the_lock)
+    decide = world.letters.drop if situation == "a loss was accepted" else world.letters.accept
+    assert (await decide(ledger_id, "another reason")).outcome is Outcome.CHANGED
+    assert await world.decisions.list() == decided
+    assert await world.state(ledger_id) == (*state[:2], is_taken)
 
 
 async def test_a_dropped_letter_is_removed_noted_and_may_be_marked_again(world: World) -> None:
