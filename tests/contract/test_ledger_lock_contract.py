@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import lock_path
-from bookie.metadata.port import MetadataStore, MultiFailedError
+from bookie.metadata.port import MetadataStore, MultiFailedError, Node
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
@@ -84,3 +85,27 @@ async def test_it_ends_with_its_session(
     assert theirs is not None
     await tasks.locks.release(held)
     assert await tasks.locks.locked() == {L7}
+
+
+async def test_a_task_and_the_lock_of_its_next_holder_stay_if_the_session_ends_during_the_last_look(
+    backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tasks.initialize()
+    await tasks.marking.mark(L7, [BookieId("bk1:3181")])
+    other = UnderReplication(await backend.open(), cluster, SystemClock())
+    held = await tasks.locks.lock(L7, "us")
+    assert held is not None
+    look, theirs = store.get_many_current, []
+
+    async def then_lose_the_session(paths: Sequence[str]) -> list[Node | None]:
+        nodes = await look(paths)
+        await backend.expire(store)
+        theirs.append(await other.locks.lock(L7, "them"))
+        return nodes
+
+    monkeypatch.setattr(store, "get_many_current", then_lose_the_session)
+    assert not await tasks.locks.complete(held)
+    assert theirs[0] is not None
+    assert await tasks.read(L7) is not None
+    assert await tasks.locks.owners() == {L7: "them"}
+    assert await other.locks.complete(theirs[0])
