@@ -11,7 +11,7 @@ from bookie.wire.port import Status
 from replicator.knowledge import damage
 from replicator.knowledge.damage import without
 from replicator.telemetry.events import Ending
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
@@ -146,6 +146,28 @@ async def test_a_damaged_copy_of_an_open_ledger_is_replaced_in_place() -> None:
         for bookie, entry_id in copies:
             assert await stored(world, bookie, entry_id) == packets[entry_id]
         assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_member_of_an_open_ledger_that_lacks_entries_and_has_a_damaged_one_gets_both() -> None:
+    """The copy of b shows the damaged entry of c. It stays there, because c takes no copies at first."""
+    async with a_world("a b c") as world:
+        before = (await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None))).metadata
+        packets = make_packets(LEDGER, 30)
+        for name, count in (("a", 30), ("b", 10), ("c", 20)):
+            await world.bookies.put(name, LEDGER, [packets[EntryId(i)] for i in range(count)])
+        await store_damaged(world, "c", packets[EntryId(13)])
+        world.bookies["c"].add_replies = [Status.READ_ONLY]
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: _has_ended(running.recorder.endings(), Ending.FAILED))
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            await until(world.is_clean)
+        assert {(copy.bookie, copy.entry_id) for copy in running.recorder.corrupt} == {("c", 13)}
+        assert running.recorder.endings() == [Ending.FAILED, Ending.REPAIRED]
+        assert await world.metadata(LEDGER) == before
+        await world.assert_whole(LEDGER, packets)
 
 
 @in_virtual_time
