@@ -20,7 +20,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.digest import master_key
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
-from bookie.wire.port import AddBatch, Status
+from bookie.wire.port import AddBatch, ReplyT, Request, Status
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
@@ -91,6 +91,36 @@ async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
         assert recorder.endings() == [Ending.IN_GRACE, Ending.REPAIRED]
         assert 12 <= world.clock.monotonic_s() - started_s < 14
         await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_no_recovery_begins_after_repair_was_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repair is disabled while the members are asked for their entries, after the grace period."""
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
+        await world.lose("b")
+        await world.tasks.marking.mark(LEDGER, names("a"))  # so it is asked in each turn
+        started_s = world.clock.monotonic_s()
+        ask, is_over = world.bookies.transport.ask, False
+
+        async def ask_later(bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
+            nonlocal is_over
+            if world.clock.monotonic_s() - started_s >= GRACE_S and not is_over:
+                is_over = True
+                await world.tasks.switches.disable()
+                await asyncio.sleep(1)
+            return await ask(bookie, request, timeout_s)
+
+        monkeypatch.setattr(world.bookies.transport, "ask", ask_later)
+        running = world.worker(once=False).start()
+        await asyncio.sleep(3 * GRACE_S)
+        assert is_over
+        assert (await world.metadata(LEDGER)).state is LedgerState.OPEN
+        await world.tasks.switches.enable()
+        await until(world.is_clean, seconds=30)
+        assert (await world.metadata(LEDGER)).last_entry_id == 9
+        await world.assert_whole(LEDGER, packets, "t")
+        await running.stop()
 
 
 @in_virtual_time
