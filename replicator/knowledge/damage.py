@@ -68,10 +68,12 @@ class KnownDamage:
         positions = self._ledgers.get(ledger_id, {}).items()
         return frozenset((key.bookie, entry_id) for key, entries in positions for entry_id in entries)
 
-    def replaced(self, ledger_id: LedgerId, key: PositionKey) -> None:
-        """Forget a position with good copies by now, in place or elsewhere."""
+    def replaced(self, ledger_id: LedgerId, key: PositionKey, entry_ids: Collection[EntryId]) -> None:
+        """Forget damaged copies of a position with good copies by now, in place or elsewhere."""
         positions = self._ledgers.get(ledger_id, {})
-        positions.pop(key, None)
+        left = positions.pop(key, set()).difference(entry_ids)
+        if left:
+            positions[key] = left
         if not positions:
             self._ledgers.pop(ledger_id, None)
 

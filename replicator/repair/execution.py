@@ -457,10 +457,13 @@ class Execution:
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
             key = _key(ledger, copy.step)
-            self._found.replaced_copies += len(self._damaged(ledger, key))
+            damaged = self._damaged(ledger, key)
+            is_in_place = copy.step.target == copy.step.old
+            replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
+            self._found.replaced_copies += len(replaced)
             self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._unread):
-                known.replaced(ledger.ledger_id, key)
+            for known in (self._damage, self._unread):  # damage met since the copy in place began stays
+                known.replaced(ledger.ledger_id, key, replaced)
         return installed
 
     def _count_stored(self, ledger: Versioned, step: Step) -> None:

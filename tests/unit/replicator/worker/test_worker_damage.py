@@ -170,6 +170,23 @@ async def test_a_member_of_an_open_ledger_that_lacks_entries_and_has_a_damaged_o
         await world.assert_whole(LEDGER, packets)
 
 
+@pytest.mark.parametrize("last", [None, 29], ids=["open", "closed"])
+@in_virtual_time
+async def test_damage_of_a_member_that_gets_its_missing_entries_in_the_same_round_is_replaced(last: int | None) -> None:
+    """The task names b and c. The copy of b shows the damaged entry of c, which is asked first."""
+    async with a_world("a b c") as world:
+        await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=last))
+        packets = make_packets(LEDGER, 30)
+        for name, count in (("a", 30), ("b", 10), ("c", 20)):
+            await world.bookies.put(name, LEDGER, [packets[EntryId(i)] for i in range(count)])
+        await store_damaged(world, "c", packets[EntryId(13)])
+        await world.tasks.marking.mark(LEDGER, names("b c"))
+        recorder = await world.heal()
+        assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("c", 13)}
+        assert recorder.endings() == [Ending.REPAIRED]
+        await world.assert_whole(LEDGER, packets)
+
+
 @in_virtual_time
 async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -> None:
     async with a_world("a b c d t") as world:
