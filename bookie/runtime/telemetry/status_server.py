@@ -32,7 +32,12 @@ from bookie.runtime.telemetry.status_settings import StatusServerSettings
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 16
-"""Most concurrent connections; further ones are closed at once. A scraper and a few probes use one each."""
+"""Most concurrent connections. A scraper and a few probes use one each.
+
+For a further one, the connection that was opened first and has not sent a complete request is closed.
+"""
+PLACE_WAIT_S: Final = 1.0
+"""Longest wait of a further connection until another one has ended. Without a place after it, it is closed."""
 DEADLINE_S: Final = 10.0
 """Longest life of a connection from its acceptance, even if its client is slow."""
 _STOP_S: Final = 5.0
@@ -88,6 +93,9 @@ class _Server(ThreadingMixIn, TCPServer):
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
+        self._waiting: dict[socket.socket, None] = {}
+        """Those without a complete request, in the order of their opening, unless they are making room."""
+        self._own = threading.local()
         try:
             found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             self.address_family = found[0][0]
@@ -97,12 +105,13 @@ class _Server(ThreadingMixIn, TCPServer):
             raise address_in_use(settings.host, settings.port, "metrics and probes", options, error) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._take_place():
             self.shutdown_request(request)
             return
         request.settimeout(DEADLINE_S)
         with self._lock:
             self._open[request] = time.monotonic() + DEADLINE_S
+            self._waiting[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread could be started
@@ -110,6 +119,7 @@ class _Server(ThreadingMixIn, TCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._own.request = request
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -122,6 +132,11 @@ class _Server(ThreadingMixIn, TCPServer):
         # A second descriptor: the deadline can then close the connection in any state of TLS.
         with self._tls.context.wrap_socket(request.dup(), server_side=True) as secured:
             super().finish_request(secured, client_address)
+
+    def begin_answer(self) -> None:
+        """Keep the connection of this thread open for further ones: its request is complete."""
+        with self._lock:
+            self._waiting.pop(self._own.request, None)
 
     def service_actions(self) -> None:
         """Close overdue connections, and check the TLS files if it is time. Called every quarter of a second."""
@@ -137,9 +152,21 @@ class _Server(ThreadingMixIn, TCPServer):
         """Log at debug level only: usually the client has left or does not speak HTTP or TLS."""
         _log.debug("HTTP connection ended early", exc_info=True)
 
+    def _take_place(self) -> bool:
+        """Return whether there is a place for one more connection, which the caller then has."""
+        if self._places.acquire(blocking=False):
+            return True
+        with self._lock:
+            first = next(iter(self._waiting), None)
+            if first is not None:
+                del self._waiting[first]
+                _hang_up(first)
+        return self._places.acquire(timeout=PLACE_WAIT_S)
+
     def _leave(self, request: socket.socket) -> None:
         with self._lock:
             self._open.pop(request, None)
+            self._waiting.pop(request, None)
         self._places.release()
 
 
@@ -155,11 +182,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(is_body_sent=False)
 
     def _refuse(self) -> None:
+        self.server.begin_answer()
         self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", (("Allow", "GET, HEAD"),)), True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (names of the standard library)
 
     def _answer(self, *, is_body_sent: bool) -> None:
+        self.server.begin_answer()
         connection = self.connection
         has_certificate = isinstance(connection, ssl.SSLSocket) and bool(connection.getpeercert())
         accept, accept_encoding = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")

@@ -8,6 +8,7 @@ import json
 import shutil
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -159,12 +160,10 @@ def test_mute_clients_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [client.recv(1000) for client in mute] == [b""] * 3
 
 
-def test_connections_have_a_bound_and_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
     with serving() as server:
-        held = [socket.create_connection(("127.0.0.1", server.port), timeout=STATE_S) for _ in range(2)]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=STATE_S) as surplus:
-            assert surplus.recv(1) == b""
+        held = [connected(server) for _ in range(2)]
         for client in held:
             client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
             assert client.recv(1000).startswith(b"HTTP/1.0 200")
@@ -173,6 +172,56 @@ def test_connections_have_a_bound_and_places_are_given_back(monkeypatch: pytest.
             client.close()
         for _ in range(20):  # ten times as many as there are places
             wait_for_a_place(server)
+
+
+def connected(server: StatusServer, request: bytes = b"") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=STATE_S)
+    client.sendall(request)
+    return client
+
+
+def test_the_first_connection_without_a_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
+    monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 3)
+    with serving() as server:
+        begun = (b"GET /livez HTTP/1.0\r\nX-Slow: ", b"", b"GET")
+        held = [connected(server, request) for request in begun]
+        assert ask(server, "/livez").status == 200
+        assert held[0].recv(1) == b""
+        held[2].sendall(b" /livez HTTP/1.0\r\n\r\n")
+        assert held[2].recv(1000).startswith(b"HTTP/1.0 200"), "only the first one was closed"
+        for client in held:
+            client.close()
+
+
+def test_silent_connections_block_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
+    with serving() as server:
+        silent = [connected(server) for _ in range(2 * status_server.CONNECTIONS_MAX)]
+        assert [ask(server, path).status for path in ("/livez", "/readyz", "/metrics")] == [200] * 3
+        for client in silent:
+            client.close()
+
+
+def test_a_request_that_is_being_answered_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(status_server, "PLACE_WAIT_S", 0.05)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow() -> str:
+        begun.release()
+        return "" if go_on.wait(STATE_S) else "it took too long"
+
+    with serving(ready={"slow": slow}) as server:
+        answered = [connected(server, b"GET /readyz HTTP/1.0\r\n\r\n") for _ in range(2)]
+        assert begun.acquire(timeout=STATE_S)
+        assert begun.acquire(timeout=STATE_S)
+        with connected(server) as surplus:
+            assert surplus.recv(1) == b""
+        go_on.set()
+        for client in answered:
+            assert client.recv(1000).startswith(b"HTTP/1.0 200")
+            client.close()
 
 
 def wait_for_a_place(server: StatusServer) -> None:
@@ -266,7 +315,12 @@ def test_a_certificate_that_was_replaced_is_used(
 
 
 @needs_openssl
-def test_a_client_mute_in_the_handshake_does_not_stop_others(certificates: Path) -> None:
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_client_mute_in_the_handshake_does_not_stop_others(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    monkeypatch.setattr(status_server, "CONNECTIONS_MAX", places)
+    monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
     settings = StatusServerSettings(0, cert=certificates / "server.pem", key=certificates / "server.key")
     with serving(settings=settings) as server, socket.create_connection(("127.0.0.1", server.port)):
         assert ask(server, "/metrics", tls=client_context(certificates)).status == 200
