@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from bookie.runtime.tasks import cancel
@@ -44,6 +44,25 @@ async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T
     finally:
         running.cancel()
     raise TimeoutError(f"no end within {seconds:g} s")
+
+
+async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
+    """Run blocking ``work`` in a thread after one of ``places`` is free, and return its result.
+
+    If the caller is cancelled, the thread goes on, and its result or error is ignored. The place is free only when the
+    thread has ended: otherwise callers with deadlines would start threads without bound.
+    """
+    await places.acquire()
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+
+    def leave(ended: asyncio.Future[T]) -> None:
+        places.release()
+        if not ended.cancelled():
+            ended.exception()  # asyncio logs an error that nobody has read
+
+    running.add_done_callback(leave)
+    await asyncio.wait([running])
+    return running.result()
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,6 +21,7 @@ from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
+from bookie.runtime.waiting import in_thread_with_place
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
 from spark_jobs.report.finding_rows import FindingPage, read_findings
@@ -74,11 +76,7 @@ class FindingsRoutes:
             raise InvalidRequestError("after must be the value of next_after of a page")
         cursor = None if after is None else parse_cursor(after)
         run_id = call.request.match_info["run_id"]
-        async with self._readers:
-            try:
-                page = await asyncio.to_thread(read_findings, self._report_dir, run_id, limit, wanted, cursor)
-            except NoSuchReportError as error:
-                raise NotFoundError(str(error)) from error
+        page = await self._read(partial(read_findings, self._report_dir, run_id, limit, wanted, cursor))
         return web.json_response(finding_list(run_id, page))
 
     async def _impact(self, call: Call) -> web.Response:
@@ -91,12 +89,14 @@ class FindingsRoutes:
             topic=query.get("topic"),
         )
         run_id = call.request.match_info["run_id"]
-        async with self._readers:
-            try:
-                page = await asyncio.to_thread(read_impact_page, self._report_dir, run_id, limit, wanted)
-            except NoSuchReportError as error:
-                raise NotFoundError(str(error)) from error
+        page = await self._read(partial(read_impact_page, self._report_dir, run_id, limit, wanted))
         return web.json_response(document("TopicImpactList", {"run_id": run_id, **page.to_json()}))
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        try:
+            return await in_thread_with_place(self._readers, read)
+        except NoSuchReportError as error:
+            raise NotFoundError(str(error)) from error
 
 
 def finding_list(run_id: str, page: FindingPage) -> dict[str, object]:

@@ -29,6 +29,7 @@ from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.errors import TransientError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
+from bookie.runtime.waiting import in_thread_with_place
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError, is_run_id
 from spark_jobs.report.history import brief, latest, summaries
@@ -87,7 +88,7 @@ class ReportRoutes:
         self._report_dir = report_dir
         self._peers = peers
         self._report_store = report_store
-        self._fetching = asyncio.Lock()
+        self._fetching = asyncio.Semaphore(1)
 
     def routes(self) -> Sequence[Route]:
         """The routes, described."""
@@ -165,14 +166,16 @@ class ReportRoutes:
         """
         from spark_jobs.report.store_runs import fetch_run, opened_store
 
-        async with self._fetching:
-            try:
-                store = opened_store(self._report_store)
-                if store is not None:
-                    await asyncio.to_thread(fetch_run, store, self._report_dir, run_id)
-            except ReportDirError as error:
-                _log.warning("a report was not fetched", extra={"run_id": run_id, "reason": str(error)})
-                raise TransientError("the store of reports cannot be read now; see the log of the auditor") from error
+        def fetch() -> None:
+            store = opened_store(self._report_store)
+            if store is not None:
+                fetch_run(store, self._report_dir, run_id)
+
+        try:
+            await in_thread_with_place(self._fetching, fetch)
+        except ReportDirError as error:
+            _log.warning("a report was not fetched", extra={"run_id": run_id, "reason": str(error)})
+            raise TransientError("the store of reports cannot be read now; see the log of the auditor") from error
 
     async def _found(self, paths: Sequence[str]) -> web.StreamResponse | None:
         for path in paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from auditor.api.http import findings_routes
+from spark_jobs.report.finding_filter import FindingFilter
+from spark_jobs.report.finding_rows import FindingPage, read_findings
+from tests.deadlines import STATE_S
 from tests.unit.auditor.api.test_api_http import check, good
 from tests.worlds.api import ApiWorld, running
 
@@ -108,6 +113,48 @@ async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWor
 )
 async def test_filters(world: ApiWorld, query: str, expected: list[tuple[int, int | None]]) -> None:
     assert places((await good(world, "GET", f"{PATH}?{query}")).json) == expected
+
+
+def test_a_filter_by_bookie_keeps_the_rows_whose_list_names_it(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    lists: list[list[str | None] | None] = [None, [], [None], ["a:1", "a:1"], ["a:11"], ["b:1", None, "a:1"]]
+    rows = [finding(ledger, 0, "a:1") | {"missing": rng.choice(lists)} for ledger in range(200)]
+    table = tmp_path / RUN / "findings.parquet"
+    table.mkdir(parents=True)
+    for number in range(4):
+        pq.write_table(
+            pa.Table.from_pylist(rows[number::4], SCHEMA), table / f"part-{number}.parquet", row_group_size=7
+        )
+    for bookie in ("a:1", "b:1", "a:11", "nobody"):
+        found = read_findings(tmp_path, RUN, 1000, FindingFilter(bookie=bookie)).rows
+        expected = [row["ledger_id"] for row in rows if bookie in (row["missing"] or ())]
+        assert [row["ledger_id"] for row in found] == expected
+        assert all(row["missing"] == rows[row["ledger_id"]]["missing"] for row in found)
+
+
+async def test_requests_that_ended_at_their_deadline_add_no_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, go_on, readers, most = threading.Lock(), threading.Event(), 0, 0
+
+    def slow(*_: Any) -> FindingPage:
+        nonlocal readers, most
+        with lock:
+            readers += 1
+            most = max(most, readers)
+        go_on.wait(STATE_S)
+        with lock:
+            readers -= 1
+        return FindingPage([], None)
+
+    monkeypatch.setattr(findings_routes, "read_findings", slow)
+    monkeypatch.setattr(findings_routes, "read_impact_page", slow)
+    async with running(tmp_path, request_deadline_s=0.05) as world:
+        for path in (PATH, PATH, PATH, f"/api/v1/runs/{RUN}/impact"):
+            reply = await world.operate("GET", path)
+            assert (reply.status, reply.problem) == (504, "deadline")
+        go_on.set()
+    assert most == 2
 
 
 async def test_tables_of_earlier_releases_have_severities_in_upper_case_and_are_read(

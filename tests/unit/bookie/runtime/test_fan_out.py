@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error, results_as_they_come
+from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error, in_thread_with_place, results_as_they_come
+from tests.deadlines import STATE_S
 
 Begin = Any
 
@@ -164,3 +166,42 @@ async def test_a_caller_that_leaves_ends_what_runs() -> None:
             break
     assert ended
     assert asyncio.all_tasks() == before
+
+
+async def test_a_thread_keeps_its_place_until_it_ends_also_if_its_caller_has_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, go_on, places = threading.Semaphore(0), threading.Event(), asyncio.Semaphore(2)
+
+    def work() -> None:
+        begun.release()
+        go_on.wait(STATE_S)
+        raise ValueError("nobody reads this error")
+
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await in_thread_with_place(places, work)
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await in_thread_with_place(places, lambda: pytest.fail("there is no place"))
+    go_on.set()
+    async with asyncio.timeout(STATE_S):
+        assert await in_thread_with_place(places, lambda: "done") == "done"
+        await places.acquire()
+        await places.acquire()
+    assert begun.acquire(timeout=0)
+    assert begun.acquire(timeout=0)
+    assert not begun.acquire(timeout=0)
+    assert not caplog.records
+
+
+async def test_an_error_in_a_thread_is_raised_and_its_place_is_free() -> None:
+    def work() -> None:
+        raise ValueError("of the thread")
+
+    places = asyncio.Semaphore(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="of the thread"):
+            await in_thread_with_place(places, work)
