@@ -25,7 +25,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunRecord
 from bookie.runtime.clock import Clock
-from bookie.runtime.telemetry.metrics import Exposition, render
+from bookie.runtime.telemetry.metrics import SharedRendering
 from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
 
@@ -73,12 +73,10 @@ def api_listeners(
     """HTTP and gRPC of a service, not started yet."""
     api = api_settings(settings)
 
-    def rendered(accept: str, accept_encoding: str) -> Exposition:
-        metrics.show(service.status())
-        return render(metrics.registry, accept, accept_encoding)
-
+    # A rendering runs on the event loop, on which the leadership depends.
+    shared = SharedRendering(metrics.registry, clock.monotonic_s, lambda: metrics.show(service.status()))
     operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
-    http = HttpApi(service, operations, api, clock, upkeep=upkeep, metrics=rendered, peers=peers)
+    http = HttpApi(service, operations, api, clock, upkeep=upkeep, metrics=shared.exposition, peers=peers)
     return (http, GrpcApi(service, api, clock))
 
 

@@ -6,6 +6,7 @@ from any thread; nothing here blocks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from prometheus_client import (
     disable_created_metrics,
     make_wsgi_app,
 )
+from prometheus_client.exposition import gzip_accepted
 
 from bookie.model.errors import InvariantError
 from bookie.runtime.telemetry.metric_definitions import Definition, MetricType
@@ -45,6 +47,19 @@ COMMON: Final = (
     ),
 )
 """The metrics of every process."""
+
+SHARED_S: Final = 1.0
+"""How long one rendering is the answer to all requests for its format."""
+_OPENMETRICS: Final = "application/openmetrics-text"
+_FORMATS: Final = {
+    (_OPENMETRICS, ""): f"{_OPENMETRICS}; version=1.0.0",
+    (_OPENMETRICS, "1.0.0"): f"{_OPENMETRICS}; version=1.0.0",
+    ("text/plain", "1.0.0"): "text/plain; version=1.0.0",
+}
+"""The ``Accept`` header of each format beside the default one, text of version 0.0.4, by media type and version.
+
+No metric of ours has a name that the formats escape, so the scheme of escaping that a client names is left out.
+"""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -123,6 +138,46 @@ def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str =
 
     Suits any HTTP server and takes some milliseconds. Raises the errors of the registry's collectors.
     """
+    return _rendered(registry, _format(accept), "gzip" if gzip_accepted(accept_encoding) else "")
+
+
+class SharedRendering:
+    """Renders a registry for each format once a second at most, for any number of requests in any threads."""
+
+    def __init__(
+        self, registry: CollectorRegistry, monotonic_s: Callable[[], float], update: Callable[[], None] = lambda: None
+    ) -> None:
+        """``update`` is called before each rendering, to set the values of the registry."""
+        self._registry = registry
+        self._monotonic_s = monotonic_s
+        self._update = update
+        self._lock = threading.Lock()
+        self._shared: dict[tuple[str, str], tuple[float, Exposition]] = {}
+        """The end and the result of the last rendering, by format and encoding, of which there are a few."""
+
+    def exposition(self, accept: str = "", accept_encoding: str = "") -> Exposition:
+        """Return what ``render`` returns, as it was up to a second ago. Waits if another thread is rendering."""
+        asked = (_format(accept), "gzip" if gzip_accepted(accept_encoding) else "")
+        with self._lock:
+            ended_s, shown = self._shared.get(asked, (0.0, None))
+            if shown is None or self._monotonic_s() - ended_s >= SHARED_S:
+                self._update()
+                shown = _rendered(self._registry, *asked)
+                self._shared[asked] = (self._monotonic_s(), shown)
+            return shown
+
+
+def _format(accept: str) -> str:
+    """Return the ``Accept`` header of the first format in ``accept`` that there is; empty for the default one."""
+    for part in accept.split(","):
+        media_type, *parameters = (word.strip() for word in part.split(";"))
+        version = next((word.removeprefix("version=") for word in parameters if word.startswith("version=")), "")
+        if known := _FORMATS.get((media_type, version)):
+            return known
+    return ""
+
+
+def _rendered(registry: CollectorRegistry, accept: str, accept_encoding: str) -> Exposition:
     headers: list[tuple[str, str]] = []
 
     def started(status: str, given: list[tuple[str, str]], error: object = None) -> Callable[[bytes], object]:
