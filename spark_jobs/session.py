@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from bookie.model.errors import FatalError
 from bookie.runtime.java import find_java, java_environment
+from bookie.runtime.open_files import can_open_files, is_lack_of_files
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
 
@@ -62,11 +63,13 @@ def first_line(error: Exception) -> str:
 def is_alive(spark: SparkSession) -> bool:
     """Return whether the driver's JVM lives and its context is not stopped.
 
-    Blocks for a call into the JVM.
+    True if this is unknown, because this process can open no file to ask with. Blocks for a call into the JVM.
     """
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
-    except (Py4JError, OSError, AttributeError):  # no answer; no connection; stopped by this side
+    except (Py4JError, OSError) as error:  # no answer; no connection
+        return is_lack_of_files(error) or not can_open_files(1)
+    except AttributeError:  # stopped by this side
         return False
 
 

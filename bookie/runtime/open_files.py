@@ -6,6 +6,7 @@ limit by itself; Java's virtual machine does this at each start.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -13,6 +14,7 @@ from typing import Final
 
 _LIMIT_MAX: Final = 1 << 20
 """More is not requested, even if the hard limit is infinite: no system grants it by default."""
+_CAUSES_MAX: Final = 20
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,18 @@ def raise_open_files_limit() -> int:
         _log.warning("limit of open files stays", extra={"soft": soft, "hard": hard, "error": str(error)})
         return soft
     return wanted
+
+
+def is_lack_of_files(error: BaseException) -> bool:
+    """Return whether ``error``, or an error that caused it, is that this process or system may open no more files."""
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        if cause is None:
+            break
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def can_open_files(count: int) -> bool:

@@ -13,6 +13,7 @@ from auditor.api.access.tls import ReloadingContext
 from auditor.api.control import Control
 from auditor.api.http.apache_routes import ApacheRoutes
 from auditor.api.http.cluster_routes import ClusterRoutes
+from auditor.api.http.connections import CONNECTIONS_MAX, Places, serve_bounded
 from auditor.api.http.findings_routes import FindingsRoutes
 from auditor.api.http.guard import Guard
 from auditor.api.http.openapi import describe
@@ -28,7 +29,7 @@ from auditor.api.settings import ApiSettings, check_settings
 from auditor.api.upkeep_port import Upkeep
 from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
-from bookie.runtime.listening import accept_singly, address_in_use
+from bookie.runtime.listening import address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class HttpApi:
             *self._process.routes(),
         )
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: Sequence[asyncio.Server] = ()
         self._certificates: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -112,10 +113,8 @@ class HttpApi:
         assert self._runner.server is not None, "set up by the line above"
         host, port = self._settings.http_host, self._settings.http_port
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._runner.server, host, port, ssl=tls.context if tls else None, backlog=1
-            )
-            accept_singly(self._server)
+            places = Places(CONNECTIONS_MAX, self._clock)
+            self._servers = await serve_bounded(self._runner.server, host, port, tls.context if tls else None, places)
         except OSError as error:
             await self.stop()
             raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
@@ -126,8 +125,7 @@ class HttpApi:
     @property
     def port(self) -> int:
         """Return the listening port."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._servers[0].sockets[0].getsockname()[1])
 
     def set_requests_per_second(self, rate: float) -> None:
         """Change the rate of each client, from its next request on."""
@@ -141,8 +139,8 @@ class HttpApi:
         """Stop listening and close every connection. Idempotent."""
         self.say_stopping()
         await cancel(self._certificates)
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.api.control import RunBusyError
+from auditor.api.http import server
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from auditor.api.settings import ServerTls
 from bookie.model.run import RunKind
 from bookie.runtime.access.rate_limit import RateLimit
 from bookie.runtime.access.tokens import Role
+from tests.certificates import make_ca, make_certificate
 from tests.deadlines import STATE_S
 from tests.worlds.api import running
 from tests.worlds.clocks import ManualClock
@@ -271,3 +276,42 @@ async def test_who_waits_for_work_that_was_stopped_is_told() -> None:
     for asking in both:
         with pytest.raises(LostFirstError):
             await asking
+
+
+@pytest.mark.parametrize("is_tls", [pytest.param(True, marks=pytest.mark.needs("openssl")), False])
+async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_tls: bool
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    tls = None
+    if is_tls:
+        make_ca(tmp_path, "ca")
+        make_certificate(tmp_path, "server", "ca", "IP:127.0.0.1")
+        tls = ServerTls(tmp_path / "server.pem", tmp_path / "server.key")
+    async with running(tmp_path, tls=tls) as world:
+        held = [await asyncio.open_connection("127.0.0.1", world.api.port) for _ in range(3)]
+        for _ in range(5):
+            assert await raw(world.api.port, b"") == b""
+        assert caplog.text.count("too many connections of HTTP") == 1
+        world.clock.now_s += 60
+        assert await raw(world.api.port, b"") == b""
+        assert caplog.text.count("too many connections of HTTP") == 2
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        for _ in range(10):  # more than there are places
+            await until_accepted(world.api.port, tmp_path / "ca.pem" if is_tls else None)
+
+
+async def until_accepted(port: int, ca: Path | None) -> None:
+    """Connect until there is an answer: a client sees the end of its connection before its place is free."""
+    tls = None if ca is None else ssl.create_default_context(cafile=ca)
+    async with asyncio.timeout(STATE_S):
+        while True:
+            with contextlib.suppress(ConnectionError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+                writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = await reader.read()
+                writer.close()
+                if answer.startswith(b"HTTP/1.1 200 "):
+                    return

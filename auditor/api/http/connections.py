@@ -1,0 +1,102 @@
+"""A bound on the connections of a listening port, which share the limit of open files with everything else (R134).
+
+A connection counts from its acceptance until its socket is closed, so also during the handshake of TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from typing_extensions import override
+
+from bookie.runtime.clock import Clock
+from bookie.runtime.listening import accept_singly
+
+CONNECTIONS_MAX: Final = 1_024
+"""Connections at once. One more is closed at once: without a bound, they would use up the files of this process."""
+_LOG_INTERVAL_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class Places:
+    """The places for the connections of one port."""
+
+    def __init__(self, count: int, clock: Clock) -> None:
+        """With places for ``count`` connections."""
+        self.taken = 0
+        self._count = count
+        self._clock = clock
+        self._logged_s: float | None = None
+
+    def take(self) -> bool:
+        """Return whether there is a place, which the caller then has. A refusal is logged once a minute at most."""
+        if self.taken < self._count:
+            self.taken += 1
+            return True
+        now_s = self._clock.monotonic_s()
+        if self._logged_s is None or now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            _log.warning("too many connections of HTTP, further ones are closed", extra={"max": self._count})
+        return False
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self.taken -= 1
+
+
+class _Connection(socket.socket):
+    leave: Callable[[], object]
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.leave()
+
+
+class _Listening(socket.socket):
+    places: Places
+
+    @override
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted, address = super().accept()
+        if not self.places.take():
+            accepted.close()
+            raise BlockingIOError  # to asyncio: there is no connection to accept
+        connection = _Connection(self.family, self.type, self.proto, accepted.detach())
+        connection.leave = weakref.finalize(connection, self.places.leave)  # it runs once, also without a close
+        return connection, address
+
+
+async def serve_bounded(
+    protocol: Callable[[], asyncio.Protocol], host: str, port: int, tls: ssl.SSLContext | None, places: Places
+) -> Sequence[asyncio.Server]:
+    """Listen on every address of ``host``, with ``places`` for all connections together.
+
+    Raises:
+        OSError: it is impossible to listen there.
+    """
+    loop = asyncio.get_running_loop()
+    bound = await loop.create_server(protocol, host, port, start_serving=False)
+    listening = [_Listening(fileno=os.dup(each.fileno())) for each in bound.sockets]
+    bound.close()
+    servers: list[asyncio.Server] = []
+    try:
+        for each in listening:
+            each.places = places
+            servers.append(await loop.create_server(protocol, sock=each, ssl=tls, backlog=1))
+            accept_singly(servers[-1])
+    except OSError:
+        for server in servers:
+            server.close()
+        for each in listening:
+            each.close()
+        raise
+    return servers
