@@ -113,7 +113,7 @@ class ApacheRoutes:
         return web.Response(text=f"lostBookieRecoveryDelay value: {await self._operations.lost_bookie_delay_s()}")
 
     async def _set_delay(self, call: Call) -> web.Response:
-        seconds = delay_request(await call.request.read())
+        seconds = delay_request(await call.body())
         call.trail.detail = f"delay_seconds={seconds}"
         await self._record(call, "recovery delay", f"{seconds} s")
         await self._operations.set_lost_bookie_delay_s(seconds)

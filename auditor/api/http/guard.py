@@ -75,6 +75,8 @@ class Guard:
         response.headers.setdefault("Content-Security-Policy", _POLICY)
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["Server"] = "bkheal"
+        if request.content.exception() is not None:
+            response.headers["Connection"] = "close"  # the library closes it, because it cannot read the body
         if self._settings.tls is not None:
             response.headers["Strict-Transport-Security"] = _HSTS
 

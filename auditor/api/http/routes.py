@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
+from auditor.api.problems import InvalidRequestError
 from bookie.runtime.access.access import Principal
 from bookie.runtime.access.tokens import Role
 from bookie.runtime.access.trail import Trail
@@ -28,6 +29,19 @@ class Call:
     who: Principal
     trail: Trail
     """Written only for requests that would change something."""
+
+    async def body(self) -> bytes:
+        """Return the body of the request.
+
+        Raises:
+            InvalidRequestError: it is not encoded as its headers say, or the client left before its end.
+        """
+        try:
+            return await self.request.read()
+        except web.RequestPayloadError as error:
+            raise InvalidRequestError("the body is not encoded as its Content-Encoding header says") from error
+        except ConnectionError as error:
+            raise InvalidRequestError("the connection ended before the end of the body") from error
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]

@@ -79,7 +79,7 @@ class RunRoutes:
     async def _start(self, call: Call) -> web.Response:
         if call.request.content_type != JSON:
             raise InvalidRequestError(f"the body must be JSON: send it as Content-Type: {JSON}")
-        asked = run_request(await call.request.read())
+        asked = run_request(await call.body())
         call.trail.check = asked.kind.value
         call.trail.detail = str(asked).removeprefix(asked.kind.value).strip()
         key = call.request.headers.get(_KEY)

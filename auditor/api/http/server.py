@@ -33,12 +33,24 @@ from bookie.runtime.listening import address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
+_library_log = logging.getLogger(f"{__name__}.library")
 
 _CERTIFICATE_CHECK_S: Final = 10.0
 _LINGERING_S: Final = 1.0
 """How long the rest of a refused body is read, to let its sender receive the answer."""
 _SHUTDOWN_S: Final = 2.0
 """For answers under way during the stop."""
+
+
+def _is_of_service(record: logging.LogRecord) -> bool:
+    """Return whether a record of the HTTP library is about this service, not about a body that a client did not send.
+
+    The library reads the rest of a body after the answer, and logs what it cannot read as an error.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], web.RequestPayloadError | ConnectionError))
+
+
+_library_log.addFilter(_is_of_service)
 
 
 class HttpApi:
@@ -102,6 +114,7 @@ class HttpApi:
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,
+            logger=_library_log,
             handle_signals=False,
             keepalive_timeout=self._settings.idle_connection_s,
             max_line_size=self._settings.header_bytes_max,

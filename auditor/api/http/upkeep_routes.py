@@ -132,7 +132,7 @@ class UpkeepRoutes:
         return _answer("DeadLetterList", await self._upkeep.ask(work))
 
     async def _retry(self, call: Call) -> web.Response:
-        ledgers = queries.ledgers_request(await call.request.read())
+        ledgers = queries.ledgers_request(await call.body())
         call.trail.detail = _named(ledgers)
         actor = _actor(call)
         return _answer(
@@ -147,7 +147,7 @@ class UpkeepRoutes:
         return await self._decide(call, dead_letters.DROP)
 
     async def _decide(self, call: Call, verb: str) -> web.Response:
-        asked = queries.decision_request(await call.request.read(), is_reason_required=verb == dead_letters.ACCEPT)
+        asked = queries.decision_request(await call.body(), is_reason_required=verb == dead_letters.ACCEPT)
         call.trail.detail = f"{_named(asked.ledgers)}: {asked.reason}"
         actor = _actor(call)
 
@@ -188,7 +188,7 @@ class UpkeepRoutes:
         return await self._begin(_actor(call), (_bookie(call),))
 
     async def _start_drains(self, call: Call) -> web.Response:
-        bookies = queries.drains_request(await call.request.read())
+        bookies = queries.drains_request(await call.body())
         call.trail.detail = ", ".join(bookies)[:_DETAIL_MAX]
         return await self._begin(_actor(call), bookies)
 
@@ -237,7 +237,7 @@ class UpkeepRoutes:
         return _answer("MaintenanceWindowList", await self._upkeep.ask(maintenance.list_windows))
 
     async def _start_window(self, call: Call) -> web.Response:
-        asked, actor = queries.window_request(await call.request.read()), _actor(call)
+        asked, actor = queries.window_request(await call.body()), _actor(call)
         call.trail.detail = f"{asked.target} for {asked.span_s} s"
         if asked.is_critical_held:
             call.who.require(Role.ADMINISTER, "holding ledgers with one copy left back")
@@ -308,7 +308,7 @@ class UpkeepRoutes:
         return _answer("RecoveryStatus", await self._upkeep.ask(switches.read_switches))
 
     async def _set_recovery(self, call: Call) -> web.Response:
-        fields = json_object(await call.request.read())
+        fields = json_object(await call.body())
         refuse_unknown(fields, ("enabled", "lost_bookie_delay_seconds"), "field")
         if not fields:
             raise InvalidRequestError("name enabled, lost_bookie_delay_seconds, or both")
@@ -334,7 +334,7 @@ class UpkeepRoutes:
         return _answer("CopyLimits", await self._upkeep.ask(limits.read_limits))
 
     async def _set_limits(self, call: Call) -> web.Response:
-        chosen = queries.limits_request(await call.request.read())
+        chosen = queries.limits_request(await call.body())
         call.trail.detail = ", ".join(sorted(chosen))
         actor = _actor(call)
         return _answer(
@@ -351,7 +351,7 @@ class UpkeepRoutes:
 
     async def _boost(self, call: Call) -> web.Response:
         ledger, actor = _ledger(call), _actor(call)
-        span_s = queries.boost_request(await call.request.read(), boosting.SPAN_S_MAX)
+        span_s = queries.boost_request(await call.body(), boosting.SPAN_S_MAX)
         call.trail.detail = f"ledger {ledger} for {span_s} s"
         done = await self._upkeep.ask(lambda client: boosting.boost_ledgers(client, actor, (ledger,), span_s))
         if done["problem"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from auditor.api.http import cluster_routes
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.access.tokens import Role
+from tests.deadlines import STATE_S
 from tests.worlds.api import EVIL, ApiWorld, Reply, running
 
 
@@ -226,6 +228,39 @@ async def test_body_that_starts_nothing_says_why(world: ApiWorld, body: bytes, t
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert told in reply.json["detail"]
     assert world.control.started == 0
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/drains"])
+async def test_body_that_is_not_encoded_as_declared_is_refused(
+    world: ApiWorld, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for encoding in ("gzip", "deflate"):
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding, "Connection": "close"}
+        reply = await world.operate("POST", path, data=b'{"kind": "bookies"}', headers=headers)
+        assert (reply.status, reply.problem) == (400, "invalid-request")
+        assert "Content-Encoding" in reply.json["detail"]
+        refused = await world.ask("POST", path, data=b'{"kind": "bookies"}', headers=headers)
+        assert refused.status == 401
+    assert world.control.started == 0
+    assert "ERROR" not in {record.levelname for record in caplog.records}
+
+
+async def test_client_that_leaves_within_its_body_is_no_failure(
+    world: ApiWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bkheal.audit")
+    _, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
+    head = "POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n"
+    writer.write(f"{head}Authorization: Bearer {world.tokens[Role.OPERATE].token}\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    async with asyncio.timeout(STATE_S):
+        while "bkheal.audit" not in {record.name for record in caplog.records}:  # noqa: ASYNC110  # no event for it
+            await asyncio.sleep(0)
+    assert {record.levelname for record in caplog.records if record.name != "bkheal.audit"} <= {"INFO"}
+    [outcome] = [record.__dict__["outcome"] for record in caplog.records if record.name == "bkheal.audit"]
+    assert outcome == "400"
 
 
 async def test_range_without_a_ledger_is_a_contradiction(world: ApiWorld) -> None:
