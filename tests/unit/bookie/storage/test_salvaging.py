@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +16,12 @@ from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE,
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
 from bookie.storage.journal.replay import DIRECTORY
-from bookie.storage.port import DiskError
+from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, L3, L4, SETTINGS, add, collect, listed, opened, read
+from tests.worlds.clocks import ManualClock
 from tests.worlds.entries import raw_entry
 
 ACKNOWLEDGED = {L1: range(6), L2: range(3), L3: range(1)}
@@ -317,6 +320,30 @@ async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong
         for place in range(len(logs.ledgers.content(path))):
             for bit in (None, *range(8)):
                 await damaged_log_is_served_in_part(logs, path, place, bit)
+
+
+async def test_a_salvage_brings_nothing_back_that_was_stored_again_since_a_full_disk_cut_its_log_off() -> None:
+    disks, sizes = Disks(), replace(SETTINGS, flush_page_entries=1, flush_sync_entries=1)
+    store = await LedgerStorage.open(disks.journal, disks.ledgers, disks.index, sizes, ManualClock(turns=1))
+    await add(store, L1, *range(4))
+    disks.ledgers.capacity_bytes = HEADER_SIZE + 2 * (RECORD_HEADER_SIZE + len(raw_entry(L1, 0)))
+    with pytest.raises(DiskFullError):
+        await store.checkpoint()
+    disks.ledgers.capacity_bytes = 1 << 40
+    await store.checkpoint()
+    while store.is_full:  # noqa: ASYNC110 (turns of the loop)
+        await asyncio.sleep(0)
+    newer = raw_entry(L1, 0, b"newer")
+    assert (await store.add(AddBatch(L1, KEY, [newer], is_recovery=True))).status is Status.OK
+    await store.checkpoint()
+    await store.abort()
+    disks = disks.copy()
+    lose_marks(disks)
+    await disks.salvaged()
+    again = await disks.open()
+    expected = [newer, *(raw_entry(L1, number) for number in range(1, 4))]
+    assert await read(again, L1, *range(4)) == [(Status.OK, data) for data in expected]
+    await again.close()
 
 
 async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_served_again() -> None:

@@ -13,6 +13,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.disks.index_format import MARK_KEY, state_key
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs import entry_log
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE
 from bookie.storage.entry_logs.log_ends import uncounted
 from bookie.storage.errors import DamagedJournalError, LostIndexError, UnsupportedFormatError
 from bookie.storage.journal.replay import DIRECTORY as JOURNAL
@@ -254,6 +255,47 @@ async def test_an_add_that_was_on_its_way_when_the_ledger_was_marked_is_not_coll
     assert [await world.status_of(number) for number in range(2)] == [Status.OK, Status.OK]
 
 
+async def test_a_flush_during_a_listing_hides_no_entry_from_it() -> None:
+    world = StorageWorld()
+    await world.start(list_page_keys=1)
+    await world.add(5)
+    await world.store.checkpoint()
+    await world.add(*range(5))
+    reads, is_flushed = 0, asyncio.Event()
+
+    async def wait_at_the_second_page(operation: Operation, path: str) -> None:
+        nonlocal reads
+        await asyncio.sleep(0)
+        if operation is Operation.INDEX_READ and asyncio.current_task() is listing:
+            reads += 1
+            if reads == 2:
+                await is_flushed.wait()
+
+    listing = asyncio.create_task(world.store.list_entries(LEDGER))
+    world.index.before = wait_at_the_second_page
+    while reads < 2:  # noqa: ASYNC110 (turns of the loop)
+        await asyncio.sleep(0)
+    await world.store.checkpoint()
+    is_flushed.set()
+    assert await listing == ListReply(Status.OK, EntryRuns(((0, 5),)))
+    await world.store.close()
+
+
+async def test_a_listing_contains_nothing_that_a_running_collection_deletes(world: StorageWorld) -> None:
+    await world.add(0, 1)
+    await world.store.checkpoint()
+    world.valve.hold(Operation.INDEX_WRITE)
+    collecting = asyncio.create_task(world.store.collect(LEDGER, world.store.mark(LEDGER)))
+    await settle()
+    listing = asyncio.create_task(world.store.list_entries(LEDGER))
+    await settle()
+    world.valve.open()
+    listed = (await listing).entries
+    await collecting
+    assert [await world.status_of(number) for number in listed] == [Status.OK] * len(list(listed))
+    assert listed == (await world.store.list_entries(LEDGER)).entries
+
+
 async def test_first_key_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     first = asyncio.create_task(world.add(0))
@@ -283,6 +325,22 @@ async def test_limbo_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -
     assert (await world.add(1)).status is Status.FENCED
     world.valve.open()
     await limbo
+
+
+async def test_limbo_behind_a_running_end_of_limbo_holds(world: StorageWorld) -> None:
+    await world.store.set_limbo([LEDGER])
+    world.valve.hold(Operation.SYNC)
+    clearing = asyncio.create_task(world.store.clear_limbo(LEDGER))
+    await settle()
+    limbo = asyncio.create_task(world.store.set_limbo([LEDGER]))
+    await settle()
+    world.valve.open()
+    await asyncio.gather(clearing, limbo)
+    assert await world.status_of(0) is Status.LIMBO
+    await world.store.checkpoint()
+    for _ in range(2):
+        await world.restart()
+        assert await world.status_of(0) is Status.LIMBO
 
 
 async def test_forgotten_ledger_is_still_fenced() -> None:
@@ -561,6 +619,97 @@ async def test_a_ledger_collected_while_a_flush_waits_for_space_takes_no_entry_o
     await world.restart()
     reply = await world.store.read(other, [EntryId(number) for number in range(3)])
     assert [result.status for result in reply.results] == [Status.OK] * 3
+    await world.store.close()
+
+
+async def test_a_flush_on_a_full_disk_goes_on_where_it_ended() -> None:
+    world, record = StorageWorld(), len(entry(0)) + RECORD_HEADER_SIZE
+    await world.start(flush_page_entries=1, flush_sync_entries=1)
+    await world.add(*range(8))
+    for room in (HEADER_SIZE + 4 * record, HEADER_SIZE + 2 * record):
+        world.ledgers.capacity_bytes = world.ledgers.used_bytes() + room
+        with pytest.raises(DiskFullError):
+            await world.store.checkpoint()
+    world.ledgers.capacity_bytes = world.ledgers.used_bytes() + HEADER_SIZE + 2 * record
+    await world.store.checkpoint()
+    await world.restart()
+    assert [await world.status_of(number) for number in range(8)] == [Status.OK] * 8
+    await world.store.close()
+
+
+async def test_damage_in_an_entry_log_that_a_full_disk_cut_off_costs_no_entry_behind_it() -> None:
+    world = StorageWorld()
+    world.clock = ManualClock(turns=1)
+    await world.start(flush_page_entries=1, flush_sync_entries=1)
+    await world.add(*range(5))
+    world.ledgers.capacity_bytes = HEADER_SIZE + 3 * (len(entry(0)) + RECORD_HEADER_SIZE) + 1
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    world.ledgers.capacity_bytes = 1 << 40
+    await world.store.checkpoint()
+    path = entry_log.log_path(1)
+    world.ledgers.flip_bit(path, world.ledgers.content(path).index(entry(0)) * 8)
+    assert (await world.store.compact(1.0)).kept_damaged == 1
+    assert [await world.status_of(number) for number in range(5)] == [Status.CORRUPT, *[Status.OK] * 4]
+    await world.store.close()
+
+
+async def world_with_dead_bytes_of_a_removed_log() -> StorageWorld:
+    """A store after a kill between the removal of the newest entry log and that of its number of dead bytes."""
+    world, other = StorageWorld(), LedgerId(LEDGER + 1)
+    world.clock = ManualClock(turns=1)
+    await world.start()
+    await world.add(*range(3))
+    await world.store.add(AddBatch(other, KEY, [raw_entry(other, number) for number in range(9)]))
+    await world.store.checkpoint()
+    assert await world.store.collect(other, world.store.mark(other))
+    assert (await world.store.compact()).removed_logs == 1
+    assert await world.store.collect(LEDGER, world.store.mark(LEDGER))
+    is_removed = False
+
+    def die_after_the_removal(operation: Operation, path: str) -> DiskError | None:
+        nonlocal is_removed
+        is_removed = is_removed or operation is Operation.UNLINK
+        return DiskError("the power is off") if is_removed and operation is Operation.INDEX_WRITE else None
+
+    world.valve.failure = die_after_the_removal
+    with pytest.raises(DiskError):
+        await world.store.compact()
+    assert is_removed
+    world.valve.open()
+    await world.restart()
+    return world
+
+
+async def test_a_new_entry_log_has_no_dead_bytes_of_a_removed_one() -> None:
+    world = await world_with_dead_bytes_of_a_removed_log()
+    await world.add(*range(3), is_recovery=True)
+    await world.store.checkpoint()
+    compacted = await world.store.compact()
+    assert (compacted.copied_bytes, compacted.removed_logs) == (0, 0)
+    assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
+    await world.store.close()
+
+
+async def test_a_new_entry_log_is_not_removed_while_it_is_written_for_the_dead_bytes_of_a_removed_one() -> None:
+    world = await world_with_dead_bytes_of_a_removed_log()
+    await world.add(*range(3), is_recovery=True)
+    appends = 0
+
+    def is_first_page(operation: Operation, path: str) -> bool:
+        nonlocal appends
+        is_append = operation is Operation.APPEND and path.startswith(entry_log.DIRECTORY)
+        appends += is_append
+        return is_append and appends == 2  # the header is there
+
+    world.valve.is_held = is_first_page
+    flush = asyncio.create_task(world.store.checkpoint())
+    await settle()
+    assert appends == 2
+    await world.store.compact()
+    world.valve.open()
+    await flush
+    assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
     await world.store.close()
 
 
