@@ -434,3 +434,22 @@ async def test_numbers_of_files_go_on_behind_what_is_there() -> None:
     await put(journal, b"x")
     assert file_path(42) in disk.paths()
     await journal.abort()
+
+
+async def test_marks_written_at_the_same_time_leave_the_greatest_one() -> None:
+    disk, replaced = MemoryDisk(), list[str]()
+    slots = MarkSlots(disk, DIRECTORY)
+    await slots.write(JournalMark(1, 1))
+
+    async def delay_the_first(operation: Operation, path: str) -> None:
+        if operation is Operation.REPLACE:
+            replaced.append(path)
+            for _ in range(20 if len(replaced) == 1 else 0):
+                await asyncio.sleep(0)
+
+    disk.before = delay_the_first
+    await asyncio.gather(*(slots.write(JournalMark(sequence, 1)) for sequence in (2, 3)))
+    assert len(set(replaced)) == 2  # damage to one of them leaves the other
+    found = MarkSlots(disk, DIRECTORY)
+    await found.load()
+    assert found.mark == slots.mark == JournalMark(3, 1)
