@@ -14,6 +14,7 @@ from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.fault_points import deciding_by
 from bookie.server.service import ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
+from bookie.storage.entry_logs.entry_log import log_path
 from bookie.storage.port import DiskError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, AddReply, EntryResult, LacReply, ReadReply, Status
@@ -285,6 +286,20 @@ async def test_unlikely_branches_change_no_answer_for_the_worse(bookie: Bookie, 
         assert (reply.status, reply.last_entry, reply.entry) == (Status.OK, found(1, lac=0), found(0, NO_ENTRY))
         read = await bookie.service.answer("uuid", Read(LEDGER, [EntryId(0), EntryId(1)]))
         assert (read.status, read.results[0]) == (Status.OK, found(0, NO_ENTRY))
+
+
+async def test_damage_is_noted_although_the_read_cache_has_the_bytes_from_before(bookie: Bookie) -> None:
+    for entry_id in range(20):
+        await bookie.add(entry_id)
+    await bookie.storage.checkpoint()
+    ahead = Read(LEDGER, [EntryId(entry_id) for entry_id in range(18)])
+    assert len((await bookie.service.answer("uuid", ahead)).results) == 18
+    path = log_path(1)
+    bookie.ledgers.flip_bit(path, bookie.ledgers.content(path).index(entry(5)) * 8)
+    assert (await bookie.service.answer("uuid", Read(LEDGER, [EntryId(5)]))).results == [found(5, NO_ENTRY)]
+    await bookie.service.verify(LEDGER, [EntryId(5)])
+    listed = await bookie.service.answer("uuid", ListEntries(LEDGER))
+    assert (listed.status, list(listed.entries)) == (Status.CORRUPT, [n for n in range(20) if n != 5])
 
 
 async def test_a_key_is_checked_without_a_trace(bookie: Bookie) -> None:
