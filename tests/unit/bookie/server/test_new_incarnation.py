@@ -13,6 +13,7 @@ from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -134,6 +135,32 @@ async def test_disks_that_still_serve_are_not_lost() -> None:
         await world.start(is_new=True)
     await old.close()
     admitted, storage = await world.restart()
+    await world.check(admitted, storage)
+
+
+@in_virtual_time
+async def test_a_scan_over_two_sessions_is_not_complete() -> None:
+    """The server of the second session may be behind the one on which the scan began."""
+    world = await IncarnationWorld().prepare()
+    is_scanning = is_lost = False
+
+    async def note_the_scan(operation: str, path: str) -> Fault | None:
+        nonlocal is_scanning
+        is_scanning = is_scanning or (operation, path) == ("sync", "/ledgers")
+        return None
+
+    async def lose_the_session(operation: Operation, path: str) -> None:
+        nonlocal is_lost
+        if is_scanning and not is_lost:  # no request is under way while limbo is written
+            is_lost = True
+            world.store.expire()
+            world.store.resume()
+
+    world.store.fault_hook, world.machine.journal.before = note_the_scan, lose_the_session
+    with pytest.raises(StoreUnavailableError, match="session was lost"):
+        await world.start(is_new=True)
+    assert is_lost
+    admitted, storage = await world.restart(is_new=True)
     await world.check(admitted, storage)
 
 
