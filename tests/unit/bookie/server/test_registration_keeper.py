@@ -134,6 +134,27 @@ async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: Keepe
     await world.until(READ_ONLY)
 
 
+async def test_a_switch_back_during_a_switch_is_not_done_before_it_is_registered(world: KeeperWorld) -> None:
+    await world.keeper.start(is_read_only=False)
+    has_begun, may_go = asyncio.Event(), asyncio.Event()
+
+    async def hold(operation: str, path: str) -> None:
+        if operation == "delete":
+            has_begun.set()
+            await may_go.wait()
+
+    world.store.fault_hook = hold
+    switch = asyncio.create_task(world.keeper.switch(is_read_only=True, deadline_s=STATE_S))
+    await has_begun.wait()
+    back = asyncio.create_task(world.keeper.switch(is_read_only=False, deadline_s=STATE_S))
+    await asyncio.sleep(0)
+    may_go.set()
+    assert await back
+    assert await world.watcher.list() == WRITABLE
+    switch.cancel()
+    await asyncio.wait([switch])
+
+
 async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     second = world.make_keeper(world.session(), takeover_deadline_s=0.05)
