@@ -12,6 +12,7 @@ from bookie.metadata.bookies.collections import HeldCollections
 from bookie.metadata.port import Check
 from bookie.metadata.port import Operation as Change
 from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.reservations import Reservation, Reservations
 from bookie.model.availability import EntryRuns
 from bookie.model.holdings import holds_all
@@ -730,5 +731,40 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
     async with asyncio.timeout(60):
         while await world.tasks.locks.locked():  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(1)
+    passes.cancel()
+    await asyncio.wait([passes])
+
+
+@in_virtual_time
+async def test_a_lock_that_a_worker_has_by_now_is_not_asked_for_again() -> None:
+    """The attempt to lock failed, and the worker took the lock before the next one."""
+    world = await CollectorWorld().open(CollectorSettings())
+    await ledger(world, L5, MOVED)
+    await world.tasks.initialize()
+    asked: list[str] = []
+    held: list[HeldLock | None] = []
+
+    async def fail_the_first_attempt(operation: str, path: str) -> Fault | None:
+        await asyncio.sleep(0.001)
+        if path.endswith("/urL0000000005"):
+            asked.append(operation)
+            if not held:
+                held.append(await world.tasks.locks.lock_unmarked(L5, "worker"))
+                return Fault.FAIL_BEFORE
+        return None
+
+    world.bookie_session.fault_hook = fail_the_first_attempt
+    passes = asyncio.create_task(world.collector.run())
+    async with asyncio.timeout(2 * CollectorSettings().interval_s):
+        while world.collector.last is None:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(1)
+    count = len(asked)
+    assert count > 1
+    await asyncio.sleep(600)
+    assert await world.tasks.locks.locked() == {L5}
+    assert held[0] is not None
+    await world.tasks.locks.release(held[0])
+    await asyncio.sleep(600)
+    assert len(asked) == count
     passes.cancel()
     await asyncio.wait([passes])
