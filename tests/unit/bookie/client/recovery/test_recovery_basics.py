@@ -379,6 +379,27 @@ async def test_a_replacement_is_named_from_the_first_of_the_entries_stored_toget
             assert {"b", "c", "d"} <= (await world.copies(entry_id)).keys()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bookie_that_refused_is_not_chosen_again(seed: int) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c d e") as world:
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+
+            async def no_adds(asked: Asked, go_on: GoOn) -> Any:
+                return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+
+            ports = world.client(seed=seed, ensemble_change_attempts_max=3)
+            transport_of(ports).hooks.update(c=no_adds, d=no_adds)
+            metadata = await world.recover(ports)
+            assert ends(metadata) == closed_at(3)
+            assert metadata.last_fragment.members == ("a", "b", "e")
+            assert set("abe") <= (await world.copies(3)).keys()
+            assert await world.marked() == ()
+
+    scenario()
+
+
 @in_virtual_time
 async def test_an_empty_last_fragment_is_replaced_in_place() -> None:
     async with a_world("a b c d") as world:
