@@ -293,6 +293,20 @@ async def test_a_failure_while_the_metadata_store_is_away_costs_no_acknowledged_
 
 
 @in_world(4)
+async def test_a_change_that_was_certainly_not_stored_leaves_the_writer_its_ensemble(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, add_timeout_s=1)
+    await world.fill(writer, 3)
+    failed = writer.metadata.last_fragment.members[0]
+    world.on_writes(writer, *[Fault.FAIL_BEFORE] * 10)  # only these requests: a spare is found in every round
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 5)
+    assert len(world.stored(writer).fragments) == 1
+    world.store.fault_hook = None
+    assert (await writer.close()).last_entry_id == 7
+    assert await world.marked(writer) == (failed,)
+
+
+@in_world(4)
 async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(world: WriterWorld) -> None:
     """The change was stored and the answer was lost: two live members are no quorum of the stored ensemble."""
     writer = await world.writer(3, 3, 2)
