@@ -57,6 +57,8 @@ ENTRIES_MOVED = 10
 RECOVERY_ADD = 2
 PASSES = 2
 """Surplus copies deleted one after the other during the pause of a copy: a whole pass lies between them."""
+COLLECTED_S = 240.0
+"""A bookie of bkheal waits a minute before it deletes, and a pass that has begun does not see a new copy."""
 KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
 
 
@@ -111,6 +113,7 @@ async def collected(here: ApacheWorld, surplus: Sequence[Ledger], target: str) -
             functools.partial(held, here.java, target, ledger.ledger_id),
             lambda count: count == 0,
             "the surplus copy is collected",
+            COLLECTED_S,
         )
 
 
@@ -165,6 +168,22 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
         await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
 
 
+def our_bookie(here: ApacheWorld, directory: Path) -> ManagedProcess:
+    """Start a bookie of bkheal that collects all the time."""
+    places = ("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers"))
+    settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", str(LONG_SESSION_S))
+    return ManagedProcess.start(
+        "bookie",
+        [
+            *(sys.executable, "-m", "bookie.server", "--metadata-uri", here.uri, "--host", "127.0.0.1"),
+            *("--port", "0", "--apache-port", "0", *places, *settings),
+        ],
+        log_path=directory / "bookie.txt",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
@@ -173,35 +192,49 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)
     large = await write_large(java)
-    places = ("--journal-dir", str(tmp_path / "journal"), "--ledger-dir", str(tmp_path / "ledgers"))
-    settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", str(LONG_SESSION_S))
-    ours = ManagedProcess.start(
-        "bookie",
-        [
-            *(sys.executable, "-m", "bookie.server", "--metadata-uri", here.uri, "--host", "127.0.0.1"),
-            *("--port", "0", "--apache-port", "0", *places, *settings),
-        ],
-        log_path=tmp_path / "bookie.txt",
-    )
+    ours = our_bookie(here, tmp_path)
     async with ours:
         target = (await ours.wait_for_line(r"^bookie (\S+) ready on", STATE_S))[1]
         await here.kill9(lost)
         await gone(client, lost.bookie_id)
-        slow = await here.cluster.start_auto_recovery({**QUICK, "replicationRateByBytes": str(SIZE)})
+        slow = await here.cluster.start_auto_recovery({**QUICK, "replicationRateByBytes": str(SIZE // 2)})
 
         async def copied() -> int:
             return await held(java, target, large)
 
         begun = await until(copied, lambda count: count > 0, "a part is copied")
-        await collected(here, surplus[:PASSES], target)
+        await collected(here, surplus[:1], target)
         assert begun <= await copied() < ENTRIES
         assert large in await client.ports.tasks.locks.locked()
         await here.kill9(slow)
         quick = await here.cluster.start_auto_recovery(QUICK)
         await until(here.tasks, lambda left: large not in left, "Apache's worker has healed the ledger")
         await here.kill9(quick)
-        await collected(here, surplus[PASSES:], target)
+        await collected(here, surplus[1:2], target)
         assert await copied() == ENTRIES
+        await large_is_well(java, large)
+        for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
+            await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_our_collector_leaves_what_apaches_recover_command_copies(
+    here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
+) -> None:
+    """The command takes no lock, and names the bookie only after its last add (R141)."""
+    java = here.java
+    lost = here.running[0]
+    large = await write_large(java)
+    ours = our_bookie(here, tmp_path)
+    async with ours:
+        target = (await ours.wait_for_line(r"^bookie (\S+) ready on", STATE_S))[1]
+        await here.kill9(lost)
+        await gone(client, lost.bookie_id)
+        rate = ("-rate", str(SIZE))
+        shell = here.cluster.shell("recover", "-force", *rate, "-ledger", str(large), lost.bookie_id, deadline_s=500.0)
+        await shell
+        assert await held(java, target, large) == ENTRIES
         await large_is_well(java, large)
 
 

@@ -7,10 +7,12 @@ argument:
 
 * deleted ledger: mark, ``sync`` and read that there is no metadata, wait longer than a session timeout, ``sync`` and
   read again under the same mark, delete;
-* surplus ledger: take the ledger's lock (Apache's, to respect its workers), mark, ``sync`` and read, prove the verdict
-  by one transaction, delete, release the lock. The transaction checks the lock, the version of the metadata, and the
-  absence of a reserved copy to this bookie (S16). A reservation of this bookie found under the lock belongs to a worker
-  that died or lost the lock. It is deleted in the same transaction, so this worker can no longer install its copy.
+* surplus ledger: mark, wait as long, take the ledger's lock (Apache's, to respect its workers), ``sync`` and read,
+  prove the verdict by one transaction, delete, release the lock. The transaction checks the lock, the version of the
+  metadata, and the absence of a reserved copy to this bookie (S16). A reservation of this bookie found under the lock
+  belongs to a worker that died or lost the lock. It is deleted in the same transaction, so this worker can no longer
+  install its copy. The wait is for copies by programs without a lock and without a reservation, such as Apache's
+  ``recover``: while one goes on, its adds clear the mark (R141).
 
 The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
 found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
@@ -94,7 +96,8 @@ class CollectorSettings:
     interval_s: float = 3600.0
     """Between passes, and before the first one. 0: never."""
     confirm_after_s: float = 60.0
-    """Between the two looks at a deleted ledger: more than a session timeout, after which no server is that stale."""
+    """Between the two looks at a ledger: more than a session timeout, after which no server is that stale. Longer than
+    the pauses between the adds of a copy."""
     suspects_per_s: float = 50.0
     """Ledgers looked at closely: each costs the metadata store about six requests."""
     ratio_max: float = 0.5
@@ -275,10 +278,9 @@ class Collector:
             return
         if surplus:
             await self._reservations.ensure_parent()
-        for ledger_id in surplus:
-            await self._paced()
-            await self._counting(report, self._collect_surplus(ledger_id, report))
         step = 1 if fault_point("collector.one_at_a_time") else _DELETED_AT_A_TIME
+        for start in range(0, len(surplus), step):
+            await self._collect_moved(surplus[start : start + step], report)
         for start in range(0, len(deleted), step):
             await self._collect_deleted(deleted[start : start + step], report)
 
@@ -318,7 +320,21 @@ class Collector:
             yield page
             after = page[-1]
 
-    async def _collect_surplus(self, ledger_id: LedgerId, report: CollectorReport) -> None:
+    async def _collect_moved(self, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
+        marks = {ledger_id: self._storage.mark(ledger_id) for ledger_id in ledger_ids}
+        try:
+            await self._clock.sleep(self._settings.confirm_after_s)
+            for ledger_id, mark in marks.items():
+                await self._paced()
+                await self._counting(report, self._collect_surplus(ledger_id, mark, report))
+        finally:
+            for ledger_id, mark in marks.items():
+                self._storage.unmark(ledger_id, mark)
+
+    async def _collect_surplus(self, ledger_id: LedgerId, mark: CollectionMark, report: CollectorReport) -> None:
+        if not self._storage.is_marked(ledger_id, mark):
+            report.kept += 1
+            return
         self._unsettled[ledger_id] = None
         held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
         if held is None:
@@ -326,7 +342,6 @@ class Collector:
             report.locked += 1
             return
         self._unsettled[ledger_id] = held
-        mark = self._storage.mark(ledger_id)
         try:
             if not await self._is_proved_surplus(ledger_id):
                 report.kept += 1
@@ -337,7 +352,6 @@ class Collector:
             if await self._delete(ledger_id, mark, report):
                 report.collected_surplus += 1
         finally:
-            self._storage.unmark(ledger_id, mark)
             await self._release(held)
 
     async def _release(self, held: HeldLock) -> None:

@@ -275,6 +275,26 @@ async def test_reservations_of_others_stay() -> None:
     assert await world.reservations.read(L5) == reserved
 
 
+@in_virtual_time
+async def test_a_copy_that_goes_on_without_a_lock_and_without_a_reservation_is_kept() -> None:
+    """Apache's ``recover`` copies in this way, and names the bookie after its last add."""
+    world = await CollectorWorld().open()
+    await ledger_of(world, L5, MOVED, 1)
+
+    async def copy() -> None:
+        for entry_id in range(1, 10):
+            await asyncio.sleep(SETTINGS.confirm_after_s - 5)
+            assert await world.add(L5, entry_id, is_recovery=True) is Status.OK
+        await world.ledgers.write(L5, OURS, 0)
+
+    copying = asyncio.ensure_future(copy())
+    while not copying.done():
+        report = await world.collector.run_pass()
+        assert (report.kept, report.collected) == (1, 0)
+    await copying
+    assert len(await world.held(L5)) == 10
+
+
 async def _repair(world: CollectorWorld) -> bool:
     """What a worker does after the loss of its lock: reserve, list, copy the missing entries, install."""
     current = await world.ledgers.current(L5)
@@ -328,12 +348,13 @@ async def _is_phantom_after_race(seed: int) -> bool:
 
     world.bookie_session.fault_hook = world.store.fault_hook = slowly
 
-    async def later(work: Callable[[], Awaitable[object]]) -> object:
-        await asyncio.sleep(rng.choice((0, 0.099, 0.1, 0.101)))
+    async def later(work: Callable[[], Awaitable[object]], *waits_s: float) -> object:
+        await asyncio.sleep(rng.choice(waits_s) + rng.choice((0, 0.099, 0.1, 0.101)))
         return await work()
 
-    passes = [later(world.collector.run_pass) for _ in range(2)]
-    was_installed, *_ = await asyncio.gather(later(lambda: _repair(world)), *passes)
+    passes = [later(world.collector.run_pass, 0) for _ in range(2)]
+    repair = later(lambda: _repair(world), 0, SETTINGS.confirm_after_s)
+    was_installed, *_ = await asyncio.gather(repair, *passes)
     return bool(was_installed) and len(await world.held(L5)) < 10
 
 
@@ -361,7 +382,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
         await ledger(world, L5, MOVED)
         with deciding_by(lambda name: name == "collector.slow_to_delete"):
             collecting = asyncio.ensure_future(world.collector.run_pass())
-            await asyncio.sleep(2)
+            await asyncio.sleep(SETTINGS.confirm_after_s + 2)
             was_installed = await _repair(world)
             await collecting
         return was_installed and len(await world.held(L5)) < 10
@@ -695,7 +716,7 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
     await ledger(world, L5, MOVED)
     with deciding_by(lambda name: name == "collector.slow_to_delete"):
         collecting = asyncio.ensure_future(world.collector.run_pass())
-        await asyncio.sleep(1)
+        await asyncio.sleep(SETTINGS.confirm_after_s + 1)
         assert await world.tasks.locks.locked() == {L5}
         collecting.cancel()
         await asyncio.wait([collecting])
