@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,8 +25,9 @@ from typing import Any, Final
 
 from bookie.client.placement.groups import note_targets
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.model.availability import EntryRuns
-from bookie.model.errors import PermanentError, TransientError
+from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import in_turns, results_as_they_come
@@ -108,6 +109,8 @@ class Execution:
         """Bookies with damage that served an entry stored again in this turn."""
         self._counted: set[BookieId] = set()
         """Bookies with unread copies that were stored again in this turn."""
+        self._marked: set[BookieId] = set()
+        """Sources that lack entries of the closed ledger."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -135,7 +138,6 @@ class Execution:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._found.unreadable_for_now.clear()
         self._returned.clear()
-        asked_too = set(self._found.lacking)  # by the look before this plan
         fresh = [step.target for step in steps if step.target != step.old]
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
@@ -161,7 +163,7 @@ class Execution:
                     ledger, left = installed.ledger, left - len(installed.done)
                     ready = []
         if ready and not fault_point("replicator.look_again"):
-            is_last = len(ready) == left and self._is_without_damage(ledger) and self._found.lacking == asked_too
+            is_last = len(ready) == left and self._is_without_damage(ledger)
             await self._install(ledger, ready, completing if is_last else None)
         return True
 
@@ -256,8 +258,7 @@ class Execution:
         goes_on = partial(self._are_wanted, [step for step, _ in wanted])
         outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank)
         self._note_damage(ledger, outcomes)
-        if ledger.metadata.is_closed:
-            self._found.lacking.update(outcomes[0].lacking)
+        await self._mark_lacking(ledger, outcomes[0].lacking)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
                 copied = CopiedStep(
@@ -410,6 +411,23 @@ class Execution:
         without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
+
+    async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
+        """Add sources that did not serve an entry of a closed ledger to its task (R140).
+
+        The task so changed outlives this turn. Its next one asks them for all of their entries.
+        """
+        fresh = sources - self._marked if ledger.metadata.is_closed else frozenset()
+        if not fresh:
+            return
+        self._marked.update(fresh)
+        extra = {"ledger_id": ledger.ledger_id, "bookies": ", ".join(sorted(fresh))}
+        try:
+            await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
+        except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now
+            _log.warning("sources that lack entries are not marked", extra={**extra, "error": str(error)})
+        else:
+            _log.info("sources that lack entries are marked", extra=extra)
 
     def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:
         for corrupt in copies[:REPORTED_MAX]:

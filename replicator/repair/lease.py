@@ -10,7 +10,7 @@ The first reads of a turn (``OtherNodes``) are part of the request that reads th
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,9 +19,9 @@ from bookie.metadata.layout import bookie_path, lock_path
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, Check, Node, Operation, SessionState
-from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode
+from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode, Task
 from bookie.model.errors import BkhealError, ConflictError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import LedgerId
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
@@ -37,9 +37,7 @@ class Conditions:
     """Compared right before this transaction, which checks only that they exist."""
 
 
-async def verdict_conditions(
-    ports: RepairPorts, ledger: Versioned, asked: Collection[BookieId], bookies: Bookies
-) -> Conditions:
+async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> Conditions:
     """Return conditions that hold until one of these nodes changes. To be called before the bookies are asked.
 
     The answer of a bookie is of its current registration only. After another one it may have other disks, and Apache's
@@ -49,7 +47,7 @@ async def verdict_conditions(
     Args:
         ports: the ports of repair.
         ledger: the metadata used for the verdict.
-        asked: the bookies to be asked for their entries.
+        task: as seen under the lock.
         bookies: listed after the ledger was read.
 
     Raises:
@@ -57,7 +55,7 @@ async def verdict_conditions(
     """
     root = ports.cluster.root
     checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
-    named = sorted(set(asked) & ledger.metadata.members() & bookies.staying)
+    named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
     if not named:
         return Conditions(tuple(checks))
     histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]

@@ -241,14 +241,13 @@ class LedgerRepair:
         if fault_point("replicator.reread"):
             ledger = await self._ports.ledgers.read(self._task.ledger_id)
         members, named = ledger.metadata.members(), set(self._task.missing)
-        asked = named | self._found.lacking
         listed = await self._ports.recent.bookies(expected=members - named)
         bookies, drain_checks = await with_draining(self._ports, listed, members & named)
         absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
         bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
-        conditions = await verdict_conditions(self._ports, ledger, asked, bookies)
+        conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
-        shortfall = await self._holdings.shortfall(ledger, asked, bookies)
+        shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
         self._execution.note_unread(ledger, shortfall)
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.incomplete_members())

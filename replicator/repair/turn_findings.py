@@ -24,9 +24,6 @@ class TurnFindings:
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry denied by every live holder, each with the evidence."""
-    lacking: set[BookieId] = field(default_factory=set)
-    """Members of the closed ledger that did not serve an entry to a copy. The next look asks them for all of their
-    entries, whether or not the task names them (R140)."""
     unreadable_for_now: list[str] = field(default_factory=list)
     """Evidence of entries unreadable in the last round but possibly readable later."""
     fragments: set[int] = field(default_factory=set)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
+from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata
 from tests.worlds.repair import RepairWorld, a_world
@@ -37,7 +40,7 @@ async def a_ledger_without(world: RepairWorld, metadata: LedgerMetadata, lost: s
 @pytest.mark.parametrize("lost", [{0, 1, 2}, set(range(40, 120)), set(range(COUNT))], ids=["first", "some", "all"])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_missing_copies_of_a_source_are_stored_in_the_same_turn(
+async def test_missing_copies_of_a_source_are_stored_there_before_the_task_ends(
     metadata: LedgerMetadata, lost: set[int], lists: bool
 ) -> None:
     async with a_world(WORLD) as world:
@@ -46,7 +49,7 @@ async def test_missing_copies_of_a_source_are_stored_in_the_same_turn(
             without_lists(world)
         await world.lose("c")
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.REPAIRED]
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         assert world.version(LEDGER) == 1
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -63,8 +66,40 @@ async def test_copies_that_a_source_cannot_read_are_stored_there_again(metadata:
         unreadable = set(bookie.unreadable & set(await world.bookies.nodes[BookieId("a")].holds(LEDGER)))
         await world.lose("c")
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.REPAIRED]
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("a", each) for each in unreadable}
         assert not bookie.unreadable & unreadable
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
+
+
+@pytest.mark.parametrize("fault", ["busy source", "lost session", "disabled repair", "source away"])
+@in_virtual_time
+async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_cannot_be_asked_for(fault: str) -> None:
+    async with a_world(WORLD) as world:
+        packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
+        await world.lose("c")
+        first = world.worker(once=False)
+
+        async def strike() -> None:
+            match fault:
+                case "busy source":
+                    world.bookies["a"].list_replies = [ListReply(Status.TOO_MANY_REQUESTS)] * 5
+                case "lost session":
+                    first.store.expire()
+                case "disabled repair":
+                    await world.tasks.switches.disable()
+                case _:
+                    await world.kill("a")
+
+        world.bookies["a"].before_list = strike
+        async with world.running(first):
+            await asyncio.sleep(60)
+        assert "c" not in (await world.metadata(LEDGER)).members()
+        if fault == "disabled repair":
+            await world.tasks.switches.enable()
+        elif fault == "source away":
+            await world.register("a")
+        await world.worker(seed=1).worker.run()
+        assert await world.is_clean()
+        await world.assert_whole(LEDGER, packets)
