@@ -21,6 +21,8 @@ from bookie.runtime.listening import accept_singly
 
 CONNECTIONS_MAX: Final = 1_024
 """Connections at once. One more is closed at once: without a bound, they would use up the files of this process."""
+UNREAD_S_MAX: Final = 30.0
+"""Longest time in which a client takes nothing of its answer. A few that never do would keep all places."""
 _LOG_INTERVAL_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class _Connection(socket.socket):
 
 class _Listening(socket.socket):
     places: Places
+    unread_ms_max: int
 
     @override
     def accept(self) -> tuple[socket.socket, Any]:
@@ -72,6 +75,8 @@ class _Listening(socket.socket):
             raise BlockingIOError  # to asyncio: there is no connection to accept
         connection = _Connection(self.family, self.type, self.proto, accepted.detach())
         connection.leave = weakref.finalize(connection, self.places.leave)  # it runs once, also without a close
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.unread_ms_max)
         return connection, address
 
 
@@ -79,6 +84,8 @@ async def serve_bounded(
     protocol: Callable[[], asyncio.Protocol], host: str, port: int, tls: ssl.SSLContext | None, places: Places
 ) -> Sequence[asyncio.Server]:
     """Listen on every address of ``host``, with ``places`` for all connections together.
+
+    On Linux, a connection ends if its client takes nothing of an answer for ``UNREAD_S_MAX``.
 
     Raises:
         OSError: it is impossible to listen there.
@@ -90,7 +97,7 @@ async def serve_bounded(
     servers: list[asyncio.Server] = []
     try:
         for each in listening:
-            each.places = places
+            each.places, each.unread_ms_max = places, int(UNREAD_S_MAX * 1000)
             servers.append(await loop.create_server(protocol, sock=each, ssl=tls, backlog=1))
             accept_singly(servers[-1])
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.api.control import RunBusyError
-from auditor.api.http import server
+from auditor.api.http import connections, server
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
 from auditor.api.settings import ServerTls
 from bookie.model.run import RunKind
@@ -301,6 +302,29 @@ async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
             await writer.wait_closed()
         for _ in range(10):  # more than there are places
             await until_accepted(world.api.port, tmp_path / "ca.pem" if is_tls else None)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs TCP_USER_TIMEOUT of Linux")
+async def test_a_client_that_does_not_read_its_answers_does_not_keep_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(connections, "UNREAD_S_MAX", 1.0)
+    async with running(tmp_path) as world:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", world.api.port))
+            requests = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000
+
+            async def ask() -> None:
+                while True:
+                    await loop.sock_sendall(client, requests)
+
+            with pytest.raises(ConnectionError):
+                await asyncio.wait_for(ask(), STATE_S)
+        await until_accepted(world.api.port, None)
 
 
 async def until_accepted(port: int, ca: Path | None) -> None:
