@@ -23,6 +23,7 @@ from auditor.api.operations_port import (
     TaskView,
 )
 from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
@@ -95,6 +96,7 @@ class StoreOperations(Operations):
         self._ledgers = LedgerStore(store, cluster, random.SystemRandom())
         self._parked = ParkedTasks(store, cluster.root)
         self._drains = Drains(store, cluster.root)
+        self._down = FirstSeenDown(store, cluster.root)
         self._transport = transport
         self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
 
@@ -162,13 +164,14 @@ class StoreOperations(Operations):
 
     async def _read_bookies(self) -> Sequence[BookieView]:
         registered, known = await self._registrations.list(), await self._registrations.known()
+        lost = unaudited(await self._down.read())
         slots = asyncio.Semaphore(_INFO_AT_ONCE)
 
         async def look(bookie: BookieId) -> BookieView:
             async with slots:
                 return await self._look(bookie, registered)
 
-        return await asyncio.gather(*(look(bookie) for bookie in sorted(known | registered.registered)))
+        return await asyncio.gather(*(look(bookie) for bookie in sorted(known | registered.registered | lost)))
 
     async def _look(self, bookie: BookieId, registered: Bookies) -> BookieView:
         info = await self._registrations.service_info(bookie) if bookie in registered.registered else None

@@ -158,11 +158,14 @@ class BookieRun:
         """Mark the ledgers named by an image, once in a run that marks and reads all ledgers from ZooKeeper."""
         settings = self._settings
         is_without = not settings.image_place or settings.is_dry_run or settings.is_from_snapshot
-        if is_without or self._image_marks is not None or not cookies - bookies.registered:
+        if is_without or self._image_marks is not None:
+            return
+        lost = self._lost_bookies(cookies, bookies.registered)
+        if not lost.noted:
             return
         self._image_marks = ImageMarks(self._context)
         self._context.begin(Phase.IMAGE)
-        self._image_marks.mark(cookies, bookies, self._lost_bookies(cookies, bookies.registered))
+        self._image_marks.mark(cookies, bookies, lost)
 
     def _image_counts(self) -> ImageCounts:
         counts = ImageCounts() if self._image_marks is None else self._image_marks.counts
@@ -208,7 +211,7 @@ class BookieRun:
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
         """Carry over only metadata read after the loss of every bookie whose loss no audit has handled."""
-        noted = self._lost_bookies(cookies, registered).noted if cookies - registered else {}
+        noted = self._lost_bookies(cookies, registered).noted
         lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
         return IncrementalReading(self._context, self._image, lost)
 
@@ -302,7 +305,7 @@ class BookieRun:
     def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
         """A dry run records nothing, so for it a loss without a record begins now."""
         now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
-        noted = self._cluster.lost_since(cookies - registered, now_ms, is_noted=is_noted)
+        noted = self._cluster.lost_since(cookies, registered, now_ms, is_noted=is_noted)
         losses = Losses(cookies, registered, noted)
         policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
         return LostBookies(noted, policy, now_ms)

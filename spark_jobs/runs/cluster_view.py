@@ -12,7 +12,7 @@ from typing import Final
 
 from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
 from bookie.metadata.bookies.drains import Drains
-from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.marking_times import MarkingPolicy
 from bookie.metadata.bookies.rack_outage import Losses
@@ -158,12 +158,18 @@ class ClusterView:
             self._runner.run(self._down.note_held(losses.noted, policy.held_until_ms))
         return policy
 
-    def lost_since(self, lost: AbstractSet[BookieId], now_ms: int, *, is_noted: bool) -> Mapping[BookieId, Down]:
-        """The times since when ``lost`` are down; recorded in the store, for the next run, if ``is_noted``."""
+    def lost_since(
+        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_ms: int, *, is_noted: bool
+    ) -> Mapping[BookieId, Down]:
+        """The times since when bookies are down; recorded in the store, for the next run, if ``is_noted``.
+
+        The bookies are those with a cookie, and those with a recorded loss that no audit has covered (R142).
+        """
+        lost = cookies - registered
         if is_noted:
-            return self._runner.run(self._down.reconcile(lost, now_ms))
+            return self._runner.run(self._down.reconcile(lost, now_ms, registered=registered))
         noted = self._runner.run(self._down.read())
-        return {bookie: noted.get(bookie, Down(now_ms)) for bookie in lost}
+        return {bookie: noted.get(bookie, Down(now_ms)) for bookie in lost | (unaudited(noted) - registered)}
 
     def note_audited(self, lost: Mapping[BookieId, Down], audited_ms: int) -> None:
         """Record a complete audit of the loss of these bookies."""

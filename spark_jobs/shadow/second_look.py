@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from bookie.metadata.bookies.drains import Drains
-from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
@@ -171,7 +171,8 @@ class SecondLook:
     async def _waiting(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> AbstractSet[BookieId]:
         """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
-        downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in known - registered}
+        lost = (known | unaudited(noted)) - registered
+        downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
         policy = await self._policies.read(now_ms, Losses(known, registered, downs))
         return LostBookies(downs, policy, now_ms).waiting.keys()
 

@@ -45,10 +45,10 @@ async def test_only_a_loss_that_was_marked_is_noted_when_it_ends(
     returned: ReturnedBookies, store: MetadataStore, base: str
 ) -> None:
     down = FirstSeenDown(store, base)
-    await down.reconcile({A, B}, 1000)
+    await down.reconcile({A, B}, 1000, registered=set())
     await down.note_audited(A, 1000, 2000)
-    await down.reconcile(set(), 3000)
-    await down.reconcile(set(), 4000)
+    await down.reconcile(set(), 3000, registered={A, B})
+    await down.reconcile(set(), 4000, registered={A, B})
     assert await returned.of([A, B]) == {A: (EndedLoss(1000, 3000),)}
 
 

@@ -224,13 +224,13 @@ async def test_a_change_of_a_record_wakes_whoever_waits(runs: Runs, backend: Bac
 
 async def test_lost_bookies_are_noted_once_and_forgotten_when_back(store: MetadataStore, base: str) -> None:
     down = FirstSeenDown(store, base)
-    assert await down.reconcile(frozenset({A}), 100) == {A: Down(100)}
-    assert await down.reconcile(frozenset({A, B}), 200) == {A: Down(100), B: Down(200)}
+    assert await down.reconcile(frozenset({A}), 100, registered=set()) == {A: Down(100)}
+    assert await down.reconcile(frozenset({A, B}), 200, registered=set()) == {A: Down(100), B: Down(200)}
     await down.note_audited(A, 100, 300)
     await down.note_audited(B, 1, 300)
     await down.waive_delay(B, 200)
     assert await FirstSeenDown(store, base).read() == {A: Down(100, 300), B: Down(200, 0, is_delay_waived=True)}
-    assert await down.reconcile(frozenset({B}), 400) == {B: Down(200, 0, is_delay_waived=True)}
+    assert await down.reconcile(frozenset({B}), 400, registered={A}) == {B: Down(200, 0, is_delay_waived=True)}
     await down.note_audited(A, 100, 500)
     assert set(await down.read()) == {B}
     assert Down(1000).due_ms(5) == 6000
@@ -239,8 +239,8 @@ async def test_lost_bookies_are_noted_once_and_forgotten_when_back(store: Metada
 
 async def test_a_damaged_note_begins_the_delay_anew(store: MetadataStore, base: str) -> None:
     down = FirstSeenDown(store, base)
-    await down.reconcile(frozenset({A}), 100)
+    await down.reconcile(frozenset({A}), 100, registered=set())
     path = f"{own_path('first-seen-down', base)}/{A}"
     await store.set(path, b"nonsense", 0)
     assert await down.read() == {}
-    assert await down.reconcile(frozenset({A}), 200) == {A: Down(200)}
+    assert await down.reconcile(frozenset({A}), 200, registered=set()) == {A: Down(200)}

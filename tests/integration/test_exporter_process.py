@@ -42,7 +42,9 @@ async def test_the_reasons_of_an_exporter_follow_its_options(tmp_path: Path) -> 
             await ensure_path(client.store, cookie_path(root, bookie))
         await client.ports.tasks.initialize()
         await client.ports.tasks.switches.set_lost_bookie_delay_s(600)
-        await FirstSeenDown(client.store, root).reconcile(frozenset(LOST), client.ports.clock.epoch_ms())
+        await FirstSeenDown(client.store, root).reconcile(
+            frozenset(LOST), client.ports.clock.epoch_ms(), registered=set()
+        )
         default = await exporter(cluster, tmp_path, "default", *racks)
         without = await exporter(cluster, tmp_path, "without", *racks, "--rack-outage-delay-s", "0")
         async with default.process, without.process:

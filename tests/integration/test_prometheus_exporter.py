@@ -63,7 +63,7 @@ async def lose_one(
         await writer.submit(b"entry")
     await kill_bookies(cluster, victim := cluster.bookies[0])
     if records is not None:
-        await records.reconcile(frozenset({BookieId(victim.bookie_id)}), SystemClock().epoch_ms())
+        await records.reconcile(frozenset({BookieId(victim.bookie_id)}), SystemClock().epoch_ms(), registered=set())
     await client.ports.tasks.marking.mark(writer.ledger_id, [BookieId(victim.bookie_id)])
     return writer.ledger_id
 
@@ -90,7 +90,7 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
                 await prometheus.until_clear(*AUDITORS, *DATA, *HELD_BACK)
                 await ensure_path(store, cookie_path(LEDGERS_ROOT, ELSEWHERE))
                 down, began_ms = FirstSeenDown(store, LEDGERS_ROOT), SystemClock().epoch_ms() - 36_000_000
-                await down.reconcile(frozenset({ELSEWHERE}), began_ms)
+                await down.reconcile(frozenset({ELSEWHERE}), began_ms, registered=set())
                 await down.note_audited(ELSEWHERE, began_ms, began_ms + 36_000_000)
                 await prometheus.until_fire("BkhealDetectionSlow")
                 await store.delete(cookie_path(LEDGERS_ROOT, ELSEWHERE))

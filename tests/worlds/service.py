@@ -243,7 +243,7 @@ class FakeCheck:
             return RunOutcome(RunState.DONE, 6, held, "held")
         now_ms = world.clock.epoch_ms()
         tasks = UnderReplication(store, cluster, world.clock)
-        noted = await down.reconcile(known - registered, now_ms)
+        noted = await down.reconcile(known - registered, now_ms, registered=registered)
         policies = MarkingPolicies(store, cluster, tasks, self._auditor.settings.marking_rules)
         policy = await policies.read(now_ms, Losses(known, registered, noted))
         lost = LostBookies(noted, policy, now_ms)

@@ -128,14 +128,15 @@ def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
 async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.bookies.drains import Drains
-    from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+    from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
     from bookie.wire.requests import Info
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
-        known = await client.ports.registrations.known() | registered.registered
+        cookies = await client.ports.registrations.known()
         drains = await Drains(client.store, client.cluster.root).read()
         downs = await FirstSeenDown(client.store, client.cluster.root).read()
+        known = cookies | registered.registered | unaudited(downs)
         delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
 
         async def row(bookie: Any) -> dict[str, Any]:

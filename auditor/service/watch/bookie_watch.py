@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,8 +22,8 @@ from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.changing import ChangingBookies
 from auditor.service.watch.loss_observer import LossObserver
-from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_now
-from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
+from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_without_cookie
+from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.rack_outage import Losses
@@ -132,6 +133,8 @@ class BookieWatch:
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
         """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
+        self._seen: AbstractSet[BookieId] = frozenset()
+        """Bookies that were registered at the last look, and lost ones that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
         self._is_asked = False
@@ -203,24 +206,26 @@ class BookieWatch:
         version = await self._ports.registrations.version()  # before the list, which thus is no older
         listed = await self._bookies()
         known = await self._ports.registrations.known()
-        changing = self._changing.look(known, listed.registered, self._ports.clock.monotonic_s())
+        without_cookie = await self._without_cookie(known, listed.registered, version)
+        watched = known | without_cookie
+        changing = self._changing.look(watched, listed.registered, self._ports.clock.monotonic_s())
         bookies = replace(listed, read_only=listed.read_only | changing)
         switches = await self._read_switches()
         now_ms = self._ports.clock.epoch_ms()
-        lost = lost_now(known, bookies.registered)
-        noted = await self._note(lost, now_ms, switches, version)
+        noted = await self._note(watched - bookies.registered, bookies.registered, now_ms, switches, version)
+        self._seen = bookies.registered | unaudited(noted)
         policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
         if self._ports.is_leader():
             await self._ports.down.note_held(noted, policy.held_until_ms)
         if self._observer is not None:
             noted = self._observer.known(noted)
-        watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
-        decision = decide(watched, now_ms, self._missing_share_max)
+        looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
+        decision = decide(looked, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
             self._settle()
-            watched = BookieLook(known, bookies.registered, noted, policy, self._settled_ms(now_ms))
-            decision = decide(watched, now_ms, self._missing_share_max)
+            looked = replace(looked, settle_until_ms=self._settled_ms(now_ms))
+            decision = decide(looked, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
         self._tell(decision)
@@ -244,6 +249,23 @@ class BookieWatch:
             self._watched_to = ""
         self._epoch = epoch
 
+    async def _without_cookie(
+        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], version: str
+    ) -> AbstractSet[BookieId]:
+        """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
+
+        Only a leader's audits end such a loss, so an observer does not count it. If no bookie came or went since the
+        last look, a record that has disappeared was removed on purpose: `bkheal decommission` has proved that no ledger
+        names the bookie.
+        """
+        if self._observer is not None:
+            return frozenset()
+        noted = await self._ports.down.read()
+        if not self._ports.is_leader():
+            return lost_without_cookie(cookies, registered, noted)
+        removed = self._noted.keys() - noted.keys() if version == self._watched_to else frozenset()
+        return lost_without_cookie(cookies, registered, noted, self._seen - removed)
+
     async def _bookies(self) -> Bookies:
         try:
             return await self._ports.registrations.list()
@@ -266,14 +288,20 @@ class BookieWatch:
         return found
 
     async def _note(
-        self, lost: frozenset[BookieId], now_ms: int, switches: _Switches, version: str
+        self,
+        lost: AbstractSet[BookieId],
+        registered: AbstractSet[BookieId],
+        now_ms: int,
+        switches: _Switches,
+        version: str,
     ) -> Mapping[BookieId, Down]:
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
             if self._observer is not None:
                 return await self._observer.look(lost, now_ms)
             return await self._ports.down.read()
-        noted = await self._reopen_unwatched(dict(await self._ports.down.reconcile(lost, now_ms)), version)
+        reconciled = await self._ports.down.reconcile(lost, now_ms, registered=registered)
+        noted = await self._reopen_unwatched(dict(reconciled), version)
         for bookie in sorted(noted.keys() - self._noted.keys()):
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
             _log.warning("bookie is lost", extra=fields)

@@ -13,6 +13,7 @@ from auditor.operating.client import ClusterClient, Document
 from auditor.operating.maintenance import window_document
 from auditor.service.watch.repairs import Rate, RepairLook
 from bookie.metadata.bookies.drains import Drains
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.runs.election import current_auditor
@@ -53,6 +54,7 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
     """
     ports, root = client.ports, client.cluster.root
     registered, known = await ports.registrations.list(), await ports.registrations.known()
+    noted = await FirstSeenDown(client.store, root).read()
     everyone = known | registered.registered
     runs, now_ms = Runs(client.store, root), ports.clock.epoch_ms()
     recorded = await runs.list(_RUNS_READ, now_ms)
@@ -69,7 +71,7 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
             "writable": len(registered.writable),
             "read_only": len(registered.read_only),
             "draining": sorted((await Drains(client.store, root).read()).keys()),
-            "lost": sorted(known - registered.registered),
+            "lost": sorted((known | unaudited(noted)) - registered.registered),
         },
         "underreplicated": {
             "ledgers": len(look.marked),

@@ -24,12 +24,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from auditor.api.control import LostBookie
-from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.first_seen_down import Down, unaudited
 from bookie.metadata.bookies.marking_times import MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId
 from spark_jobs.runs.brake import held_because
+
+WITHOUT_COOKIE_MAX: Final = 10_000
+"""Lost bookies without a cookie that are watched: more than any cluster has bookies. Any audit finds what the others
+had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,10 @@ class BookieLook:
     """Bookies with a cookie."""
     registered: AbstractSet[BookieId]
     """Writable or read-only."""
+    without_cookie: AbstractSet[BookieId]
+    """Lost bookies whose cookie was deleted, see ``lost_without_cookie``."""
     first_seen_down: Mapping[BookieId, Down]
-    """Known bookies without a registration; others are first seen down now."""
+    """Lost bookies; others are first seen down now."""
     policy: MarkingPolicy
     settle_until_ms: int = 0
     """After an outage of the store: bookies need a moment to register again, so nothing is due before."""
@@ -72,15 +79,34 @@ class Decision:
         return frozenset((b, False) for b in self.due) | frozenset((b, True) for b in self.critical_due)
 
 
-def lost_now(known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> frozenset[BookieId]:
-    """Known bookies without a registration."""
-    return frozenset(known - registered)
+def lost_without_cookie(
+    cookies: AbstractSet[BookieId],
+    registered: AbstractSet[BookieId],
+    noted: Mapping[BookieId, Down],
+    seen: AbstractSet[BookieId] = frozenset(),
+) -> frozenset[BookieId]:
+    """Return the lost bookies whose cookie was deleted (R142).
+
+    A deleted cookie does not show that no ledger names the bookie. So its loss counts until a complete audit.
+
+    Args:
+        cookies: bookies with a cookie.
+        registered: writable or read-only.
+        noted: the recorded losses.
+        seen: bookies that were registered before.
+    """
+    found = (unaudited(noted) | seen) - cookies - registered
+    return frozenset(sorted(found, key=lambda bookie: (bookie not in noted, bookie))[:WITHOUT_COOKIE_MAX])
 
 
 def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decision:
-    """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1."""
-    lost = lost_now(watched.known, watched.registered)
-    everyone = watched.known | watched.registered
+    """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1.
+
+    The brake counts a lost bookie without a cookie only if nothing else is known: perhaps no ledger names it, and then
+    it would hold the audit that finds this out. The audit counts those that ledgers name, before it marks anything.
+    """
+    lost = (watched.known | watched.without_cookie) - watched.registered
+    everyone = watched.known | watched.registered or watched.without_cookie
     held = held_because(everyone, watched.registered, 0, None, missing_share_max) or ""
     down = {bookie: watched.first_seen_down.get(bookie, Down(now_ms)) for bookie in lost}
     times = {

@@ -71,22 +71,28 @@ class FirstSeenDown:
         found = {BookieId(name): _decode(name, data) for name, data in zip(names, nodes, strict=True) if data}
         return {bookie: down for bookie, down in found.items() if down is not None}
 
-    async def reconcile(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
-        """Record each new bookie of ``lost``, forget all others, and return the resulting records.
+    async def reconcile(
+        self, lost: AbstractSet[BookieId], now_ms: int, *, registered: AbstractSet[BookieId]
+    ) -> Mapping[BookieId, Down]:
+        """Record each new bookie of ``lost``, forget others, and return the resulting records.
+
+        A bookie outside ``lost`` is forgotten if it is registered, or if its loss was audited. Otherwise its record
+        stays and is in the result: its cookie was deleted, but ledgers may name it (R142).
 
         A loss in the future was recorded by a wrong clock: it is changed to begin now, or its delay might never end.
-        Two concurrent calls agree, because the first record of a bookie stays. An audited loss is recorded as ended
-        before it is forgotten, so that flapping bookies are recognized.
+        Two concurrent calls agree, because the first record of a bookie stays. The audited loss of a registered bookie
+        is recorded as ended before it is forgotten, so that flapping bookies are recognized.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.
         """
         noted = await self.read()
-        for bookie in sorted(noted.keys() - lost):
-            if noted[bookie].audited_ms or noted[bookie].critical_audited_ms:
+        kept = lost | (unaudited(noted) - registered)
+        for bookie in sorted(noted.keys() - kept):
+            if bookie in registered and (noted[bookie].audited_ms or noted[bookie].critical_audited_ms):
                 await self._returned.note(bookie, EndedLoss(noted[bookie].since_ms, now_ms))
             await self.forget(bookie)
-        result = {bookie: down for bookie, down in noted.items() if bookie in lost}
+        result = {bookie: down for bookie, down in noted.items() if bookie in kept}
         for bookie in sorted(lost - noted.keys()):
             result[bookie] = await self._change(bookie, lambda known: known or Down(now_ms))
         for bookie, down in result.items():
@@ -179,6 +185,14 @@ class FirstSeenDown:
 
         data = await change(self._store, f"{self._parent}/{bookie}", changed)
         return (None if data is None else _decode(bookie, data)) or Down(0)
+
+
+def unaudited(noted: Mapping[BookieId, Down]) -> frozenset[BookieId]:
+    """Return the bookies whose loss no complete audit has covered.
+
+    Unless they are registered, they are lost, with or without a cookie (R142).
+    """
+    return frozenset(bookie for bookie, down in noted.items() if not down.audited_ms)
 
 
 def _no_later(known: Down | None, now_ms: int) -> Down | None:

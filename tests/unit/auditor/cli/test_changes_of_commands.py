@@ -126,7 +126,7 @@ def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before
     for names in (("nope:1",), ("gone", "nope:1"), ("nope:1", "--dry-run")):
         refused = invoke("decommission", *names, "--yes")
         assert (refused.exit_code, "no bookie of this cluster: nope:1" in refused.stderr) == (ExitCode.FAILED, True)
-    asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("gone")}, EPOCH_MS))
+    asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("gone")}, EPOCH_MS, registered=set()))
     done = call("decommission", "gone", "--yes")
     assert done == "gone: the note of its drain and the note of its loss are deleted\n"
     for name in ("gone", "old"):

@@ -216,7 +216,7 @@ async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_onc
         await ensure_path(cluster.store, cookie_path(ROOT, bookie))
     down, now_ms = FirstSeenDown(cluster.store, ROOT), cluster.clock.epoch_ms
     began_ms = now_ms() - 600_000
-    await down.reconcile(frozenset({B, C, D}), began_ms)
+    await down.reconcile(frozenset({B, C, D}), began_ms, registered=set())
     await down.note_audited(B, began_ms, now_ms())
     async with exporting(cluster) as watched:
 
@@ -231,9 +231,9 @@ async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_onc
         assert await counted() == (1, 700)
         await down.note_audited(C, began_ms, began_ms + 900_000)
         assert await counted() == (1, 700), "a leader had it audited again"
-        await down.reconcile(frozenset({B, D}), now_ms())
+        await down.reconcile(frozenset({B, D}), now_ms(), registered=set())
         await counted()
-        await down.reconcile(frozenset({B, C, D}), again_ms := now_ms())
+        await down.reconcile(frozenset({B, C, D}), again_ms := now_ms(), registered=set())
         await down.note_audited(C, again_ms, again_ms + 5000)
         assert await counted() == (2, 705)
 
@@ -274,7 +274,7 @@ async def test_delay_windows_and_what_is_held_back_are_shown_as_a_leader_shows_t
     for bookie in (C, D):
         await ensure_path(cluster.store, cookie_path(ROOT, bookie))
     await cluster.tasks.switches.set_lost_bookie_delay_s(600)
-    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C, D}), now_ms)
+    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C, D}), now_ms, registered=set())
     window = Window(D, (D,), "me", now_ms, now_ms + 3_600_000)
     await MaintenanceWindows(cluster.store, ROOT).start(window)
     run = replace(DONE, held_back={"limit": 5}, withdrawn={"ledger_deleted": 2})
@@ -317,7 +317,7 @@ async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_de
     await cluster.register(B)
     await ensure_path(cluster.store, cookie_path(ROOT, C))
     await cluster.tasks.switches.set_lost_bookie_delay_s(600)
-    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C}), cluster.clock.epoch_ms())
+    await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C}), cluster.clock.epoch_ms(), registered=set())
     due: list[int] = []
     for critical_delay_s in (ExporterSettings(metadata_uri="zk://h:2181/ledgers").critical_delay_s, 42.0):
         settings = replace(SETTINGS, critical_delay_s=critical_delay_s)

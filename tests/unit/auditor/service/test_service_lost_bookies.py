@@ -8,7 +8,7 @@ import pytest
 
 from auditor.api.http.documents import status_document
 from auditor.service.service import HOUSEKEEPING_S
-from auditor.service.watch.bookie_watch import SETTLE_SESSIONS
+from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS
 from auditor.service.watch.changing import CHANGE_S
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path, tasks_path
@@ -330,9 +330,80 @@ async def test_a_decommissioned_bookie_is_lost_no_more(world: ServiceWorld) -> N
     await asyncio.sleep(10)
     admin = world.session()
     await admin.delete(cookie_path(ROOT, A))
+    await FirstSeenDown(admin, ROOT).forget(A)
+    await asyncio.sleep(LOOK_INTERVAL_S * 2)
+    assert auditor.service.status().lost == ()
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
     assert await FirstSeenDown(admin, ROOT).read() == {}
+
+
+@pytest.mark.parametrize("delay_s", [0, 100])
+@in_service_world
+async def test_a_bookie_that_stops_after_its_cookie_was_deleted_is_audited_once(
+    world: ServiceWorld, delay_s: int
+) -> None:
+    await world.set_delay(delay_s)
+    auditor = await world.leader()
+    await world.store.delete(cookie_path(ROOT, A))
+    await asyncio.sleep(60)
+    start_s = world.clock.monotonic_s()
+    await world.down(A)
+    await asyncio.sleep(CHANGE_S * 2)
+    assert [lost.bookie_id for lost in auditor.service.status().lost] == [A]
+    await when(lambda: bool(world.marked), delay_s + 60)
+    assert delay_s <= world.marked[0].at_s - start_s < delay_s + 3
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}]
+    assert auditor.service.status().lost == ()
+    assert len(auditor.counted.losses_s) == 1
+    assert await FirstSeenDown(world.session(), ROOT).read() == {}
+
+
+@in_service_world
+async def test_a_loss_whose_cookie_is_deleted_during_the_delay_is_audited_once_by_the_next_leader(
+    world: ServiceWorld,
+) -> None:
+    await world.set_delay(100)
+    first = await world.leader("a")
+    follower = await world.auditor("b")
+    start_s = world.clock.monotonic_s()
+    await world.down(A)
+    await asyncio.sleep(10)
+    await world.store.delete(cookie_path(ROOT, A))
+    await asyncio.sleep(LOOK_INTERVAL_S * 2)
+    for auditor in (first, follower):
+        assert [lost.bookie_id for lost in auditor.service.status().lost] == [A]
+    await first.kill()
+    await when(lambda: bool(world.marked))
+    assert 100 <= world.marked[0].at_s - start_s < 103
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}]
+    assert follower.service.status().lost == ()
+
+
+@in_service_world
+async def test_bookies_without_a_cookie_do_not_hold_the_brake_that_ends_their_loss(world: ServiceWorld) -> None:
+    auditor = await world.leader()
+    for bookie in (A, B, C):
+        await world.store.delete(cookie_path(ROOT, bookie))
+    for bookie in (A, B, C):
+        await world.down(bookie)
+    await when(lambda: frozenset().union(*world.marked_bookies) == {A, B, C})
+    assert auditor.service.status().held_because == ""
+
+
+@in_service_world
+async def test_without_any_cookie_the_brake_holds_if_no_bookie_is_registered(world: ServiceWorld) -> None:
+    await world.set_delay(100)
+    auditor = await world.leader()
+    for bookie in BOOKIES:
+        await world.store.delete(cookie_path(ROOT, bookie))
+    for bookie in BOOKIES:
+        await world.down(bookie)
+    await asyncio.sleep(600)
+    assert "none of 5 known bookies is registered" in auditor.service.status().held_because
+    assert auditor.runner.requests == []
 
 
 @in_service_world
@@ -401,7 +472,9 @@ async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(wor
 @in_service_world
 async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    await FirstSeenDown(world.session(), ROOT).reconcile(frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000)
+    await FirstSeenDown(world.session(), ROOT).reconcile(
+        frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000, registered=set()
+    )
     await world.down(A)
     await world.leader()
     start_s = world.clock.monotonic_s()

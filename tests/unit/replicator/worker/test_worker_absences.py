@@ -67,7 +67,7 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
         down = await with_cookies(world, "a b c d e f g")
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
-        await down.reconcile({BookieId("b")}, world.clock.epoch_ms() - DELAY_S * 1000)
+        await down.reconcile({BookieId("b")}, world.clock.epoch_ms() - DELAY_S * 1000, registered=set())
         await world.tasks.marking.mark(LEDGER, names("c"))
         world.bookies["a"].read_status = None
         running = world.worker(once=False)
@@ -84,7 +84,7 @@ async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_i
         down = await with_cookies(world, "a b c d e f g")
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
-        await down.reconcile({BookieId("b"), BookieId("c")}, world.clock.epoch_ms())
+        await down.reconcile({BookieId("b"), BookieId("c")}, world.clock.epoch_ms(), registered=set())
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert [(result.ending, result.entries) for result in recorder.results] == [(Ending.REPAIRED, 100)]
@@ -107,7 +107,7 @@ async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_ta
         await MaintenanceWindows(world.store, ROOT).start(window)
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
-        await down.reconcile({BookieId("b")}, now_ms - DELAY_S * 1000)
+        await down.reconcile({BookieId("b")}, now_ms - DELAY_S * 1000, registered=set())
         running = world.worker(once=False)
         async with world.running(running):
             await world.clock.sleep(SETTLE_S + 1)
@@ -124,7 +124,7 @@ async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
         since_ms = world.clock.epoch_ms() - DELAY_S * 1000
-        noted = await down.reconcile({BookieId("b")}, since_ms)
+        noted = await down.reconcile({BookieId("b")}, since_ms, registered=set())
         await down.note_held(noted, {BookieId("b"): since_ms + 2 * DELAY_S * 1000})
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
@@ -177,7 +177,7 @@ async def test_nothing_is_concluded_while_most_bookies_are_missing() -> None:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c", "e", "f")
         lost = {BookieId(name) for name in "bcef"}
-        await down.reconcile(lost, world.clock.epoch_ms() - DELAY_S * 1000)
+        await down.reconcile(lost, world.clock.epoch_ms() - DELAY_S * 1000, registered=set())
         await world.tasks.marking.mark(LEDGER, names("c"))
         running = world.worker(once=False)
         async with world.running(running):
