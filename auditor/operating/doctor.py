@@ -14,6 +14,7 @@ from auditor.operating.client import ClusterClient
 from auditor.operating.old_state import old_state
 from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import access_in_use
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import INSTANCE_ID
@@ -114,9 +115,14 @@ async def clock_check(client: ClusterClient) -> Checked:
 
 
 async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
-    """Check whether each registered bookie answers this machine, which are missing, the brake, and their versions."""
+    """Check whether each registered bookie answers this machine, which are missing, the brake, and their versions.
+
+    A bookie has its cookie before it registers. So the registrations are read first: a bookie that just starts does not
+    seem to lack its cookie.
+    """
     registrations = client.ports.registrations
     registered, known = await registrations.list(), await registrations.known()
+    lost = (known | unaudited(await FirstSeenDown(client.store, client.cluster.root).read())) - registered.registered
     slots = asyncio.Semaphore(_INFO_AT_ONCE)
     versions: set[str] = set()
 
@@ -126,7 +132,17 @@ async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
 
     for each in await asyncio.gather(*(look(bookie) for bookie in sorted(registered.registered))):
         yield each
-    for bookie in sorted(known - registered.registered):
+    for bookie in sorted(registered.registered - known):
+        text = (
+            "it is registered and has no cookie: it refuses to start again, and after a stop the repair copies its data"
+        )
+        advice = (
+            "restore the cookie from one of its directories with Apache's shell: `bookkeeper shell cookie_create -cf "
+            f"DIR/current/VERSION {bookie}`; `bkheal bookie cookie verify` compares them. If it shall be removed: "
+            "`bkheal drain start`, and `bkheal decommission` after the drain"
+        )
+        yield Checked("cookie", bookie, State.WARNING, text, advice)
+    for bookie in sorted(lost):
         advice = "start it; if it will not come back: `bkheal recover`, and `bkheal decommission` after the repair"
         yield Checked("bookie", bookie, State.WARNING, "it is known and not registered", advice)
     why = held_because(known | registered.registered, registered.registered, 0, None, MISSING_SHARE_MAX)

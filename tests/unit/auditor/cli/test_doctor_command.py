@@ -20,7 +20,9 @@ from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.model.exit_codes import ExitCode
@@ -75,6 +77,22 @@ def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster:
     assert {f"{ROOT}/underreplication", f"{ROOT}/cookies", f"{ROOT}/available", "/bkheal"} <= permissions.keys()
     assert tree(cluster) == before
     assert rows["cluster", ROOT]["detail"].endswith("own state below /bkheal")
+
+
+def test_a_registered_bookie_without_a_cookie_is_a_warning_until_it_has_one_again(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster.keeper, cookie_path(ROOT, BookieId("d")), b""))
+    rows = diagnosis()[1]
+    assert [target for check, target in rows if check == "cookie"] == ["c"]
+    assert rows["cookie", "c"]["state"] == "warning"
+    assert "cookie_create -cf DIR/current/VERSION c" in rows["cookie", "c"]["advice"]
+    asyncio.run(put(cluster.keeper, cookie_path(ROOT, BookieId("c")), b""))
+    assert ("cookie", "c") not in diagnosis()[1]
+
+
+def test_a_recorded_loss_without_a_cookie_is_a_warning(cluster: CommandCluster) -> None:
+    downs = FirstSeenDown(cluster.keeper, ROOT)
+    asyncio.run(downs.reconcile({BookieId("gone")}, 1000, registered=set()))
+    assert diagnosis()[1]["bookie", "gone"]["state"] == "warning"
 
 
 async def delete_all(cluster: CommandCluster, path: str) -> None:
