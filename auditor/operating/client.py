@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from auditor.safety.scan import Advance, count, scan
 from bookie.client.ports import ClientPorts
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import ConflictError, PermanentError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerMetadata
 
 Document: TypeAlias = dict[str, Any]
 
@@ -77,7 +81,51 @@ async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
         NoSuchObjectError: names them.
         StoreUnavailableError: no answer.
     """
+    _refuse(await _strangers(client, names))
+
+
+async def check_named(
+    client: ClusterClient,
+    names: Sequence[BookieId],
+    counting: Callable[[int], AbstractContextManager[Advance]] = lambda total: nullcontext(lambda done: None),
+) -> None:
+    """As ``check_names``, but accept also a bookie with a recorded loss, or one that a ledger names.
+
+    Its cookie may have been deleted before its ledgers were repaired. All ledgers are read, but only if a name is not
+    known otherwise.
+
+    Args:
+        client: of the cluster.
+        names: the bookies.
+        counting: shows the progress for a number of ledgers.
+
+    Raises:
+        NoSuchObjectError: names those that no readable ledger names.
+        StoreUnavailableError, NotAClusterError: see ``scan``.
+    """
+    strangers = await _strangers(client, names)
+    if strangers:
+        noted = await FirstSeenDown(client.store, client.cluster.root).read()
+        strangers = [name for name in strangers if name not in noted]
+    if not strangers:
+        return
+    named: set[BookieId] = set()
+
+    def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
+        named.update(metadata.members().intersection(strangers))
+
+    with counting(await count(client.ports.ledgers)) as advance:
+        await scan(client.ports.ledgers, strangers, visit, advance)
+    _refuse([name for name in strangers if name not in named])
+
+
+async def _strangers(client: ClusterClient, names: Sequence[BookieId]) -> list[BookieId]:
+    """Return the names without a cookie and without a registration."""
     registrations = client.ports.registrations
     known = await registrations.known() | (await registrations.list()).registered
-    if strangers := [name for name in names if name not in known]:
+    return [name for name in names if name not in known]
+
+
+def _refuse(strangers: Sequence[BookieId]) -> None:
+    if strangers:
         raise NoSuchObjectError(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.client import ClusterClient, Document, check_named
 from auditor.operating.drains import Counting, registered_as, silent
 from auditor.safety.accepted import accepted_copies
 from auditor.safety.draining import Left, holdings_of, judge
@@ -81,12 +81,12 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
     """The status of the drains of ``bookies``, or of all drained ones if none is named; without a rate.
 
     Raises:
-        NoSuchObjectError: a name is neither a bookie nor drained.
+        NoSuchObjectError: a name is neither a bookie nor drained, and no ledger names it.
         NotAClusterError, StoreUnavailableError: no answer.
     """
     drains = await Drains(client.store, client.cluster.root).read()
     chosen = tuple(bookies) or tuple(sorted(drains))
-    await check_names(client, [bookie for bookie in chosen if bookie not in drains])
+    await check_named(client, [bookie for bookie in chosen if bookie not in drains])
     left = await left_on(client, chosen) if chosen else Left(Holdings(), ScanResult())
     return status_document(await looked(client, chosen, drains, left))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.client import ClusterClient, Document, check_named
 from auditor.operating.owners import owner_text, with_owners
 from auditor.safety.scan import Advance, ScanResult, count, scan
 from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
@@ -41,12 +41,12 @@ async def stop_verdict(
     present ensemble of each ledger, and enough bookies are left for the widest ensemble of the ledgers not yet closed.
 
     Raises:
-        NoSuchObjectError: a name is not a bookie.
+        NoSuchObjectError: a name is not a bookie, and no ledger names it.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports, stopping = client.ports, frozenset(bookies)
     before = await ports.registrations.list()
-    await check_names(client, bookies)
+    await check_named(client, bookies, counting)
     worst, scanned = await _risks(client, stopping, before, is_strict, worst_max, counting)
     registered = await ports.registrations.list()
     problems = room_problems(scanned.unclosed, registered, bookies, ports.placement)

@@ -23,7 +23,6 @@ from auditor.cli.cluster.changing import (
     connected,
     refuse,
     show,
-    unknown_names,
     whoami,
 )
 from auditor.cli.cluster.drain_begin import Beginning, begin, begin_lines, print_begin_notes
@@ -32,7 +31,7 @@ from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.output import OutputFormat, StreamFormat, print_line
+from auditor.cli.output import OutputFormat, StreamFormat, counting, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
 from bookie.model.errors import BkhealError
@@ -326,6 +325,7 @@ async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[dict[str, Any], BkhealError | None]:
     """Return the last observed state, and why topics cannot be unloaded."""
+    from auditor.operating.client import NoSuchObjectError, check_named
     from auditor.operating.drain_status import status_document
 
     async with AsyncExitStack() as stack:
@@ -334,7 +334,11 @@ async def _status(
         chosen = bookies or tuple(sorted(drains))
         if not chosen:
             refuse(_NO_DRAIN)
-        unknown_names(chosen, await client.ports.registrations.known() | frozenset(drains))
+        others = [bookie for bookie in chosen if bookie not in drains]
+        try:
+            await check_named(client, others, lambda total: counting("ledgers", total))
+        except NoSuchObjectError as error:
+            refuse(str(error))
         pulsar = pulsar and await stack.enter_async_context(pulsar)
         seen, failure = await look_or_wait(
             client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, pulsar=pulsar

@@ -115,6 +115,7 @@ async def test_ok_to_stop_answers_by_its_status(world: ApiWorld) -> None:
     assert "1 ledger would be left with too few copies, the worst: ledger 10 from" in no.json["detail"]
     assert no.json["verdict"]["worst"][0]["ledger_id"] == 10
     assert (await world.operate("GET", "/api/v1/ok-to-stop?bookie=unknown")).status == 404
+    assert (await good(world, "GET", "/api/v1/ok-to-stop?bookie=a")).json["not_registered"] == ["a"]
     assert (await world.operate("GET", "/api/v1/ok-to-stop")).status == 400
 
 
@@ -129,6 +130,7 @@ async def test_a_bookie_is_drained_and_the_drain_cancelled(world: ApiWorld) -> N
     left = (await good(world, "GET", "/api/v1/drain-status")).json
     assert ([row["bookie_id"] for row in left["bookies"]], left["ledgers_left"], left["moving"]) == (["c"], 1, 1)
     assert (await good(world, "GET", "/api/v1/drain-status?bookie=d")).json["ledgers_left"] == 0
+    assert (await good(world, "GET", "/api/v1/drain-status?bookie=a")).json["ledgers_left"] == 3
     too_many = "&".join(["bookie=d"] * 101)
     for query, status in (("bookie=e", 404), ("bookie=c%20d", 400), ("bookies=c", 400), (too_many, 400)):
         assert (await world.operate("GET", f"/api/v1/drain-status?{query}")).status == status

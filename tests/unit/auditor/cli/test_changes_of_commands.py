@@ -10,7 +10,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.audit import runs
-from auditor.cli.cluster import boost, changes, dead_letters, decommission, drain, maintenance, recovery, throttle
+from auditor.cli.cluster import (
+    boost,
+    changes,
+    dead_letters,
+    decommission,
+    drain,
+    maintenance,
+    ok_to_stop,
+    recovery,
+    throttle,
+)
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -28,6 +38,7 @@ from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 
 MODULES: tuple[ModuleType, ...] = (boost, dead_letters, decommission, drain, maintenance, recovery, runs, throttle)
+READERS: tuple[ModuleType, ...] = (changes, ok_to_stop)
 RUN = "20261120T100001Z-0a1b2c"
 
 
@@ -48,7 +59,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
         await Runs(made.keeper, ROOT).write(run)
 
     asyncio.run(prepare())
-    monkeypatch.setattr(changes, "connected", made.connected)
+    for module in READERS:
+        monkeypatch.setattr(module, "connected", made.connected)
     for module in MODULES:
         monkeypatch.setattr(module, "connected", made.connected)
         monkeypatch.setattr(module, "whoami", lambda: "me@host")
@@ -132,3 +144,15 @@ def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before
     for name in ("gone", "old"):
         assert call("decommission", name, "--yes") == f"{name}: nothing to do, its records are deleted already\n"
     assert [detail for *_, detail in recorded()] == ["gone"]
+
+
+@pytest.mark.parametrize("words", [("drain", "status"), ("ok-to-stop",)])
+def test_a_bookie_that_only_ledgers_or_the_record_of_its_loss_name_is_looked_at(
+    cluster: CommandCluster, words: tuple[str, ...]
+) -> None:
+    asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("lost")}, EPOCH_MS, registered=set()))
+    for name in ("a", "lost"):
+        assert json.loads(invoke(*words, name, "-o", "json").stdout)["kind"] in ("DrainStatus", "StopVerdict")
+    refused = invoke(*words, "a", "nope:1")
+    assert refused.exit_code == ExitCode.FAILED
+    assert "no bookie of this cluster: nope:1;" in refused.stderr
