@@ -10,23 +10,26 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.disks.index_format import entry_range
-from bookie.storage.entry_logs import entry_log
+from bookie.storage.disks.index_format import dead_key, entry_range, unpack_dead, unpack_location
+from bookie.storage.disks.memory import Operation
+from bookie.storage.entry_logs import compaction, entry_log, leftovers
 from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
-from tests.worlds.machine import Machine, PowerSwitch, entry, key_of
+from tests.worlds.machine import SMALL, Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
 ENTRIES = range(30)
+EVERY_LOG = 2.0
+"""A live share below which every log with a dead byte is compacted."""
 
 
 @dataclass
@@ -150,6 +153,80 @@ async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_
             await machine.run(history(machine, book, seed * 100 + life), switch)
         machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
         await check(machine.after_kill(), book)
+
+
+@dataclass
+class Turns:
+    """A ``before`` hook that gives way to other tasks, as disks do, for some turns of the loop."""
+
+    rng: random.Random
+
+    async def __call__(self, operation: Operation, path: str) -> None:
+        for _ in range(self.rng.randrange(6)):
+            await asyncio.sleep(0)
+
+
+async def busy(store: LedgerStorage, ledger_id: LedgerId, rng: random.Random, must: dict[int, bytes]) -> None:
+    """Add, store again, flush and collect entries of one ledger. After each step exactly ``must`` is served."""
+    for step_number in range(40):
+        entries = {number: entry(ledger_id, number, b"%d" % step_number * 30) for number in rng.sample(ENTRIES, 8)}
+        reply = await store.add(AddBatch(ledger_id, key_of(ledger_id), list(entries.values()), is_recovery=True))
+        assert reply.status in (Status.OK, Status.TOO_MANY_REQUESTS)
+        if reply.status is Status.OK:
+            must |= entries
+        if reply.status is not Status.OK or rng.random() < 0.3:
+            await store.checkpoint()
+        if rng.random() < 0.1 and await store.collect(ledger_id, store.mark(ledger_id)):
+            must.clear()
+        assert await served(store, ledger_id) == must
+
+
+async def served(store: LedgerStorage, ledger_id: LedgerId) -> dict[int, bytes]:
+    reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
+    assert {result.status for result in reply.results} <= {Status.OK, Status.NO_ENTRY, Status.NO_LEDGER}
+    return {result.entry_id: result.packet for result in reply.results if result.status is Status.OK}
+
+
+async def uncounted_bytes(machine: Machine) -> dict[int, int]:
+    """The bytes of each log that the index neither names nor counts as dead."""
+    left = {
+        log_id: len(machine.ledgers.content(entry_log.log_path(log_id))) - entry_log.HEADER_SIZE
+        for log_id in await entry_log.log_ids(machine.ledgers)
+    }
+    for ledger_id in LEDGERS:
+        for _, value in await machine.index.range(*entry_range(ledger_id), 1000):
+            place = unpack_location(value)
+            left[place.log_id] -= place.size + entry_log.RECORD_HEADER_SIZE
+    for log_id in left:
+        [dead] = await machine.index.get_many([dead_key(log_id)])
+        left[log_id] -= unpack_dead(dead)
+    return left
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_compaction_beside_all_else_keeps_the_newest_entries_and_counts_every_dead_byte(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (compaction, leftovers):  # a log has many windows
+        monkeypatch.setattr(module, "_WINDOW_BYTES", 400)
+    rng = random.Random(seed)
+    machine = Machine(settings=replace(SMALL, compact_bytes_per_s=1 << 40))
+    machine.journal.before = machine.ledgers.before = machine.index.before = Turns(rng)
+    store = await machine.open()
+    must: dict[LedgerId, dict[int, bytes]] = {ledger_id: {} for ledger_id in LEDGERS}
+    working = [asyncio.ensure_future(busy(store, ledger_id, rng, must[ledger_id])) for ledger_id in LEDGERS]
+    removed_logs = 0
+    while not all(work.done() for work in working):
+        removed_logs += (await store.compact(EVERY_LOG)).removed_logs
+        await asyncio.sleep(0)
+    await asyncio.gather(*working)
+    assert removed_logs > 10
+    await store.checkpoint()
+    assert set((await uncounted_bytes(machine)).values()) <= {0}
+    await store.abort()
+    store = await machine.after_kill().open()
+    assert {ledger_id: await served(store, ledger_id) for ledger_id in LEDGERS} == must
+    await store.close()
 
 
 async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
