@@ -302,10 +302,12 @@ async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie
 
 @dataclass
 class FlushThatFails:
-    """Makes appends to entry logs fail from the given one on, after half of the page was written."""
+    """Makes appends to entry logs fail from the given one on, after a part of the page was written."""
 
     error: type[DiskError]
     good_pages: int
+    is_half_written: bool = True
+    """Else only some bytes of the first record are."""
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         append = EntryLogWriter.append
@@ -315,7 +317,7 @@ class FlushThatFails:
             if self.good_pages >= 0:
                 return await append(log, entries)
             half = b"".join(struct.pack(">II", len(body), crc) + body for body, crc in entries)
-            await log.file.append([half[: len(half) // 2 + 3]])
+            await log.file.append([half[: len(half) // 2 + 3 if self.is_half_written else 5]])
             raise self.error("planted")
 
         monkeypatch.setattr(EntryLogWriter, "append", failing)
@@ -424,6 +426,30 @@ async def test_a_compaction_that_a_full_disk_ends_gives_its_space_back(
     for _ in range(2):
         assert await served(bookie, OTHER, 25) == {Status.OK}
         await bookie.store.compact()
+    live = sum(len(entry) + RECORD_HEADER_SIZE for entry in batch(*range(25), ledger_id=OTHER).entries)
+    assert await used_bytes(bookie) <= live / SETTINGS.compact_below + 2 * HEADER_SIZE
+    assert await is_all_given_back(bookie, [OTHER])
+
+
+@pytest.mark.parametrize("good_pages", range(3))
+@pytest.mark.parametrize("torn", ["cut", "zeros", "short", "no record"])
+async def test_a_compaction_that_a_power_loss_cuts_off_gives_its_space_back(
+    bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 25)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    with monkeypatch.context() as patch:
+        FlushThatFails(DiskError, good_pages, is_half_written=torn != "no record").plant(patch)
+        with pytest.raises(DiskError):
+            await bookie.store.compact()
+    await bookie.stop(cleanly=False)
+    tear(bookie, (await left_logs(bookie))[-1], "short" if torn == "no record" else torn)
+    await bookie.start()
+    for _ in range(2):
+        await bookie.store.compact()
+        assert await served(bookie, OTHER, 25) == {Status.OK}
     live = sum(len(entry) + RECORD_HEADER_SIZE for entry in batch(*range(25), ledger_id=OTHER).entries)
     assert await used_bytes(bookie) <= live / SETTINGS.compact_below + 2 * HEADER_SIZE
     assert await is_all_given_back(bookie, [OTHER])
@@ -591,6 +617,41 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
     done = await bookie.store.compact(SETTINGS.compact_below)
     assert (done.removed_logs, done.kept_damaged) == (1, 0)
     assert await served(bookie, OTHER, 5) == {Status.OK}
+
+
+async def test_a_log_with_the_header_of_another_is_kept(bookie: Bookie) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 5)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    [name] = await logs(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    write_over(bookie, name, 0, older_header(int(name.removesuffix(".log"), 16) + 1))
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (0, 1)
+    assert await served(bookie, OTHER, 5) == {Status.OK}
+
+
+@pytest.mark.parametrize("bookie", ["files"], indirect=True)
+async def test_the_file_of_a_removed_log_is_closed_when_its_readers_have_finished(bookie: Bookie) -> None:
+    """An open file keeps its space after its removal."""
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 5)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    [name] = await logs(bookie)
+    assert await served(bookie, OTHER, 5) == {Status.OK}
+    assert any(name in path for path in open_paths())
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    assert (await bookie.store.compact()).removed_logs == 1
+    assert not any(name in path for path in open_paths())
+
+
+def open_paths() -> list[str]:
+    """Return the paths of all open files of this process."""
+    found = []
+    for number in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(number))
+    return found
 
 
 @dataclass
