@@ -43,6 +43,8 @@ class Directories:
     clock: ManualClock = field(default_factory=lambda: ManualClock(turns=1))
     missing: set[int] = field(default_factory=set)
     unlisted: set[int] = field(default_factory=set)
+    unremovable: set[int] = field(default_factory=set)
+    """Directories from which no file can be removed."""
     settings: StorageSettings = field(default_factory=StorageSettings)
     spread: SpreadDisk = field(init=False)
     store: LedgerStorage = field(init=False)
@@ -50,6 +52,8 @@ class Directories:
     async def start(self) -> None:
         for number in self.unlisted:
             self.fail(number, broken(Operation.LIST))
+        for number in self.unremovable:
+            self.fail(number, broken(Operation.UNLINK))
         self.spread = await SpreadDisk.over(self.parts(), self.clock)
         self.store = await LedgerStorage.open(self.journal, self.spread, self.index, self.settings, self.clock)
 
@@ -200,6 +204,36 @@ async def test_what_a_failing_directory_took_of_a_flush_is_written_again_to_the_
     assert world.logs()[1] == 0, "the superseded logs are removed once the directory is back"
     assert await uncounted(world.index) == []
     assert await world.statuses(*range(7)) == [Status.OK] * 7
+    await world.store.abort()
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_a_directory_that_fills_up_or_fails_during_a_compaction_makes_no_store_full(is_full: bool) -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    await world.flush(*range(10))
+    await world.flush(*range(7))
+    world.fail(1, full if is_full else broken(Operation.APPEND))
+    assert (await world.store.compact()).removed_logs == 0
+    assert (world.store.is_full, world.store.fatal.done()) == (False, False)
+    assert world.problems() == [False, not is_full, False]
+    assert (await world.store.compact()).removed_logs == int(is_full), "another directory takes the entries"
+    assert await world.statuses(*range(10)) == [Status.OK] * 10
+    await world.store.abort()
+
+
+async def test_a_log_of_an_unfinished_flush_that_could_not_be_removed_is_removed_by_a_later_start() -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    world.fail(1, broken(Operation.SYNC))
+    await world.flush(*range(6))
+    world.unremovable = {1}
+    await world.restart()
+    assert (world.logs()[1], world.problems()) == (1, [False, True, False])
+    world.unremovable = set()
+    await world.restart()
+    assert (world.logs()[1], world.problems()) == (0, [False] * 3)
+    assert await world.statuses(*range(6)) == [Status.OK] * 6
     await world.store.abort()
 
 
