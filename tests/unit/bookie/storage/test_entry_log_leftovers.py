@@ -177,6 +177,16 @@ async def test_a_log_with_a_damaged_header_stays_if_an_end_is_recorded() -> None
     assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
 
 
+async def test_a_log_with_the_header_of_another_stays_if_an_end_is_recorded() -> None:
+    disk, _ = await disk_with_log()
+    await EntryLogs(disk, 3, 10).create(2)
+    disk.overwrite(log_path(1), 0, disk.content(log_path(2)))
+    index = MemoryIndex()
+    await index.write([ends_at(1, HEADER_SIZE)])
+    await remove_leftovers(disk, index, [])
+    assert (await log_ids(disk), await uncounted(index)) == ([1, 2], [1])
+
+
 @pytest.mark.parametrize("size", [0, 5, HEADER_SIZE])
 async def test_a_log_that_lost_what_is_before_its_recorded_end_stays(size: int) -> None:
     disk, _ = await disk_with_log()

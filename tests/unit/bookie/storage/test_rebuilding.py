@@ -10,6 +10,7 @@ from typing_extensions import override
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.storage import findings, rebuilding
+from bookie.storage.disks.index_format import dead_key, unpack_dead
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs.entry_log import DIRECTORY, HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
@@ -220,12 +221,39 @@ def test_a_hole_of_zeros_has_no_record() -> None:
 
 
 async def test_a_log_with_the_header_of_another_is_not_used() -> None:
-    journal, ledgers, path = await one_log()
-    file = await ledgers.create(log_path(9))
-    await file.append_and_sync([ledgers.content(path)])
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    for payload in (b"older", b"newer"):
+        await store.add(AddBatch(L1, KEY, [raw_entry(1, 0, payload)], is_recovery=True))
+        await store.checkpoint()
+    await store.close()
+    older = ledgers.content(log_path((await log_ids(ledgers))[0]))
+    await (await ledgers.create(log_path(9))).append_and_sync([older])
     store, found = await rebuilt(journal, ledgers)
-    assert [each.path for each in found.findings] == [log_path(9)]
-    assert await read(store, L1, 0) == [(Status.OK, raw_entry(1, 0))]
+    assert [each.path for each in found.findings if "by its header" in each.what] == [log_path(9)]
+    assert await read(store, L1, 0) == [(Status.OK, raw_entry(1, 0, b"newer"))]
+    await store.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "tail", "middle"])
+async def test_what_is_damaged_counts_as_dead_and_a_torn_tail_keeps_no_log(damage: str) -> None:
+    journal, ledgers, path = await one_log()
+    size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
+    match damage:
+        case "cut":
+            ledgers.cut(path, size - 10)
+        case "tail":
+            ledgers.overwrite(path, size - 10, bytes(10))
+        case "middle":
+            ledgers.overwrite(path, size - 2 * record + 10, b"\xff" * 10)
+    index = MemoryIndex()
+    await rebuild([journal], ledgers, index)
+    [log_id] = await log_ids(ledgers)
+    [value] = await index.get_many([dead_key(log_id)])
+    assert unpack_dead(value) == (record - 10 if damage == "cut" else record)
+    store = await opened(journal, ledgers, index)
+    await collect(store, L1)
+    assert (await store.compact()).removed_logs == int(damage != "middle")
     await store.close()
 
 
