@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.model.ids import LedgerId
+from bookie.storage import salvaging
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
@@ -162,6 +163,25 @@ async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
     assert (await listed(store, L1))[0] is Status.LIMBO
     assert await listed(store, L4) == (Status.OK, [])  # it was collected, and stays fenced
     assert (await store.add(AddBatch(L4, KEY, [raw_entry(L4, 1)]))).status is Status.FENCED
+    await store.close()
+
+
+async def test_no_ledger_is_overlooked_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(salvaging, "_PAGE_KEYS", 2)
+    disks, ledger_ids = Disks(), [LedgerId(number) for number in range(7)]
+    store = await disks.open()
+    for ledger_id in ledger_ids:
+        await add(store, ledger_id, 0)
+    await store.checkpoint()
+    await add(store, ledger_ids[0], 1)
+    await store.abort()
+    disks = disks.copy()
+    lose_marks(disks)
+    assert (await disks.salvaged()).ledgers == 7
+    store = await disks.open()
+    assert await store.limbo_ids() == ledger_ids
+    for ledger_id in ledger_ids:
+        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 5)]))).status is Status.FENCED
     await store.close()
 
 
