@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.server.damaged_entries import DamagedEntries
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
+from bookie.storage.entry_logs.entry_log import DIRECTORY
 from bookie.storage.entry_logs.log_ends import uncounted
 from bookie.storage.port import DirectoryFailedError, DiskError, DiskFullError
 from bookie.storage.rebuilding import rebuild
@@ -237,6 +239,58 @@ async def test_a_log_of_an_unfinished_flush_that_could_not_be_removed_is_removed
     await world.store.abort()
 
 
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_removed_log_does_not_come_back_after_a_power_loss(seed: int) -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    await world.flush(*range(10))
+    await world.flush(*range(10))
+    assert (await world.store.compact()).removed_logs == 1
+    left = world.logs()
+    await world.store.abort()
+    rng = random.Random(seed)
+    world.disks = [disk.crash(rng) for disk in world.disks]
+    world.journal, world.index = world.journal.crash(rng), world.index.crash(rng)
+    await world.start()
+    assert world.logs() == left
+    assert await world.statuses(*range(10)) == [Status.OK] * 10
+    await world.store.abort()
+
+
+async def test_too_many_open_files_during_the_sync_of_a_directory_leave_it_to_the_next_one(world: Directories) -> None:
+    await world.flush(0)
+    [log] = [path for path in world.disks[2].paths() if path.endswith(".log")]
+    await world.spread.unlink(log)
+    world.fail(2, lambda op, _: DiskFullError("too many open files") if op is Operation.SYNC_DIRECTORY else None)
+    with pytest.raises(DiskFullError):
+        await world.spread.sync_directory(DIRECTORY)
+    world.fail(2, lambda *_: None)
+    await world.spread.sync_directory(DIRECTORY)
+    for seed in range(8):
+        assert log not in world.disks[2].crash(random.Random(seed)).paths()
+
+
+async def test_a_log_that_is_removed_while_it_is_opened_is_gone_and_its_directory_stays(world: Directories) -> None:
+    """The reader finds its entry in another log then."""
+    await world.flush(0)
+    [log] = [path for path in world.disks[2].paths() if path.endswith(".log")]
+    is_opening, may_open = asyncio.Event(), asyncio.Event()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.OPEN:
+            is_opening.set()
+            await may_open.wait()
+
+    world.disks[2].before = before
+    opening = asyncio.ensure_future(world.spread.open(log))
+    await is_opening.wait()
+    await world.spread.unlink(log)
+    may_open.set()
+    with pytest.raises(FileNotFoundError):
+        await opening
+    assert world.problems() == [False] * 3
+
+
 async def test_a_write_to_the_first_directory_that_fails_ends_the_bookie() -> None:
     world = Directories([MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
     await world.start()
@@ -367,6 +421,20 @@ async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_
     assert await world.statuses(0) == [Status.IO_ERROR]
     assert world.problems() == [False, False, True]
     assert await world.listed() == (Status.CORRUPT, EntryRuns(()))
+
+
+async def test_a_bad_sector_in_a_full_directory_is_no_failure_of_the_directory(world: Directories) -> None:
+    await world.flush(0)
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.READ:
+            raise DiskError("input/output error")
+        if operation is Operation.REPLACE:
+            raise DiskFullError("no space left")
+
+    world.disks[2].before = before
+    assert await world.statuses(0) == [Status.IO_ERROR]
+    assert world.problems() == [False] * 3
 
 
 async def test_too_many_open_files_say_nothing_about_a_directory(world: Directories) -> None:
