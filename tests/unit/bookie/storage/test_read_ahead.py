@@ -124,6 +124,15 @@ async def test_what_does_not_fit_into_an_answer_is_not_looked_up() -> None:
     assert world.store.read_cache.misses == len(found)
 
 
+async def test_one_load_is_bounded_whatever_size_the_entries_have() -> None:
+    world = World(read_ahead_bytes=5 * PAYLOAD)
+    await world.start(60)
+    assert await world.read_on(range(2)) == [entry(0), entry(1)]
+    for _ in range(20):
+        await asyncio.sleep(0)  # the load in the background
+    assert 0 < world.store.read_cache.read_ahead_bytes <= 2 * 5 * PAYLOAD
+
+
 async def test_the_memory_is_bounded_and_what_came_first_leaves_first() -> None:
     world = World(read_cache_bytes_max=100_000, read_ahead_bytes=30_000)
     await world.start(1000, OTHER)
