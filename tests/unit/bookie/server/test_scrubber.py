@@ -83,6 +83,22 @@ async def test_a_pass_verifies_everything_and_counts_what_is_damaged() -> None:
     assert reply.results[0].status is Status.CORRUPT  # it stays a finding, and is never absent
 
 
+@pytest.mark.parametrize("page_keys", [1, 7, 20])
+def test_a_pass_verifies_everything_however_many_entries_there_are(
+    page_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "_PAGE_KEYS", page_keys)
+
+    @in_virtual_time
+    async def scenario() -> None:
+        at = await world()
+        at.damage(3, 19)
+        ended = await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+        assert (ended.entries, ended.damaged, ended.after) == (20, 2, None)
+
+    scenario()
+
+
 @in_virtual_time
 async def test_a_pass_without_damage_ends_the_report_of_the_last_one() -> None:
     at = await world()

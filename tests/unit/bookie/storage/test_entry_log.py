@@ -155,6 +155,23 @@ async def test_open_files_are_bounded_and_reopened_when_needed() -> None:
     assert opened == []
 
 
+async def test_a_file_that_cannot_be_read_is_closed_like_the_others() -> None:
+    disk = MemoryDisk()
+    logs, locations = await logs_with(disk, *([entry(number)] for number in range(6)), open_max=1)
+
+    async def fail(operation: Operation, path: str) -> None:
+        if operation is Operation.READ:
+            raise DiskError("input/output error")
+
+    disk.before = fail
+    for place in locations:
+        with pytest.raises(DiskError):
+            await logs.read_range(place.log_id, place.offset, place.size)
+    disk.before = MemoryDisk().before
+    assert await logs.read(locations) == [entry(number) for number in range(6)]
+    assert len(logs._open) == 1
+
+
 async def test_concurrent_readers_never_lose_a_file_under_their_hands() -> None:
     logs, locations = await logs_with(MemoryDisk(), *([entry(number)] for number in range(6)), open_max=1)
     shuffled = [random.Random(seed).sample(locations, 6) for seed in range(30)]

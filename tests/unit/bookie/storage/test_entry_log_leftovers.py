@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from bookie.storage.disks.index_format import dead_key, pack_entry_key, unpack_dead, unpack_location
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
+from bookie.storage.entry_logs import leftovers
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
@@ -70,6 +71,20 @@ async def test_log_goes_if_the_index_names_its_entries_in_a_log_that_is_there(is
         assert await log_ids(disk) == ([2] if is_there else [1])
         named = await index.get_many([pack_entry_key(7, number) for number in range(COUNT)])
         assert named == (elsewhere if is_there else values)
+
+
+@pytest.mark.parametrize("named", [None, *range(COUNT)])
+async def test_all_of_a_log_is_read_however_large_it_is(named: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = len(entry(0)) + RECORD_HEADER_SIZE
+    monkeypatch.setattr(leftovers, "_WINDOW_BYTES", record * 3 // 2)
+    disk, values = await disk_with_log()
+    index = MemoryIndex()
+    if named is not None:
+        await index.write([(pack_entry_key(7, named), values[named])])
+    await remove_leftovers(disk, index, [1])
+    assert await log_ids(disk) == ([] if named is None else [1])
+    [dead] = await index.get_many([dead_key(1)])
+    assert unpack_dead(dead) == (0 if named is None else (COUNT - 1) * record)
 
 
 async def test_log_that_cannot_be_read_to_its_end_stays() -> None:

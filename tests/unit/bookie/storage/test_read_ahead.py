@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
+from bookie.storage import reading
 from bookie.storage.disks.index_format import pack_entry_key
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.read_cache import ReadCache, WatchedIndex
@@ -131,6 +132,16 @@ async def test_one_load_is_bounded_whatever_size_the_entries_have() -> None:
     for _ in range(20):
         await asyncio.sleep(0)  # the load in the background
     assert 0 < world.store.read_cache.read_ahead_bytes <= 2 * 5 * PAYLOAD
+
+
+async def test_no_more_is_read_for_a_request_than_its_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_BYTES_MAX", 10 * PAYLOAD)
+    world = World(read_ahead_bytes=5 * PAYLOAD)
+    await world.start(60)
+    assert await world.read(*range(60)) == [entry(number) for number in range(9)]
+    for _ in range(20):
+        await asyncio.sleep(0)  # the load in the background
+    assert world.store.read_cache.read_ahead_bytes <= (10 + 2 * 5) * PAYLOAD
 
 
 async def test_the_memory_is_bounded_and_what_came_first_leaves_first() -> None:
