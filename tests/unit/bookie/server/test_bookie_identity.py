@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterError, encode_cookie
@@ -188,12 +188,18 @@ histories = st.lists(st.sampled_from([NEW, OLD]), max_size=2)
 stored_cookies = st.sampled_from([None, OURS, OTHER_CLUSTER, MOVED])
 
 
-@given(stored_cookies, histories, directories)
+@given(stored_cookies, histories, directories, st.booleans())
+@example(
+    stored=OURS,
+    history=[OLD],
+    found=(EMPTY_JOURNAL, replace(EMPTY_LEDGERS, has_data=True)),
+    may_be_new_incarnation=True,
+)
 def test_no_bookie_starts_that_may_have_lost_something(
-    stored: Cookie | None, history: list[str], found: tuple[LocalDirectory, ...]
+    stored: Cookie | None, history: list[str], found: tuple[LocalDirectory, ...], may_be_new_incarnation: bool
 ) -> None:
     try:
-        decision = decide(Evidence(OURS, stored, history, found))
+        decision = decide(Evidence(OURS, stored, history, found, may_be_new_incarnation))
     except IdentityError:
         return
     if isinstance(decision, KnownBookie):
@@ -202,7 +208,10 @@ def test_no_bookie_starts_that_may_have_lost_something(
         assert {directory.incarnation for directory in found} == {decision.incarnation} == {history[-1]}
         return
     assert not any(directory.has_data for directory in found)
-    if stored is None:
+    if isinstance(decision, NewIncarnation):
+        assert may_be_new_incarnation
+        assert {directory.version for directory in found} == {None}
+    elif stored is None:
         assert {directory.version for directory in found} == {None}
     else:
         assert decision.incarnation == history[-1]

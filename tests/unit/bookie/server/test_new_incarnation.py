@@ -126,6 +126,30 @@ async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
 
 
 @in_virtual_time
+async def test_a_session_that_is_lost_while_the_ledgers_are_read_ends_the_start() -> None:
+    """Another server may not know yet of a ledger that the one before knew."""
+    world = await IncarnationWorld().prepare()
+    read: list[str] = []
+
+    async def note(operation: str, path: str) -> Fault | None:
+        read.append(path)
+        return None
+
+    async def lose_session(operation: Operation, path: str) -> None:
+        if world.ledgers.path(LedgerId(1)) in read:  # the ledgers found so far are put in limbo
+            read.clear()
+            world.store.expire()
+            world.store.resume()
+
+    world.store.fault_hook, world.machine.journal.before = note, lose_session
+    with pytest.raises(StoreUnavailableError, match="start again"):
+        await world.start(is_new=True)
+    world.store.fault_hook = None
+    admitted, storage = await world.restart()
+    await world.check(admitted, storage)
+
+
+@in_virtual_time
 async def test_disks_that_still_serve_are_not_lost() -> None:
     world = await IncarnationWorld().prepare()
     old = MemoryStore(world.cell)
@@ -162,6 +186,23 @@ async def test_a_scan_over_two_sessions_is_not_complete() -> None:
     assert is_lost
     admitted, storage = await world.restart(is_new=True)
     await world.check(admitted, storage)
+
+
+@in_virtual_time
+async def test_of_two_starts_on_new_disks_under_one_id_only_the_last_one_recorded_may_serve() -> None:
+    world = await IncarnationWorld().prepare()
+    other = MemoryStore(world.cell)
+    info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
+    await Registrations(other, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
+    earlier = asyncio.ensure_future(world.start(is_new=True))
+    await asyncio.sleep(5)  # its disks are recorded, and it waits for the end of the registration
+    world.machine = Machine()
+    later = asyncio.ensure_future(world.start(is_new=True))
+    await asyncio.sleep(5)
+    await other.close()
+    with pytest.raises(IdentityError, match="another bookie has just joined"):
+        await earlier
+    await world.check(*await later)
 
 
 @in_virtual_time
