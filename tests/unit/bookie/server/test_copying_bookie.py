@@ -131,10 +131,28 @@ async def test_batches_are_those_of_recovery_adds_and_end_at_the_first_that_is_n
 
 
 async def test_what_follows_an_entry_that_was_not_stored_is_not_covered() -> None:
-    source = answering(sizes=lambda _: BATCH_BYTES_MAX // 2, missing=frozenset({1, 7}))
+    source = answering(sizes=lambda _: BATCH_BYTES_MAX // 2, missing=frozenset({1, 5, 7}))
     reply = await Copying(source, VirtualClock()).copy(a_copy(*range(8)), Stored([Status.OK, Status.READ_ONLY]))
     assert (reply.status, reply.covered, reply.stored_count) == (Status.READ_ONLY, 3, 2)
     assert [each.entry_id for each in reply.refusals] == [1]
+
+
+@in_virtual_time
+async def test_only_copies_at_the_same_time_count_against_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COPIES_MAX", 2)
+    source, stored = Source(), Stored()
+    copying = Copying(source, VirtualClock())
+    for _ in range(5):  # ended by a caller who goes away
+        copies = [asyncio.create_task(copying.copy(a_copy(), stored)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        assert (await copying.copy(a_copy(), stored)).status is Status.TOO_MANY_REQUESTS
+        for copy in copies:
+            copy.cancel()
+        await asyncio.wait(copies)
+    source.answers.set()
+    for _ in range(5):
+        assert (await copying.copy(a_copy(), stored)).status is Status.OK
+    assert copying.held_bytes == 0
 
 
 @in_virtual_time

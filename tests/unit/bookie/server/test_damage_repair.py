@@ -129,12 +129,15 @@ async def test_an_entry_that_may_not_be_replaced_stays_damaged(metadata: LedgerM
 
 
 @in_virtual_time
-async def test_a_source_without_an_answer_or_with_damage_changes_nothing() -> None:
+async def test_a_source_without_an_answer_or_without_the_entry_or_with_damage_changes_nothing() -> None:
     world = DamagedWorld()
     bookie = await world.prepare()
     world.source.answers.clear()
     assert await world.scrub(bookie) == (1, 0)
     world.source.answers.set()
+    world.source.missing = frozenset({3})
+    assert await world.scrub(bookie) == (1, 0)
+    world.source.missing = frozenset()
     world.source.sizes = lambda entry_id: 100_000
     world.source.covered = 0
     assert await world.scrub(bookie) == (1, 0)
