@@ -110,3 +110,17 @@ async def test_a_bookie_answers_a_recovery_before_the_reads_that_wait() -> None:
     await asyncio.gather(*(ask(f"client {number}") for number in range(100)), ask("recovery", KEY))
     assert answered.index("recovery") < 50
     await bookie.storage.abort()
+
+
+async def test_a_read_that_is_cancelled_when_it_has_just_got_a_place_gives_it_back() -> None:
+    for is_urgent in (True, False):
+        places = ReadPlaces(1)
+        await places.take(is_urgent=False)
+        waiting = asyncio.ensure_future(places.take(is_urgent=is_urgent))
+        await settle()
+        places.give_back()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert (places.taken, places.waiting) == (0, 0)
+        async with asyncio.timeout(60), places.place(is_urgent=False):
+            assert places.taken == 1
