@@ -55,7 +55,7 @@ class DiskFile(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Make everything appended so far durable (fdatasync).
+        """Make all content durable (fdatasync), of a file opened for reading too: an earlier process may have written it.
 
         Raises:
             DiskError: the kernel reported a failure; never call this again for this file.

@@ -9,6 +9,8 @@ Entries of collected ledgers are found again if their logs still exist. The coll
 
 If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
 its end: an unreadable part is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
+Each log is synced before its entries are named: after a kill it may be in the page cache alone, and an older copy, which
+then counts as dead, on the disk.
 
 The journal may be damaged or lost as well. Then the store with the new index refuses to open for this reason, until the
 journal is salvaged (``bookie.storage.salvaging``).
@@ -47,6 +49,7 @@ from bookie.storage.disks.index_format import (
 )
 from bookie.storage.entry_logs.dead_bytes import increased
 from bookie.storage.entry_logs.entry_log import (
+    DIRECTORY,
     HEADER_SIZE,
     RECORD_HEADER_SIZE,
     all_log_ids,
@@ -96,7 +99,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
 
     Args:
         journals: the disk of each journal; only read.
-        ledgers: the disk of the entry logs; only read.
+        ledgers: the disk of the entry logs, which are read and synced.
         index: an empty index. If this call does not return, no store opens with it.
 
     Raises:
@@ -107,8 +110,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
     sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
     rebuilding = _Rebuilding(ledgers, index)
     ids = await all_log_ids(ledgers)
-    for log_id in ids:
-        await rebuilding.read_log(log_id)
+    await rebuilding.read_logs(ids)
     check_all_in_use(ledgers)  # one may have failed since the first check
     await rebuilding.finish(CheckpointMark(tuple(sequences), max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
@@ -121,7 +123,7 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
     index lost this. The older log may be removed by now, or its copy damaged.
 
     Args:
-        ledgers: the disk of the entry logs; only read.
+        ledgers: the disk of the entry logs, which are read and synced.
         index: an index in use.
         ids: the logs begun after the last write of the index, or just before. Their dead bytes are not counted.
 
@@ -129,8 +131,7 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
         DiskError: a log cannot be opened, or the index cannot be read or written.
     """
     rebuilding = _Rebuilding(ledgers, index, adopted=frozenset(ids))
-    for log_id in ids:
-        await rebuilding.read_log(log_id)
+    await rebuilding.read_logs(ids)
     return rebuilding.result
 
 
@@ -159,11 +160,18 @@ class _Rebuilding:
     _dead: dict[int, int] = field(default_factory=dict)
     """Dead bytes by log id."""
 
-    async def read_log(self, log_id: int) -> None:
-        """Write the places of the entries of a log to the index."""
+    async def read_logs(self, ids: Sequence[int]) -> None:
+        """Write the places of the entries of logs to the index."""
+        if ids:
+            await self.disk.sync_directory(DIRECTORY)
+        for log_id in ids:
+            await self._read_log(log_id)
+
+    async def _read_log(self, log_id: int) -> None:
         self.result.logs += 1
         file = await self.disk.open(log_path(log_id))
         try:
+            await file.sync()
             size, end, is_end_recorded = await file.size(), HEADER_SIZE, False
             header = decode_header(await self._read(file, log_id, 0, min(HEADER_SIZE, size)))
             if header is None:

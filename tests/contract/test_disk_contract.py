@@ -143,6 +143,18 @@ async def test_file_opened_for_reading_sees_what_was_appended(disk: Disk, direct
     await writer.close()
 
 
+async def test_a_file_opened_for_reading_can_be_synced_and_not_changed(disk: Disk, directory: str) -> None:
+    file = await disk.create("entries/a")
+    await file.append([b"one"])
+    reader = await disk.open("entries/a")
+    await reader.sync()
+    with pytest.raises(DiskError):
+        await reader.append([b"two"])
+    await reader.close()
+    await file.close()
+    assert await content(disk, "entries/a") == b"one"
+
+
 async def test_closed_file_refuses_everything(disk: Disk, directory: str) -> None:
     file = await disk.create("entries/a")
     await file.close()

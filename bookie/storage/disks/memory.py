@@ -252,6 +252,8 @@ class _MemoryFile(DiskFile):
     path: str
     content: _Content
     is_writable: bool = True
+    is_broken: bool = False
+    """Whether a write or sync has failed."""
     is_closed: bool = False
 
     @override
@@ -262,7 +264,7 @@ class _MemoryFile(DiskFile):
             self.disk.check_space(len(data))
         except DiskFullError:
             self.content.append(data[: len(data) // 2])
-            self.is_writable = False
+            self.is_broken = True
             raise
         self.content.append(data)
         return len(self.content.data)
@@ -274,7 +276,7 @@ class _MemoryFile(DiskFile):
         try:
             await self._begin(Operation.SYNC)
         except DiskError:
-            self.content.is_doomed, self.is_writable = True, False
+            self.content.is_doomed = self.is_broken = True
             raise
         self.content.sync()
 
@@ -328,7 +330,8 @@ class _MemoryFile(DiskFile):
         self._check_usable(operation)
 
     def _check_usable(self, operation: Operation) -> None:
-        is_refused = operation in (Operation.APPEND, Operation.SYNC) and not self.is_writable
+        is_write = operation in (Operation.APPEND, Operation.SYNC)
+        is_refused = (is_write and self.is_broken) or (operation is Operation.APPEND and not self.is_writable)
         if self.is_closed or is_refused:
             raise DiskError(f"cannot {operation.value} {self.path}: closed, read-only, or a write to it failed")
 

@@ -18,6 +18,7 @@ from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
 from bookie.storage.journal.replay import DIRECTORY
 from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.rebuilding import rebuild
 from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -494,3 +495,53 @@ async def test_files_with_other_names_are_not_the_journals() -> None:
     store = await disks.open()
     await check_whole(store)
     await store.close()
+
+
+@pytest.mark.parametrize("is_index_lost", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+async def test_entries_that_a_killed_compaction_copied_are_durable_before_they_are_named(
+    seed: int, is_index_lost: bool
+) -> None:
+    """The copies are in the page cache alone, and the power fails after the salvage or the rebuild of the index."""
+    disks = await killed_in_compaction()
+    if is_index_lost:
+        disks.index = MemoryIndex()
+        await rebuild([disks.journal], disks.ledgers, disks.index)
+    else:
+        for path in disks.journal.paths():
+            disks.journal.lose(path)
+        await disks.salvaged()
+    store = await disks.open()
+    await store.abort()
+    rng = random.Random(seed)
+    store = await opened(disks.journal.crash(rng), disks.ledgers.crash(rng), disks.index.crash(rng))
+    assert [status for status, _ in await read(store, L1, *range(5))] == [Status.OK] * 5
+    await store.close()
+
+
+async def killed_in_compaction() -> Disks:
+    """A store of five entries of L1, killed after a compaction had copied them and before it synced the new log."""
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L1, *range(5))
+    await add(store, L2, *range(20))
+    await store.checkpoint()
+    await collect(store, L2)
+    await store.checkpoint()
+    is_copied, syncs = asyncio.Event(), 0
+
+    async def stop_at_the_second_sync(operation: Operation, path: str) -> None:
+        nonlocal syncs
+        syncs += operation is Operation.SYNC and path.endswith(".log")
+        if syncs == 2:
+            is_copied.set()
+            await asyncio.Event().wait()
+
+    disks.ledgers.before = stop_at_the_second_sync
+    compacting = asyncio.ensure_future(store.compact())
+    await is_copied.wait()
+    compacting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await compacting
+    await store.abort()
+    return disks.copy()
