@@ -55,7 +55,7 @@ class DiskFile(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Make all content durable (fdatasync), of a file opened for reading too: an earlier process may have written it.
+        """Make all content durable (fdatasync), also what an earlier process wrote if the file was opened for reading.
 
         Raises:
             DiskError: the kernel reported a failure; never call this again for this file.

@@ -9,8 +9,8 @@ Entries of collected ledgers are found again if their logs still exist. The coll
 
 If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
 its end: an unreadable part is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
-Each log is synced before its entries are named: after a kill it may be in the page cache alone, and an older copy, which
-then counts as dead, on the disk.
+Each log is synced before its entries are named. After a kill, it may be in the page cache alone, and the disk may have
+an older copy, which counts as dead from then on.
 
 The journal may be damaged or lost as well. Then the store with the new index refuses to open for this reason, until the
 journal is salvaged (``bookie.storage.salvaging``).

@@ -104,7 +104,8 @@ PROFILES: Final[tuple[Profile, ...]] = (
         {
             "sent": (("kill bookie", 0.01),),
             "copied": (("delete lock", 0.3), ("slow workers", 0.2)),
-            "marked": (
+            "marked": (("slow collector", 0.2), ("kill bookie", 0.1)),
+            "locked": (
                 ("unlock soon", 0.6),
                 ("slow collector", 0.4),
                 ("kill bookie", 0.1),

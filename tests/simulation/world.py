@@ -13,6 +13,7 @@ from bookie.metadata.layout import bookie_path, locks_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.tasks.copy_limits import CopyLimits
+from bookie.metadata.tasks.locks import HeldLock
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
@@ -210,8 +211,21 @@ class SimWorld:
             return
         pace = self.variation.collector(self.collect_s, self.session_s + 1.0)
         collector = Collector(node.store, self.cluster, node.storage, node.bookie, node.clock, self.rng, pace)
+        self._witness_locks(collector, node)
         node.collect = collector.run_pass
         node.collecting = node.process.run("collect", collector.run())
+
+    def _witness_locks(self, collector: Collector, node: SimBookie) -> None:
+        locks = collector._tasks.locks
+        lock_unmarked = locks.lock_unmarked
+
+        async def locked(ledger_id: LedgerId, owner: str) -> HeldLock | None:
+            held = await lock_unmarked(ledger_id, owner)
+            if held is not None:
+                self.happened("locked", ledger_id, node.bookie)
+            return held
+
+        setattr(locks, "lock_unmarked", locked)  # noqa: B010 (mypy refuses the assignment to a method)
 
     def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
         """Handle an event, perhaps at a bookie, at which a fault may strike."""
