@@ -16,7 +16,12 @@ from bookie.metadata.ledgers.ledgers import (
     PreconditionFailedError,
 )
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
-from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
+from bookie.metadata.tasks.reservations import (
+    Reservation,
+    ReservationRefusedError,
+    Reservations,
+    UnreadableReservationError,
+)
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 
@@ -78,6 +83,30 @@ async def test_new_reservation_ends_the_one_before(store: MetadataStore, reserva
     assert not await stands(store, old.path, old.version)
     assert not await reservations.release(old)
     assert await stands(store, new.path, new.version)
+
+
+async def test_first_reservation_of_a_ledger_replaces_none(store: MetadataStore, reservations: Reservations) -> None:
+    there = await reservations.reserve(L7, "a", [TO_BK1], is_first=True)
+    with pytest.raises(ReservationRefusedError):
+        await reservations.reserve(L7, "b", [TO_BK2], is_first=True)
+    assert await reservations.read(L7) == there
+    assert await stands(store, there.path, there.version)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_nothing_is_reserved_if_a_condition_does_not_hold(
+    store: MetadataStore, cluster: Cluster, reservations: Reservations, *, is_first: bool
+) -> None:
+    condition = f"{cluster.root}/condition"
+    await store.create(condition)
+    with pytest.raises(ReservationRefusedError):
+        await reservations.reserve(L7, "a", [TO_BK1], is_first=is_first, checks=[Check(condition, 1)])
+    assert await reservations.read(L7) is None
+    reserved = await reservations.reserve(L7, "a", [TO_BK1], is_first=is_first, checks=[Check(condition, 0)])
+    with pytest.raises(ReservationRefusedError):
+        await reservations.reserve(L7, "b", [TO_BK2], checks=[Check(condition, 1)])
+    assert await reservations.read(L7) == reserved
+    assert await stands(store, reserved.path, reserved.version)
 
 
 async def test_progress_of_an_earlier_reservation_does_not_replace_a_later_one(
