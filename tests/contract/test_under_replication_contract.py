@@ -9,7 +9,7 @@ import pytest
 
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import bookie_path, lock_path, task_path, tasks_path
+from bookie.metadata.layout import bookie_path, lock_path, task_directory, task_path, tasks_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import ANY_VERSION, Check, MetadataStore, MultiFailedError
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
@@ -119,6 +119,14 @@ async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: Un
     assert task is not None
     assert set(task.missing) == set(bookies)
     assert len(task.missing) == 4
+
+
+async def test_bookies_added_to_a_task_at_once_are_all_in_it(tasks: UnderReplication, others: UnderReplication) -> None:
+    await tasks.marking.mark(LEDGER, [A])
+    await asyncio.gather(tasks.marking.mark(LEDGER, [B]), others.marking.mark(LEDGER, [C]))
+    task = await tasks.read(LEDGER)
+    assert task is not None
+    assert sorted(task.missing) == [A, B, C]
 
 
 async def test_mark_many_counts_what_it_created_or_changed(
@@ -370,6 +378,20 @@ async def test_task_deleted_by_somebody_else_is_complete(
     await store.delete(task_path(cluster.root, LEDGER))
     assert await tasks.locks.complete(held)
     assert await tasks.locks.locked() == frozenset()
+
+
+async def test_task_is_completed_beside_a_node_of_another_program_in_its_directory(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.marking.mark(LEDGER, [A])
+    foreign = f"{task_directory(cluster.root, LEDGER)}/foreign"
+    await store.create(foreign)
+    held = await tasks.locks.lock(LEDGER, "host")
+    assert held is not None
+    assert await tasks.locks.complete(held)
+    assert await tasks.read(LEDGER) is None
+    assert await tasks.locks.locked() == frozenset()
+    assert await store.stat(foreign) is not None
 
 
 async def test_lock_taken_over_by_another_session_is_neither_used_nor_released(
