@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -18,10 +18,10 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster, ClusterExistsError, format_cluster, open_cluster
 from bookie.metadata.layout import LayoutKind, lock_path, task_path
-from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore, MetadataConflictError
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import Check, StoreUnavailableError
+from bookie.metadata.port import Check, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations
@@ -423,6 +423,75 @@ async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller
         await SCENARIOS[name].act(world)
         assert SCENARIOS[name].is_done(world), name
         assert lost
+
+
+@dataclass
+class LostRequest:
+    """Loses the first request of this kind on its way; ``meanwhile`` is what other clients do before it is noticed."""
+
+    operation: str
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    is_lost: bool = False
+
+    async def __call__(self, operation: str, path: str) -> Fault | None:
+        if operation == self.operation and not self.is_lost:
+            self.is_lost = True
+            if self.meanwhile is not None:
+                await self.meanwhile()
+            raise WriteOutcomeUnknownError("the connection broke")
+        return None
+
+
+async def test_a_change_of_another_client_is_not_taken_for_the_own_one_that_was_lost() -> None:
+    world = MetadataWorld()
+    await _with_ledger(world)
+    other = MetadataWorld(MemoryStore(world.store.cell))
+    theirs = OPEN.closed(EntryId(5), 50)
+    world.store.fault_hook = LostRequest("set", lambda: other.ledgers.write(LEDGER, theirs, 0))
+    with pytest.raises(MetadataConflictError):
+        await world.ledgers.write(LEDGER, OPEN.closed(EntryId(3), 9), 0)
+    assert _stored(world).last_entry_id == 5
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+async def test_a_ledger_of_another_client_is_not_taken_for_the_own_one_that_was_lost(format_version: int) -> None:
+    """Equal metadata of format 2 has equal bytes, so nobody can tell whose ledger it is."""
+    world = MetadataWorld()
+    await _formatted(world)
+    other = MetadataWorld(MemoryStore(world.store.cell))
+    other.ledgers = LedgerStore(other.store, Cluster(ROOT, LayoutKind.HIERARCHICAL, "x"), random.Random(2))
+    metadata = replace(OPEN, format_version=format_version)
+    world.store.fault_hook = LostRequest("create", lambda: other.ledgers.create(LEDGER, metadata))
+    with pytest.raises(WriteOutcomeUnknownError if format_version == 2 else LedgerExistsError):
+        await world.ledgers.create(LEDGER, metadata)
+
+
+async def test_a_ledger_is_deleted_although_the_first_request_was_lost() -> None:
+    world = MetadataWorld()
+    await _with_ledger(world)
+    world.store.fault_hook = LostRequest("delete")
+    await world.ledgers.delete(LEDGER)
+    assert not _has_ledger(world)
+
+
+async def test_a_lock_left_behind_that_another_session_has_by_now_is_not_taken_over() -> None:
+    """Programs of Apache delete locks of other sessions."""
+    world = MetadataWorld()
+    await _with_task(world)
+
+    async def lose_the_answer_and_fail(operation: str, path: str) -> Fault:
+        return Fault.LOSE_ANSWER if operation == "multi" else Fault.FAIL_BEFORE
+
+    world.store.fault_hook = lose_the_answer_and_fail
+    with pytest.raises(StoreUnavailableError):
+        await world.tasks.locks.lock(LEDGER, "host")
+    world.store.fault_hook = None
+    await world.store.delete(lock_path(ROOT, LEDGER))
+    other = MetadataWorld(MemoryStore(world.store.cell))
+    theirs = await other.tasks.locks.lock(LEDGER, "other")
+    assert theirs is not None
+    assert await world.tasks.locks.lock(LEDGER, "host") is None
+    assert await other.tasks.locks.complete(theirs)
 
 
 async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
