@@ -13,6 +13,7 @@ from bookie.model.packet import (
     HEADER_SIZE,
     DamagedEntry,
     Entry,
+    damage_of,
     pack,
     pack_lac,
     packet_ids,
@@ -115,6 +116,13 @@ def test_any_bytes_are_an_entry_or_damage_and_nothing_else(kind: DigestType, pac
     for read in (lambda: unpack(digest_for(kind, PASSWORD), packet, LEDGER, None), lambda: packet_ids(packet)):
         with contextlib.suppress(DamagedEntry):
             read()
+
+
+@pytest.mark.parametrize("kind", list(DigestType))
+def test_an_entry_that_is_longer_than_its_ledger_is_not_copied(kind: DigestType) -> None:
+    digest = digest_for(kind, PASSWORD)
+    assert damage_of(digest, pack(digest, LEDGER, ENTRY, 2, 5, b"hello"), LEDGER, ENTRY) is None
+    assert damage_of(digest, pack(digest, LEDGER, ENTRY, 2, 4, b"hello"), LEDGER, ENTRY) is not None
 
 
 def test_ids_need_a_whole_header() -> None:
