@@ -99,6 +99,17 @@ async def test_an_open_circuit_fails_every_kind_of_request_at_once_and_never_as_
 
 
 @in_virtual_time
+async def test_a_bookie_without_an_address_has_not_answered() -> None:
+    world = Gray()
+    await world.open()
+    world.inner.delay_s, world.inner.status = 0.0, Status.UNRESOLVED
+    await world.clock.sleep(module.PROBE_PAUSE_S)
+    assert await world.read() is Status.UNRESOLVED
+    assert await world.read() is Status.UNREACHABLE
+    assert world.circuits.open_count == 1
+
+
+@in_virtual_time
 async def test_an_answer_between_two_silences_keeps_the_circuit_closed() -> None:
     world = Gray()
     for _ in range(5):
