@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_AT_ONCE, EntryRuns, RunGroup, RunsBuilder, finished
-from bookie.model.holdings import comparing, holds_all
+from bookie.model.holdings import COMPARED_AT_ONCE, comparing, holds_all, placed_entries
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
 from tests.worlds.ledgers import make_metadata
@@ -160,6 +160,18 @@ def test_no_step_of_a_long_list_has_many_calls(held: EntryRuns) -> None:
     pieces = held.encoded()
     meter.run(piece for piece in pieces)
     assert 0 < meter.most <= CALLS_MAX
+
+
+@pytest.mark.parametrize("absent", [COMPARED_AT_ONCE - 1, COMPARED_AT_ONCE])
+def test_an_entry_absent_where_one_step_ends_and_the_next_begins_is_found(absent: int) -> None:
+    metadata = make_metadata((0, "a"), quorum=(1, 1), last=2 * COMPARED_AT_ONCE)
+    held = EntryRuns([(0, absent - 1), (absent + 1, 2 * COMPARED_AT_ONCE)])
+    assert not holds_all(metadata, BookieId("a"), held)
+
+
+def test_no_entry_is_placed_after_the_end_of_the_ledger() -> None:
+    metadata = make_metadata((0, "a b"), (4, "b c"), (9, "a c"), quorum=(1, 1), last=5)
+    assert [list(placed_entries(metadata, BookieId(name))) for name in "abc"] == [[0, 2], [1, 3, 4], [5]]
 
 
 def test_a_list_in_single_runs_is_read_in_steps() -> None:
