@@ -324,6 +324,20 @@ async def test_without_a_last_entry_a_plain_read_tells_unknown_empty_and_limbo_a
     assert await call == LacReply(status, explicit)
 
 
+@pytest.mark.parametrize("is_with_entry", [True, False])
+async def test_the_last_entry_of_a_ledger_in_limbo_is_known_to_be_uncertain(
+    transport: ApacheTransport, bookie: ScriptedApacheBookie, *, is_with_entry: bool
+) -> None:
+    call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
+    received = await bookie.next(pb.READ_LAC)
+    if is_with_entry:
+        received.answer(pb.EUNKNOWNLEDGERSTATE, lastEntryBody=entry(7))
+    else:
+        received.answer(pb.EUNKNOWNLEDGERSTATE)
+        (await bookie.next(pb.READ_ENTRY)).answer(entryId=-1, body=entry(7))
+    assert await call == LacReply(Status.LIMBO, b"", found(7)[0])
+
+
 async def test_an_entry_that_comes_between_the_two_questions_is_found(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
