@@ -137,7 +137,7 @@ class RunLocks:
             if not lease.is_held:
                 break
             node = await reread(self._store, path)
-            if node is None or node.stat.czxid != lease.czxid:
+            if node is None or node.stat.czxid != lease.czxid or not lease.is_held:  # it may have ended meanwhile
                 break
             if await self._drop(path, node):
                 break

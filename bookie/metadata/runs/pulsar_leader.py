@@ -80,6 +80,8 @@ class LeaderNode:
                 if found is None:
                     await self._store.create(self.path, self._data, is_ephemeral=True)
                 elif found.is_own and not found.stat.version:
+                    if not self._is_current(session):
+                        continue  # by now, the node may be another session's, with the same version
                     await self._store.set(self.path, self._data, found.stat.version)
                 else:
                     return found
@@ -103,12 +105,17 @@ class LeaderNode:
             found = await self.take(session)
             if not found.is_own:
                 return
+        if not self._is_current(session):
+            return
         with contextlib.suppress(NoNodeError, BadVersionError):
             await self._store.delete(self.path, found.stat.version)
 
     def deletion(self, stat: Stat) -> Delete:
         """Return the operation that gives up this node, and no other, in a transaction."""
         return Delete(self.path, stat.version)
+
+    def _is_current(self, session: Session) -> bool:
+        return self._store.session.session_id == session.session_id
 
     def _holder(self, node: Node, session: Session) -> Holder:
         return Holder(node.stat, leader_name(node), node.stat.ephemeral_owner == session.session_id)

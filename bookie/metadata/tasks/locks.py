@@ -391,7 +391,7 @@ class TaskLocks:
         One transaction deletes the task and the lock, so no other worker can find the one without the other.
         """
         unlock, delete, delete_directory = self.completion(held)
-        if self._store.session.session_id != held.lock.session_id:
+        if not self._is_in_session(held.lock):
             return False
         paths = [delete.path, unlock.path, *(each.path for each in seen)]
         task, lock, *others = await self._store.get_many_current(paths)
@@ -404,8 +404,7 @@ class TaskLocks:
             return True
         if not _is_seen(task, held) or not all(map(SeenNode.is_same, seen, others)):
             return False
-        # The session may have changed during the read. From here to the request, nothing yields.
-        if self._store.session.session_id != held.lock.session_id:
+        if not self._is_in_session(held.lock):
             return False
         try:
             try:
@@ -413,6 +412,8 @@ class TaskLocks:
             except MultiFailedError as error:
                 if error.index <= len(checks) + 1:
                     raise
+                if not self._is_in_session(held.lock):
+                    return False
                 # Another program has a node in the task's directory.
                 await self._store.multi([unlock, *checks, delete])
             return True
@@ -426,11 +427,11 @@ class TaskLocks:
         ledger_id = lock.ledger_id
         path = lock_path(self._root, ledger_id)
         for _ in range(WRITE_ATTEMPTS_MAX):
-            if self._store.session.session_id != lock.session_id:
+            if not self._is_in_session(lock):
                 return
             await self._store.sync(path)
             stat = await self._store.stat(path)
-            if stat is None or not _is_ours(stat, lock):
+            if stat is None or not _is_ours(stat, lock) or not self._is_in_session(lock):
                 return
             try:
                 await self._store.delete(path, stat.version)
@@ -440,6 +441,14 @@ class TaskLocks:
             except (BadVersionError, WriteOutcomeUnknownError) as error:
                 _log.info("lock is read again", extra={"ledger_id": ledger_id, "error": str(error)})
         raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
+
+    def _is_in_session(self, lock: HeldLock) -> bool:
+        """Whether the session of a lock goes on.
+
+        It may end during any read. In a new session, the lock of the next owner has the same version as this one. So a
+        write is sent only if nothing yields between this check and the request (S14).
+        """
+        return self._store.session.session_id == lock.session_id
 
 
 def _is_seen(task: Node, held: HeldTask) -> bool:
