@@ -58,7 +58,7 @@ async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T])
     def leave(ended: asyncio.Future[T]) -> None:
         places.release()
         if not ended.cancelled():
-            ended.exception()  # asyncio logs an error that nobody has read
+            ended.exception()  # asyncio would log an error that was never read
 
     running.add_done_callback(leave)
     await asyncio.wait([running])
