@@ -471,6 +471,23 @@ async def test_damage_before_the_end_of_a_log_that_was_cut_off_is_no_reason_to_r
     assert name in await logs(bookie)
 
 
+async def test_a_log_that_lost_its_end_is_kept(bookie: Bookie) -> None:
+    """Its file ends with a complete record, so only the recorded end shows that synced entries are missing."""
+    for ledger_id, count in ((LEDGER, 50), (OTHER, 6)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    await bookie.stop()
+    [name] = await left_logs(bookie)
+    size = len(read_log(bookie, name))
+    await put_into_index(bookie, ends_at(int(name.removesuffix(".log"), 16), size, is_counted=True))
+    await bookie.start()
+    [last] = batch(5, ledger_id=OTHER).entries
+    cut_log(bookie, name, size - len(last) - RECORD_HEADER_SIZE)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (0, 1)
+
+
 @pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("is_counted", [False, True])
 async def test_an_end_that_was_recorded_for_an_earlier_log_with_the_same_id_removes_no_entry(

@@ -234,7 +234,7 @@ class Compactor:
                         yield live
 
     async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
-        """Yield the records of a log; only after ``end``, its recorded end, it may be unreadable."""
+        """Yield the records of a log. It may be unreadable only after ``end``, its recorded end."""
         try:
             file = await self.disk.open(log_path(log_id))
         except DiskFullError:
@@ -258,6 +258,8 @@ class Compactor:
                 yield [(_moved(location, log_id, offset), body) for location, body in records]
                 offset += records[-1][0].offset + records[-1][0].size
                 await self.clock.sleep(len(window) / self.settings.compact_bytes_per_s)
+            if size < end:
+                raise _DamagedLogError(f"its file ends at {size}, before its recorded end {end}")
         finally:
             await file.close()
 
