@@ -420,13 +420,13 @@ class Execution:
         fresh = sources - self._marked if ledger.metadata.is_closed else frozenset()
         if not fresh:
             return
-        self._marked.update(fresh)
         extra = {"ledger_id": ledger.ledger_id, "bookies": ", ".join(sorted(fresh))}
         try:
             await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
         except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now
             _log.warning("sources that lack entries are not marked", extra={**extra, "error": str(error)})
         else:
+            self._marked.update(fresh)
             _log.info("sources that lack entries are marked", extra=extra)
 
     def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:

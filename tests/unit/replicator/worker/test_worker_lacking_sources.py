@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.layout import task_path
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
+from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata
 from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time
@@ -103,3 +106,25 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_canno
         await world.worker(seed=1).worker.run()
         assert await world.is_clean()
         await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_not_answer_to_their_mark() -> None:
+    """The next round of the turn copies the same entries again."""
+    async with a_world(WORLD) as world:
+        packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
+        await world.lose("c")
+        running, failed = world.worker(), 0
+
+        async def fail_once(operation: str, path: str) -> Fault | None:
+            nonlocal failed
+            if failed or (operation, path) != ("create", task_path(ROOT, LEDGER)):
+                return None
+            failed += 1
+            return Fault.FAIL_BEFORE
+
+        running.store.fault_hook = fail_once
+        await running.worker.run()
+        assert failed
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
