@@ -75,6 +75,9 @@ _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 
 MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
+NoteLacking = Callable[[Set[BookieId]], Awaitable[None]]
+"""Called with holders that denied entries served by another one, or could not read them (R140). Only after it has
+returned, these entries count as progress: they are not read again then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,6 @@ class CopyOutcome:
     good one. Empty if the digest is assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
-    lacking: frozenset[BookieId] = frozenset()
-    """Holders that denied an entry served by another one, or could not read it, for any of the positions."""
 
     @property
     def is_complete(self) -> bool:
@@ -103,6 +104,11 @@ class CopyOutcome:
     def is_hopeless(self) -> bool:
         """Whether every live holder refused some entry permanently."""
         return any(entry.is_final for entry in self.unreadable)
+
+
+async def note_no_lacking(holders: Set[BookieId]) -> None:
+    """Record no holders that lack entries."""
+    return
 
 
 def _one_rack(bookie: BookieId) -> Location:
@@ -139,7 +145,12 @@ class Copier:
         """The part of ``copied_bytes`` read by the targets themselves."""
 
     async def copy(
-        self, ledger: Versioned, copies: Sequence[PositionCopy], may_continue: MayContinue, rank: int = 0
+        self,
+        ledger: Versioned,
+        copies: Sequence[PositionCopy],
+        may_continue: MayContinue,
+        rank: int = 0,
+        note_lacking: NoteLacking = note_no_lacking,
     ) -> list[CopyOutcome]:
         """Copy positions of one fragment, each to its own target; read each missing entry once.
 
@@ -151,9 +162,9 @@ class Copier:
             The outcome of each of ``copies``, in their order.
 
         Raises:
-            BkhealError: as raised by ``may_continue``.
+            BkhealError: as raised by ``may_continue`` or ``note_lacking``.
         """
-        outcomes = await _CopyRun(self, ledger, copies, may_continue, rank).run()
+        outcomes = await _CopyRun(self, ledger, copies, may_continue, rank, note_lacking).run()
         for copy, outcome in zip(copies, outcomes, strict=True):
             step = copy.step
             expected = step.entry_count - step.stripe.held_count(step.position, copy.held, step.first, step.last)
@@ -192,8 +203,10 @@ class _CopyRun:
         copies: Sequence[PositionCopy],
         may_continue: MayContinue,
         rank: int,
+        note_lacking: NoteLacking,
     ) -> None:
         self._rank = rank
+        self._note_lacking = note_lacking
         digest = stored_digest(ledger)
         self._copier = copier
         self._may_continue = may_continue
@@ -215,7 +228,6 @@ class _CopyRun:
         self._ensemble_size = len(copies[0].step.sources)
         self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
         self._corrupt: list[CorruptCopy] = []
-        self._lacking: set[BookieId] = set()
         self._is_interrupted = False
         self._error: BkhealError | None = None
         self._chunks_under_way = 0
@@ -257,7 +269,6 @@ class _CopyRun:
             unreadable=tuple(receiver.unreadable),
             unreadable_count=receiver.unreadable_count,
             corrupt=tuple(self._corrupt),
-            lacking=frozenset(self._lacking),
             target_failure=receiver.failure,
             is_interrupted=self._is_interrupted,
         )
@@ -377,11 +388,11 @@ class _CopyRun:
             budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
-            self._lacking |= fetched.lacking
             self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
-            if self._is_over() or not await self._goes_on():
-                return None
-            stored = await self._send(fetched.packets, asked, receivers, slots)
+            is_sent = not self._is_over() and await self._goes_on()
+            stored = await self._send(fetched.packets, asked, receivers, slots) if is_sent else []
+        if fetched.lacking and not await self._is_lacking_noted(fetched.lacking):
+            return None
         for receiver in stored:
             await self._note_stored(receiver, fetched, waiting, chunk_number)
         return None if self._is_over() else fetched
@@ -393,6 +404,14 @@ class _CopyRun:
         ended = {each for entry in causes for each in asked[entry.entry_id]}
         for receiver in ended:
             receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
+
+    async def _is_lacking_noted(self, holders: Set[BookieId]) -> bool:
+        try:
+            await self._note_lacking(holders)
+        except BkhealError as error:
+            self._error = self._error or error
+            return False
+        return True
 
     async def _note_stored(
         self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, chunk_number: int

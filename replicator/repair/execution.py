@@ -256,9 +256,9 @@ class Execution:
             for step, overwritten in wanted
         ]
         goes_on = partial(self._are_wanted, [step for step, _ in wanted])
-        outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank)
+        note_lacking = partial(self._mark_lacking, ledger)
+        outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
         self._note_damage(ledger, outcomes)
-        await self._mark_lacking(ledger, outcomes[0].lacking)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
                 copied = CopiedStep(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -34,7 +34,7 @@ from bookie.wire.port import (
 )
 from bookie.wire.requests import Read
 from replicator.copying import receiver
-from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue
+from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue, NoteLacking, note_no_lacking
 from replicator.copying.pace import Pace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation
@@ -69,9 +69,10 @@ class Scene:
         held: EntryRuns = NOTHING_HELD,
         may_continue: MayContinue = always,
         note_progress: NoteProgress = note_nothing,
+        note_lacking: NoteLacking = note_no_lacking,
     ) -> CopyOutcome:
         copy = PositionCopy(self.step, held, note_progress=note_progress)
-        (outcome,) = await self.copier.copy(self.ledger, [copy], may_continue)
+        (outcome,) = await self.copier.copy(self.ledger, [copy], may_continue, note_lacking=note_lacking)
         return outcome
 
     async def on_target(self) -> dict[EntryId, bytes]:
@@ -257,10 +258,15 @@ async def test_an_answer_without_any_result_is_not_absence() -> None:
     async with scene(members="a b c", quorum=3) as at:
         at.bookies["a"].read_status = Status.OK
         at.bookies["c"].results[EntryId(7)] = answers(Status.NO_ENTRY)
-        outcome = await at.copy()
+        lacking: set[BookieId] = set()
+
+        async def note(holders: Set[BookieId]) -> None:
+            lacking.update(holders)
+
+        outcome = await at.copy(note_lacking=note)
         assert not outcome.is_hopeless
         assert [entry.entry_id for entry in outcome.unreadable] == [7]
-        assert outcome.lacking == frozenset()
+        assert not lacking
 
 
 @in_virtual_time

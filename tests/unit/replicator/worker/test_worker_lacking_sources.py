@@ -12,10 +12,11 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
+from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata
 from tests.worlds.repair import RepairWorld, a_world
-from tests.worlds.virtual_time import in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time, until
 
 COUNT = 300
 UNSTRIPED = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1)
@@ -128,3 +129,32 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_no
         assert failed
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
+
+
+@pytest.mark.parametrize("fail", [dead, lost_session])
+@in_virtual_time
+async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_interrupted(fail: Fail) -> None:
+    """The copy goes on after the entries that the source lacks, so these are not read again."""
+    count, rate = 8000, 1 << 18
+    metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=count - 1)
+    async with a_world(WORLD) as world:
+        packets = await world.ledger(LEDGER, metadata, count, payload_bytes=2000)
+        await world.kill("a")
+        await world.add_bookies("a", incarnation="2")
+        await world.bookies.put("a", LEDGER, [packets[EntryId(each)] for each in range(2500, count)])
+        await world.lose("c")
+        running = world.worker(once=False, bytes_per_second=rate)
+
+        async def is_far() -> bool:
+            reserved = await world.reservations.read(LEDGER)
+            return reserved is not None and reserved.reservations[0].end_entry_id > 2500
+
+        async with world.running(running):
+            await until(is_far)
+            after = await fail(world, running)
+            if after is running:
+                await until(world.is_clean, seconds=900, every_s=1)
+        if after is not running:
+            async with world.running(after):
+                await until(world.is_clean, seconds=900, every_s=1)
+        await world.assert_whole(LEDGER, packets)
