@@ -183,6 +183,13 @@ class Session:
         """Whether work that needs the session may start."""
         return self.state is SessionState.CONNECTED
 
+    def is_alive(self, session_id: int) -> bool:
+        """Whether this is the session ``session_id``, and has not ended.
+
+        It has its id until the next one begins, but a request made after its end goes out in the next one.
+        """
+        return self.session_id == session_id and self.state is not SessionState.LOST
+
 
 class MetadataStore(Protocol):
     """A tree of znodes with sessions, versions, transactions and watches.

@@ -402,7 +402,7 @@ class Registrations:
                 error = refused
             await self._wait_not_foreign(path)
             node = await reread(self._store, path)
-            if node is None or node.stat.ephemeral_owner != self._store.session.session_id:
+            if node is None or not self._store.session.is_alive(node.stat.ephemeral_owner):
                 continue
             try:
                 if node.data != data:
@@ -423,7 +423,7 @@ class Registrations:
     async def _drop(self, path: str) -> None:
         for _ in range(WRITE_ATTEMPTS_MAX):
             stat = await self._store.stat(path)
-            if stat is None or stat.ephemeral_owner != self._store.session.session_id:
+            if stat is None or not self._store.session.is_alive(stat.ephemeral_owner):
                 return
             try:
                 await self._store.delete(path, stat.version)

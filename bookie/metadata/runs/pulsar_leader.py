@@ -115,7 +115,7 @@ class LeaderNode:
         return Delete(self.path, stat.version)
 
     def _is_current(self, session: Session) -> bool:
-        return self._store.session.session_id == session.session_id
+        return self._store.session.is_alive(session.session_id)
 
     def _holder(self, node: Node, session: Session) -> Holder:
         return Holder(node.stat, leader_name(node), node.stat.ephemeral_owner == session.session_id)

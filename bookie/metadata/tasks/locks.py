@@ -448,7 +448,7 @@ class TaskLocks:
         It may end during any read. In a new session, the lock of the next owner has the same version as this one. So a
         write is sent only if nothing yields between this check and the request (S14).
         """
-        return self._store.session.session_id == lock.session_id
+        return self._store.session.is_alive(lock.session_id)
 
 
 def _is_seen(task: Node, held: HeldTask) -> bool:
