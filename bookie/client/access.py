@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bookie.client.errors import WrongPasswordError
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, digest_for, master_key
-from bookie.model.metadata import DigestType
+from bookie.model.metadata import DigestType, LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,13 @@ def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
         raise WrongPasswordError(f"wrong password for ledger {ledger.ledger_id}")
     chosen = (stored if password is None else password) or b""
     return LedgerAccess(digest_for(ledger.metadata.digest_type or DigestType.CRC32, chosen), master_key(chosen))
+
+
+def recorded_digest(metadata: LedgerMetadata) -> Digest | None:
+    """Digest by the type and password in the metadata; None: it has neither (format 1)."""
+    if metadata.digest_type is None or metadata.password is None:
+        return None
+    return digest_for(metadata.digest_type, metadata.password)
 
 
 def stored_digest(ledger: Versioned) -> Digest:

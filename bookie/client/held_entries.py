@@ -2,7 +2,8 @@
 
 Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have none (``bookie.wire.apache.listing``).
 An entry they serve is an entry they hold: reading each entry is the same proof as a list (R24: every id, not the first
-and last), at the price of its bytes. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about
+and last), at the price of its bytes. Bookies do not verify digests, so an entry counts as held only if its bytes verify
+here, if the digest is known. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about
 ``_ANSWER_BYTES`` are in memory.
 """
 
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.model.availability import EntryRuns
+from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import all_or_first_error
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, Status, Transport
 from bookie.wire.requests import ListEntries, Read
+from bookie.wire.verified import verified
 
 REQUESTS_MAX: Final = 2
 """Reads of one ledger under way at one bookie."""
@@ -28,6 +31,7 @@ _ANSWER_BYTES: Final = 1 << 20
 larger."""
 _ENTRIES_AT_FIRST: Final = 16
 _BACKOFF_S: Final = 0.25
+_NOTHING: Final = EntryRuns(())
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 
 
@@ -37,8 +41,10 @@ class Copies:
 
     held: ListReply
     """The held entries, as returned by ``HeldEntries.held``. CORRUPT if any of the others are damaged."""
-    unread: EntryRuns
+    unread: EntryRuns = _NOTHING
     """Wanted entries that the bookie could not read: damaged copies."""
+    damaged: EntryRuns = _NOTHING
+    """Wanted entries whose bytes do not verify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,9 @@ class HeldEntries:
     attempts_max: int = 1
     """Of each request that met silence or a busy bookie; pauses between them grow."""
 
-    async def held(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
+    async def held(
+        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
+    ) -> ListReply:
         """The entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
 
         A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo with an empty list is read
@@ -59,10 +67,12 @@ class HeldEntries:
         """
         reply = await self.listed(bookie, ledger_id)
         if reply.status is Status.UNSUPPORTED:
-            return await self.probed(bookie, ledger_id, wanted)
-        return await self._completed(reply, bookie, ledger_id, wanted)
+            return await self.probed(bookie, ledger_id, wanted, digest)
+        return await self._completed(reply, bookie, ledger_id, wanted, digest)
 
-    async def copies(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> Copies:
+    async def copies(
+        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
+    ) -> Copies:
         """As ``held``, for the repair of a closed ledger: an I/O error about one entry is a damaged copy of it (R139).
 
         This is the only answer of Apache's bookies for a damaged entry, and for one whose entry log is lost. It counts
@@ -70,22 +80,29 @@ class HeldEntries:
         """
         reply = await self.listed(bookie, ledger_id)
         if reply.status is Status.UNSUPPORTED:
-            return await self.read_copies(bookie, ledger_id, wanted)
-        return Copies(await self._completed(reply, bookie, ledger_id, wanted), EntryRuns(()))
+            return await self.read_copies(bookie, ledger_id, wanted, digest)
+        return Copies(await self._completed(reply, bookie, ledger_id, wanted, digest))
 
     async def _completed(
-        self, reply: ListReply, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]
+        self,
+        reply: ListReply,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        wanted: Iterable[EntryId],
+        digest: Digest | None,
     ) -> ListReply:
         """Return a list. One from a bookie in limbo is first completed if it is empty."""
         if reply.status is not Status.LIMBO or reply.entries:
             return reply
-        probed = await self.probed(bookie, ledger_id, wanted)
+        probed = await self.probed(bookie, ledger_id, wanted, digest)
         return replace(probed, status=Status.LIMBO) if probed.status is Status.OK else probed
 
-    async def read_copies(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> Copies:
+    async def read_copies(
+        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
+    ) -> Copies:
         """As ``probed``, but an I/O error about one entry is a damaged copy of it, as for ``copies``."""
-        probe = await self._probe(bookie, ledger_id, wanted, is_io_error_damage=True)
-        return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)))
+        probe = await self._probe(bookie, ledger_id, wanted, digest, is_io_error_damage=True)
+        return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)), EntryRuns.of(sorted(probe.damaged)))
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
         """The entries listed by the bookie; UNSUPPORTED if it does not list."""
@@ -95,19 +112,29 @@ class HeldEntries:
                 return reply
         raise AssertionError("unreachable: counting has no end")
 
-    async def probed(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId]) -> ListReply:
+    async def probed(
+        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
+    ) -> ListReply:
         """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
+
+        Without ``digest``, only the ids of an entry are verified.
 
         OK: the bookie denied every entry not in the list, one by one. LIMBO: some entries are unknown. CORRUPT: each
         entry not in the list is denied, unknown or damaged. Any other status: the result of a read; nothing is known of
         entries outside the list (S6).
         """
-        return (await self._probe(bookie, ledger_id, wanted, is_io_error_damage=False)).reply
+        return (await self._probe(bookie, ledger_id, wanted, digest, is_io_error_damage=False)).reply
 
     async def _probe(
-        self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], *, is_io_error_damage: bool
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        wanted: Iterable[EntryId],
+        digest: Digest | None,
+        *,
+        is_io_error_damage: bool,
     ) -> _Probe:
-        probe = _Probe(self, bookie, ledger_id, iter(wanted), is_io_error_damage)
+        probe = _Probe(self, bookie, ledger_id, iter(wanted), digest, is_io_error_damage)
         await all_or_first_error(probe.work() for _ in range(REQUESTS_MAX))
         return probe
 
@@ -134,11 +161,13 @@ class _Probe:
     bookie: BookieId
     ledger_id: LedgerId
     wanted: Iterator[EntryId]
+    digest: Digest | None
     is_io_error_damage: bool
     runs: list[tuple[int, int]] = field(default_factory=list)
     status: Status = Status.OK
     detail: str = ""
     unread: list[EntryId] = field(default_factory=list)
+    damaged: list[EntryId] = field(default_factory=list)
     _answered: int = 0
     _bytes: int = 0
 
@@ -178,6 +207,8 @@ class _Probe:
             is_unread = self.is_io_error_damage and status is Status.IO_ERROR and not result.detail
             if is_unread:
                 self.unread.append(entry_id)
+            elif status is Status.CORRUPT:
+                self.damaged.append(entry_id)
             self._note(status, f"entry {entry_id}", result.detail, is_unread=is_unread)
         self.runs.extend(EntryRuns.of(held).runs)
         rest = chunk[len(reply.results) :]
@@ -199,7 +230,9 @@ class _Probe:
             is_it = packet_ids(result.packet) == (self.ledger_id, entry_id)
         except DamagedEntry:
             return Status.CORRUPT
-        return Status.OK if is_it else Status.CORRUPT
+        if not is_it or self.digest is None:
+            return Status.OK if is_it else Status.CORRUPT
+        return verified(self.digest, self.ledger_id, entry_id, result).status
 
     def _note(self, status: Status, what: str, why: str = "", *, is_unread: bool = False) -> None:
         """Record one or more entries not served by the bookie. Absent ones are just not among the runs."""

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
+from bookie.client.access import recorded_digest
 from bookie.client.held_entries import Copies, HeldEntries
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -84,8 +85,10 @@ class Shortfall:
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     unread: tuple[tuple[BookieId, EntryRuns], ...] = ()
     """Bookies that could not read some entries of the closed ledger, with these entries (R139)."""
-    unread_positions: frozenset[PositionKey] = frozenset()
-    """The part of ``positions`` with such entries."""
+    damaged: tuple[tuple[BookieId, EntryRuns], ...] = ()
+    """Bookies that served some entries of the closed ledger with bytes that do not verify, with these entries (R41)."""
+    damaged_positions: frozenset[PositionKey] = frozenset()
+    """The part of ``positions`` with unread or damaged entries."""
     unknown: tuple[Answer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
 
@@ -93,8 +96,8 @@ class Shortfall:
         """Registered bookies with missing entries in any fragment."""
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
-    def unread_copies(self) -> Iterator[CorruptCopy]:
-        """Yield the copies that their bookies could not read: first the last one of each bookie, then the others.
+    def damaged_copies(self) -> Iterator[CorruptCopy]:
+        """Yield the unread and the damaged copies: first the last unread one of each bookie, then the others.
 
         A caller that takes only some of them so has each last one, and it may be the cause of all others (R139).
         """
@@ -102,6 +105,9 @@ class Shortfall:
         others = ((bookie, entry_id) for bookie, runs in self.unread for entry_id in runs if entry_id != last[bookie])
         for bookie, entry_id in itertools.chain(last.items(), others):
             yield CorruptCopy(bookie, entry_id, "the bookie answered a read of it with an I/O error")
+        for bookie, runs in self.damaged:
+            for entry_id in runs:
+                yield CorruptCopy(bookie, entry_id, "its bytes do not verify")
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
         """Return the entries listed by an incomplete bookie."""
@@ -155,9 +161,10 @@ class Holdings:
         lists_all = step.stripe.held_count(position, listed, step.first, end - 1) == len(recorded)
         return recorded if lists_all else EntryRuns(())
 
-    async def missing_on_target(self, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
+    async def missing_on_target(self, ledger: Versioned, step: CopyPosition) -> Answer | None:
         """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer."""
-        reply = await self._held.held(step.target, ledger_id, step.entries())
+        digest = recorded_digest(ledger.metadata)
+        reply = await self._held.held(step.target, ledger.ledger_id, step.entries(), digest)
         if reply.status in _LISTS:
             held = await _held_count(step.stripe, step.position, reply.entries, step.first, step.last)
             if held == step.entry_count:
@@ -170,15 +177,16 @@ class Holdings:
 
         Draining bookies are not asked: they are replaced if possible, whatever they hold.
 
-        Of a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139). Of an unclosed one it
-        is unknown (S6).
+        Of a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139), and so is one whose
+        bytes do not verify (R41). Of an unclosed one the former is unknown (S6), and the bytes are not verified.
         """
         metadata = ledger.metadata
         positions: set[PositionKey] = set()
         doubtful: set[PositionKey] = set()
         held: list[tuple[BookieId, EntryRuns]] = []
         unread: list[tuple[BookieId, EntryRuns]] = []
-        unread_positions: set[PositionKey] = set()
+        damaged: list[tuple[BookieId, EntryRuns]] = []
+        damaged_positions: set[PositionKey] = set()
         unknown: list[Answer] = []
         lagging: list[tuple[PositionKey, EntryId]] = []
         frontier = NO_ENTRY
@@ -194,19 +202,18 @@ class Holdings:
                 continue
             wanted = _wanted_entries(metadata, bookie, frontier)
             if metadata.is_closed:
-                copies = await self._held.copies(bookie, ledger.ledger_id, wanted)
+                copies = await self._held.copies(bookie, ledger.ledger_id, wanted, recorded_digest(metadata))
             else:
-                copies = Copies(await self._held.held(bookie, ledger.ledger_id, wanted), EntryRuns(()))
+                copies = Copies(await self._held.held(bookie, ledger.ledger_id, wanted))
             reply = copies.held
             if reply.status not in _LISTS:
                 unknown.append(Answer(bookie, reply.status, reply.detail))
                 continue
             incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
-            if copies.unread:
-                unread.append((bookie, copies.unread))
-                for key in incomplete:
-                    if await _has_some(metadata, key, copies.unread):
-                        unread_positions.add(key)
+            for found, runs in ((unread, copies.unread), (damaged, copies.damaged)):
+                if runs and metadata.is_closed:
+                    found.append((bookie, runs))
+                    damaged_positions.update([key for key in incomplete if await _has_some(metadata, key, runs)])
             behind = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
             if incomplete or behind:
                 held.append((bookie, reply.entries))
@@ -221,7 +228,8 @@ class Holdings:
             lagging=tuple(lagging),
             held=tuple(held),
             unread=tuple(unread),
-            unread_positions=frozenset(unread_positions),
+            damaged=tuple(damaged),
+            damaged_positions=frozenset(damaged_positions),
             unknown=tuple(unknown),
         )
 

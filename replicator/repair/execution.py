@@ -99,18 +99,20 @@ class Execution:
         """The transaction that created the registration of each target of this round."""
         self._returned: set[BookieId] = set()
         """Lost bookies with a return that ended a copy of this round, even if they have left again."""
-        self._unread = KnownDamage()
-        """Copies that their bookies could not read in this round, up to a bound."""
-        self._unread_runs: dict[BookieId, EntryRuns] = {}
+        self._shown = KnownDamage()
+        """Damaged copies shown by the answers of this round to the question for entries, up to a bound."""
+        self._unread: dict[BookieId, EntryRuns] = {}
         """All entries that each bookie could not read in this round."""
+        self._unverified: dict[BookieId, EntryRuns] = {}
+        """All entries of each bookie whose bytes did not verify in this round."""
         self._reported: set[tuple[BookieId, EntryId]] = set()
         """The same, of the rounds of this turn until they are many."""
         self._tried: set[BookieId] = set()
         """Bookies with damage that served an entry stored again in this turn."""
         self._counted: set[BookieId] = set()
-        """Bookies with unread copies that were stored again in this turn."""
+        """Bookies with shown damage whose copies were stored again in this turn."""
         self._marked: set[BookieId] = set()
-        """Sources that lack entries of the closed ledger."""
+        """Sources that lack entries of the closed ledger, or have damaged copies."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -271,7 +273,7 @@ class Execution:
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_unread(step, outcome))
+                self._note_failure(ledger, step, self._with_own(step, outcome))
         return len(done) == len(steps), done
 
     async def _try_damaged(
@@ -313,7 +315,7 @@ class Execution:
         if refusal is not None or not outcome.is_complete:  # the copy of all entries shows any other reason
             return False
         self._tried.add(target)
-        if entry_id not in self._unread.of(ledger.ledger_id).get(key, ()):
+        if entry_id not in self._shown.of(ledger.ledger_id).get(key, ()):
             return False
         self._found.fragments.add(key.first_entry_id)
         self._found.entries += outcome.entries
@@ -321,20 +323,24 @@ class Execution:
         self._found.replaced_copies += 1
         return True
 
-    def _with_unread(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
-        """Return the outcome with the unread copies of the position's own bookie as evidence.
+    def _with_own(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
+        """Return the outcome with the damaged copies of the position's own bookie as evidence.
 
-        So an entry is not taken to be lost because every other bookie denies it.
+        So an unread entry is not taken to be lost because every other bookie denies it.
         """
-        unread = self._unread_runs.get(step.old, EntryRuns(()))
-        own = Answer(step.old, Status.IO_ERROR)
-        unreadable = (
-            UnreadableEntry(entry.entry_id, (*entry.answers, own))
-            if step.is_in_place and entry.entry_id in unread
-            else entry
-            for entry in outcome.unreadable
-        )
-        return replace(outcome, unreadable=tuple(unreadable))
+        if not step.is_in_place or not outcome.unreadable:
+            return outcome
+        nothing = EntryRuns(())
+        unread, unverified = self._unread.get(step.old, nothing), self._unverified.get(step.old, nothing)
+
+        def completed(entry: UnreadableEntry) -> UnreadableEntry:
+            if entry.entry_id in unread:
+                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.IO_ERROR)))
+            if entry.entry_id in unverified:
+                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.CORRUPT)))
+            return entry
+
+        return replace(outcome, unreadable=tuple(map(completed, outcome.unreadable)))
 
     def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
         if outcome.target_failure is not None:
@@ -377,30 +383,30 @@ class Execution:
                 extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
             )
 
-    def note_unread(self, ledger: Versioned, shortfall: Shortfall) -> None:
-        """Report copies that their bookies could not read; they are damaged, and the next copies overwrite them (R139).
+    def note_damaged(self, ledger: Versioned, shortfall: Shortfall) -> None:
+        """Report copies that their bookies could not read, or that did not verify; the next copies overwrite them.
 
         They are recorded for one round only: whether another bookie has a good copy is not known yet, and the next
         round asks again. They are replaced together with the missing entries of their bookie, so their number is no
         reason to replace the bookie. If there are too many to be recorded, the last one of each bookie still is.
         """
-        self._unread_runs = dict(shortfall.unread)
-        for bookie in self._unread_runs:
+        self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
+        for bookie in self._unread.keys() | self._unverified.keys():
             if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
-                detail = f"copies were stored there again {TIMES_MAX} times, and cannot be read"
+                detail = f"copies were stored there again {TIMES_MAX} times, and are damaged again"
                 self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
-        found = list(itertools.islice(shortfall.unread_copies(), LEDGER_COPIES_MAX))
+        found = list(itertools.islice(shortfall.damaged_copies(), LEDGER_COPIES_MAX))
         known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
         self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])
         if len(self._reported) < LEDGER_COPIES_MAX:
             self._reported.update((copy.bookie, copy.entry_id) for copy in found)
-        self._unread = KnownDamage()
-        self._unread.note(ledger, found)
+        self._shown = KnownDamage()
+        self._shown.note(ledger, found)
 
     def _damaged(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
         """Return the entries of a position with damaged copies on its bookie."""
         ledger_id = ledger.ledger_id
-        return {*self._damage.of(ledger_id).get(key, ()), *self._unread.of(ledger_id).get(key, ())}
+        return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
         """Report damaged copies found by one copy; record those with a good copy elsewhere for the next plan."""
@@ -413,7 +419,7 @@ class Execution:
             self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 
     async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
-        """Add sources that did not serve an entry of a closed ledger to its task (R140).
+        """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
 
         The task so changed outlives this turn. Its next one asks them for all of their entries.
         """
@@ -424,10 +430,10 @@ class Execution:
         try:
             await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
         except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now
-            _log.warning("sources that lack entries are not marked", extra={**extra, "error": str(error)})
+            _log.warning("sources without good copies are not marked", extra={**extra, "error": str(error)})
         else:
             self._marked.update(fresh)
-            _log.info("sources that lack entries are marked", extra=extra)
+            _log.info("sources without good copies are marked", extra=extra)
 
     def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:
         for corrupt in copies[:REPORTED_MAX]:
@@ -480,14 +486,14 @@ class Execution:
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
             self._found.replaced_copies += len(replaced)
             self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._unread):  # damage met since the copy in place began stays
+            for known in (self._damage, self._shown):  # damage met since the copy in place began stays
                 known.replaced(ledger.ledger_id, key, replaced)
         return installed
 
     def _count_stored(self, ledger: Versioned, step: Step) -> None:
-        """Count copies that a bookie could not read and that were stored there again, once in a turn."""
-        is_unread = step.target == step.old and _key(ledger, step) in self._unread.of(ledger.ledger_id)
-        if is_unread and step.target not in self._counted:
+        """Count copies that a bookie showed to be damaged and that were stored there again, once in a turn."""
+        is_shown = step.target == step.old and _key(ledger, step) in self._shown.of(ledger.ledger_id)
+        if is_shown and step.target not in self._counted:
             self._counted.add(step.target)
             self._stored_again.note(ledger.ledger_id, step.target)
 

@@ -216,7 +216,7 @@ class Installer:
             refusal = await self._copier.not_served(ledger, copy.step.target, copy.overwritten)
             if refusal is not None:
                 return refusal
-        return await self._holdings.missing_on_target(ledger.ledger_id, copy.step)
+        return await self._holdings.missing_on_target(ledger, copy.step)
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:

@@ -248,7 +248,7 @@ class LedgerRepair:
         conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
         shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
-        self._execution.note_unread(ledger, shortfall)
+        self._execution.note_damaged(ledger, shortfall)
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.incomplete_members())
         return View(ledger, bookies, conditions, shortfall)
@@ -269,7 +269,7 @@ class LedgerRepair:
             if key.bookie in bookies.staying
         }
         # These are of a closed ledger, so the last of the damaged entries does not matter.
-        damaged = {key: key.first_entry_id for key in shortfall.unread_positions} | damaged
+        damaged = {key: key.first_entry_id for key in shortfall.damaged_positions} | damaged
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
         absent = ledger.metadata.members() - bookies.registered

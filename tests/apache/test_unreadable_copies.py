@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from bookie.client.access import recorded_digest
 from bookie.client.held_entries import HeldEntries
 from bookie.embedded.apache import ApacheBookie
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
+from bookie.model.packet import HEADER_SIZE
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
@@ -43,6 +45,17 @@ def damage(bookie: ApacheBookie, ledger_id: int, entries: Collection[int], *, is
                 log.unlink()
             else:
                 log.write_bytes(log.read_bytes().replace(ids, b"\xff" * len(ids)))
+
+
+def spoil(bookie: ApacheBookie, ledger_id: int, entries: Collection[int]) -> None:
+    """Change the first byte of the digest of entries in the entry logs of a stopped bookie."""
+    for entry_id in entries:
+        ids = struct.pack(">qq", ledger_id, entry_id)
+        for log in (bookie.directory / "ledgers/current").glob("*.log"):
+            content = bytearray(log.read_bytes())
+            if (at := content.find(ids)) >= 0:
+                content[at + HEADER_SIZE] ^= 1
+                log.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +102,41 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
     contents = expected(payloads("unreadable", range(COUNT), SIZES))
     assert await java.read_all(ledger_id, password=PASSWORD, client="v3") == contents
     assert (await java.call("check", ledger=ledger_id, client="v3"))["fragments"] == []
+    assert (await java.call("tasks"))["tasks"] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("storage", [ApacheStorage.SORTED, ApacheStorage.DB])
+async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
+    own_cluster: OwnCluster, tmp_path: Path, storage: ApacheStorage
+) -> None:
+    """The bookie serves them, because it does not verify the digest."""
+    cluster, java = await own_cluster(bookies=4, options=ApacheOptions(storage=storage))
+    bookie = cluster.bookies[1]
+    await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
+    handle = await on(java, {bookie.bookie_id}, 3, 3, 2, password=PASSWORD)
+    await handle.write(COUNT, seed="wrong bytes", sizes=SIZES)
+    await handle.close()
+    ledger_id = LedgerId(handle.ledger_id)
+    await bookie.stop()
+    await bookie.start()  # this moves the entries of its journal to its entry logs
+    await bookie.stop()
+    damaged = [0, 7, 12, COUNT - 1]
+    spoil(bookie, ledger_id, damaged)
+    await bookie.start()
+
+    async with await connect(cluster.metadata_uri) as client:
+        await client.ports.tasks.marking.mark(ledger_id, [bookie.bookie_id])
+        digest = recorded_digest((await client.ports.ledgers.read(ledger_id)).metadata)
+        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        copies = await asking.copies(bookie.bookie_id, ledger_id, map(EntryId, range(COUNT)), digest)
+        assert (copies.held.status, list(copies.damaged)) == (Status.CORRUPT, damaged)
+        replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
+        assert await replicator.wait() == 0
+        assert replicator.repaired == [ledger_id]
+        for member in (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]:
+            copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)), digest)
+            assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
     assert (await java.call("tasks"))["tasks"] == []
 
 

@@ -11,11 +11,13 @@ from typing_extensions import override
 
 from bookie.client.held_entries import REQUESTS_MAX, Copies, HeldEntries
 from bookie.model.availability import EntryRuns
+from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, ReadReply, ReplyT, Request, Status
 from bookie.wire.requests import Read
 from tests.worlds.clocks import VirtualClock
-from tests.worlds.ledgers import LEDGER, make_packets
+from tests.worlds.ledgers import LEDGER, PASSWORD, make_packets
 from tests.worlds.requests import WithoutAdds
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -29,6 +31,7 @@ class Bookie(WithoutAdds):
 
     def __init__(self, held: range = range(COUNT)) -> None:
         self.held = held
+        self.packets = PACKETS
         self.listing = ListReply(Status.UNSUPPORTED)
         self.statuses: dict[int, Status] = {}
         self.reasons: dict[int, str] = {}
@@ -56,7 +59,7 @@ class Bookie(WithoutAdds):
 
     def _result(self, entry_id: EntryId) -> EntryResult:
         status = self.statuses.get(entry_id, Status.OK if entry_id in self.held else Status.NO_ENTRY)
-        packet = PACKETS[entry_id] if status is Status.OK else b""
+        packet = self.packets[entry_id] if status is Status.OK else b""
         return EntryResult(entry_id, status, packet, self.reasons.get(entry_id, ""))
 
     async def says(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
@@ -236,3 +239,19 @@ async def test_another_answer_after_damaged_copies_makes_all_of_it_unknown(statu
     bookie = Bookie()
     bookie.statuses = {3: Status.IO_ERROR, 20: status}
     assert (await bookie.copies()).held.status is status
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+@in_virtual_time
+async def test_an_entry_whose_bytes_do_not_verify_is_damaged_if_the_digest_is_known(digest_type: DigestType) -> None:
+    bookie = Bookie()
+    bookie.packets = make_packets(LEDGER, COUNT, digest_type=digest_type)
+    packet = bookie.packets[EntryId(7)]
+    bookie.packets[EntryId(7)] = packet[:-1] + bytes([packet[-1] ^ 1])
+    asking, wanted = HeldEntries(bookie, VirtualClock(), 1.0), [EntryId(each) for each in range(COUNT)]
+    known = await asking.copies(BOOKIE, LEDGER, wanted, digest_for(digest_type, PASSWORD))
+    unknown = await asking.copies(BOOKIE, LEDGER, wanted)
+    is_found = digest_type is not DigestType.DUMMY
+    assert (list(known.damaged), EntryId(7) in known.held.entries) == ([7] if is_found else [], not is_found)
+    assert known.held.status is (Status.CORRUPT if is_found else Status.OK)
+    assert (list(unknown.damaged), len(unknown.held.entries)) == ([], COUNT)

@@ -11,6 +11,7 @@ from bookie.wire.port import Status
 from replicator.knowledge import damage
 from replicator.knowledge.damage import without
 from replicator.telemetry.events import Ending
+from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session, stopped
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -45,8 +46,8 @@ async def test_a_damaged_copy_is_replaced_in_place_in_the_same_turn() -> None:
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         [copy] = recorder.corrupt
-        [result] = recorder.results
-        assert (result.ending, result.entries, result.replaced_copies) == (Ending.REPAIRED, 11, 1)
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
+        assert (recorder.results[0].entries, recorder.results[0].replaced_copies) == (11, 1)
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")
         assert await stored(world, copy.bookie, copy.entry_id) == packets[copy.entry_id]
         assert [len(batch.entries) for batch in world.bookies[copy.bookie].adds] == [1]
@@ -79,7 +80,7 @@ async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced()
         await world.kill("b")
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.REPAIRED]
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
         damaged = {copy.bookie for copy in recorder.corrupt}
         assert damaged
         assert damaged.isdisjoint((await world.metadata(LEDGER)).last_fragment.members)
@@ -98,7 +99,7 @@ async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
         await world.kill("b")
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.REPAIRED]
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
         assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())
         await world.assert_whole(LEDGER, undamaged(packets))
 
@@ -209,6 +210,36 @@ async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -
         assert sum(result.replaced_copies for result in running.recorder.results) == 1
 
 
+@pytest.mark.parametrize("fail", [lost_session, stopped, dead])
+@in_virtual_time
+async def test_damage_met_by_an_interrupted_copy_is_replaced_before_the_task_ends(fail: Fail) -> None:
+    """The entries read before the interruption are not read again, by the same process or by another one."""
+    count, damaged = 8000, range(0, 2000, 100)
+    async with a_world("a b c t") as world:
+        for name in world.bookies.nodes:
+            world.bookies[name].has_no_lists = True
+        metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=count - 1)
+        packets = await world.ledger(LEDGER, metadata, count, payload_bytes=2000)
+        for entry_id in damaged:
+            await store_damaged(world, "a", packets[EntryId(entry_id)])
+        await world.lose("c")
+        running = world.worker(once=False, bytes_per_second=1 << 18)
+
+        async def is_past_the_damage() -> bool:
+            found = await world.reservations.read(LEDGER)
+            return found is not None and found.reservations[0].end_entry_id > max(damaged)
+
+        async with world.running(running):
+            await until(is_past_the_damage)
+            after = await fail(world, running)
+            if after is running:
+                await until(world.is_clean, seconds=900, every_s=1)
+        if after is not running:
+            async with world.running(after):
+                await until(world.is_clean, seconds=900, every_s=1)
+        await world.assert_whole(LEDGER, packets)
+
+
 @in_virtual_time
 async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "LEDGER_COPIES_MAX", 3)
@@ -220,7 +251,7 @@ async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monk
         await world.kill("b")
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
-        assert recorder.endings() == [Ending.REPAIRED]
+        assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
         assert {copy.bookie for copy in recorder.corrupt}.isdisjoint((await world.metadata(LEDGER)).members())
         assert not any(world.bookies[name].adds for name in "ac")
 

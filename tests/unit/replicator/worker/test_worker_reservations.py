@@ -9,6 +9,7 @@ import pytest
 
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.layout import lock_path, task_path
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.tasks.reservations import Reservation
@@ -525,8 +526,8 @@ async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_no
         await world.lose("b")
         listed, lists = Holdings.missing_on_target, []
 
-        async def then_lose_disks(holdings: Holdings, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
-            lists.append(answer := await listed(holdings, ledger_id, step))
+        async def then_lose_disks(holdings: Holdings, ledger: Versioned, step: CopyPosition) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger, step))
             if len(lists) == fragment_count:
                 await world.kill("t")
                 await world.add_bookies("t")
@@ -552,8 +553,8 @@ async def test_a_task_stays_if_an_installation_left_a_step_out(
         await world.lose("b")
         listed, lists = Holdings.missing_on_target, []
 
-        async def changed(holdings: Holdings, ledger_id: LedgerId, step: CopyPosition) -> Answer | None:
-            lists.append(answer := await listed(holdings, ledger_id, step))
+        async def changed(holdings: Holdings, ledger: Versioned, step: CopyPosition) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger, step))
             if len(lists) > 1:
                 return answer
             if first_list == "not whole":

@@ -18,7 +18,7 @@ from replicator.knowledge.stored_again import TIMES_MAX
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
-from tests.worlds.repair import Recorder, RepairWorld, a_world, answers
+from tests.worlds.repair import Recorder, RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 COUNT = 300
@@ -29,6 +29,11 @@ STRIPED = make_metadata((0, "a b c"), (100, "c b a"), quorum=(2, 2), last=COUNT 
 def without_lists(world: RepairWorld) -> None:
     for name in world.bookies.nodes:
         world.bookies[name].has_no_lists = True
+
+
+def flip(packet: bytes) -> bytes:
+    """Flip one bit of the payload."""
+    return packet[:-1] + bytes([packet[-1] ^ 1])
 
 
 @in_virtual_time
@@ -180,6 +185,57 @@ async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_t
         await world.assert_whole(LEDGER, packets)
         assert not world.bookies["b"].unreadable
         assert await world.is_clean()
+
+
+@pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_entries_of_a_named_bookie_whose_bytes_do_not_verify_are_stored_there_again(
+    damaged: set[int], metadata: LedgerMetadata
+) -> None:
+    """Apache's bookies do not verify digests."""
+    async with a_world("a b c t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        damaged &= set(await world.bookies.nodes[BookieId("b")].holds(LEDGER))
+        await world.bookies.put("b", LEDGER, [flip(packets[EntryId(each)]) for each in sorted(damaged)])
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert sum(result.replaced_copies for result in recorder.results) == len(damaged)
+        assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} <= {("b", each) for each in damaged}
+        assert len(recorder.corrupt) == min(len(damaged), 100)
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_damaged_bytes_without_a_good_copy_are_kept_and_park_the_ledger() -> None:
+    async with a_world("a b t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        for bookie in "ab":
+            await world.bookies.put(bookie, LEDGER, [flip(packets[EntryId(57)])])
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert [(result.ending, result.reason) for result in recorder.results] == [
+            (Ending.PARKED, ParkReason.UNREADABLE_ENTRIES)
+        ]
+        assert "b=CORRUPT" in recorder.results[0].detail
+        assert world.bookies["b"].adds == []
+        assert await world.task(LEDGER) is not None
+
+
+@in_virtual_time
+async def test_a_target_whose_copies_do_not_verify_is_not_named() -> None:
+    async with a_world("a b t u") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        await world.lose("b")
+        world.bookies["t"].results[EntryId(57)] = flipped
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a u")
+        await world.assert_whole(LEDGER, packets, "u")
 
 
 @pytest.fixture(params=[False, True], ids=["all are recorded", "too many to be recorded"])
