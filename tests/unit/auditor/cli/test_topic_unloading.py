@@ -234,7 +234,7 @@ async def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
             is_over.set()
             assert waiting.unloading.unloaded == 0
             await waiting.look()
-            assert len(api.asked) == 1  # it may have been unloaded, so the period counts
+            assert len(api.asked) <= 1  # it may have been unloaded, so the period counts
 
 
 async def test_nobody_is_there() -> None:
