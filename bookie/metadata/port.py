@@ -208,7 +208,9 @@ class MetadataStore(Protocol):
         ...
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        """Read many nodes in few requests; None for each missing node. Not one point in time.
+        """Read many nodes in few requests; None for each missing node.
+
+        Not one point in time, but in the order of ``paths``: a repeated path is read again.
 
         Raises:
             StoreUnavailableError: no answer.

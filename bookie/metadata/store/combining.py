@@ -8,6 +8,7 @@ explains why each request has the same result as alone. In addition:
   joint transaction does not matter, and no node is created twice by it.
 * If the joint transaction is refused, the server names the operation at fault. The request with this operation is sent
   alone and gets its own error. The others are joined again, a few times at most.
+* A joint read has the paths of each request in their order, each as often as there.
 * A joint read or ``sync`` begins after each of its requests was made. So a joint read right after a ``sync``
   (``get_many_current``) sees every write completed before any of its requests.
 
@@ -17,8 +18,9 @@ return, or another permission. Long scans are large already.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from typing_extensions import override
@@ -229,10 +231,10 @@ class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
 
     @override
     async def _send(self, batch: Sequence[Waiting[Sequence[str], Sequence[Node | None]]]) -> None:
-        paths = list(dict.fromkeys(path for waiting in batch for path in waiting.work))
-        nodes: Mapping[str, Node | None] = dict(zip(paths, await self._read(paths), strict=True))
+        # No path is left out: a caller may read a node before and after another one, to see a change between the two.
+        nodes = iter(await self._read([path for waiting in batch for path in waiting.work]))
         for waiting in batch:
-            waiting.complete([nodes[path] for path in waiting.work])
+            waiting.complete(list(itertools.islice(nodes, len(waiting.work))))
 
     async def _read(self, paths: Sequence[str]) -> Sequence[Node | None]:
         return await self._store.get_many(paths)

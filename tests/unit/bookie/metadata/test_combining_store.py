@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.layout import LayoutKind, bookie_path
+from bookie.metadata.nodes import ensure_path, find
 from bookie.metadata.port import (
     MULTI_OPS_MAX,
     AccessDeniedError,
@@ -17,6 +22,7 @@ from bookie.metadata.port import (
     Delete,
     MetadataStore,
     MultiFailedError,
+    Node,
     NodeExistsError,
     NoNodeError,
     Operation,
@@ -27,6 +33,7 @@ from bookie.metadata.store.combining import JOINED_BYTES_MAX, JOINED_PATHS_MAX, 
 from bookie.metadata.store.lane import BATCHES_MAX
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId
 from tests.worlds.virtual_time import in_virtual_time
 
 
@@ -331,6 +338,32 @@ async def test_reads_made_at_once_are_one_request() -> None:
     assert server.requests.count("get_many") == 2  # and one for the empty list, which the twin counts
     with pytest.raises(NoNodeError, match="/missing"):
         await asyncio.gather(server.store.get("/missing"), server.store.get("/a"))
+
+
+@in_virtual_time
+async def test_a_bookie_that_becomes_read_only_during_a_joint_read_is_registered() -> None:
+    """The read-only registration is read before and after the writable one, by each of the joined requests."""
+    bookies = [BookieId(f"bk{number}:3181") for number in range(2)]
+    writable = [bookie_path("/ledgers", each, is_read_only=False) for each in bookies]
+    read_only = [bookie_path("/ledgers", each, is_read_only=True) for each in bookies]
+
+    class OneByOne(MemoryStore):
+        """A server that answers the reads of a request one after another. The first answer is old by the second."""
+
+        @override
+        async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+            nodes = [await find(self, path) for path in paths[:1]]
+            for new, old in zip(read_only, writable, strict=True):
+                await self.multi([Create(new, is_ephemeral=True), Delete(old)])
+            return nodes + [await find(self, path) for path in paths[1:]]
+
+    inner = OneByOne(MemoryCell())
+    await ensure_path(inner, read_only[0].rpartition("/")[0])
+    for path in writable:
+        await inner.create(path, is_ephemeral=True)
+    registrations = Registrations(CombiningStore(inner), Cluster("/ledgers", LayoutKind.HIERARCHICAL, ""))
+    found = await asyncio.gather(*(registrations.numbers([each]) for each in bookies))
+    assert [list(numbers) for numbers in found] == [[each] for each in bookies]
 
 
 @in_virtual_time
