@@ -250,10 +250,10 @@ class Registrations:
         Raises:
             StoreUnavailableError: no answer.
         """
-        nodes = await self._store.get_many(
-            [bookie_path(self._root, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
+        read_only_before, writable, read_only_after = await self._store.get_many(
+            [bookie_path(self._root, bookie, is_read_only=is_read_only) for is_read_only in (True, False, True)]
         )
-        node = nodes[1] if nodes[0] is None else nodes[0]
+        node = read_only_after or read_only_before or writable
         return None if node is None else Registration(_service_info(bookie, node.data), node.stat.czxid)
 
     async def latest_disks(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
