@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
+from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import task_directory
 from bookie.metadata.nodes import ensure_path, parent_of
@@ -20,6 +22,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from tests.contract.conftest import Backend
+from tests.deadlines import STATE_S
 
 L7 = LedgerId(7)
 
@@ -155,3 +158,19 @@ async def test_a_candidate_does_not_overwrite_the_node_of_pulsars_auditor(
     after_get(lambda: pulsar.create(ours.path, b'"pulsar-auditor"', is_ephemeral=True))
     await ours.take(session)
     assert (await pulsar.get(ours.path)).data == b'"pulsar-auditor"'
+
+
+async def test_a_bookie_does_not_overwrite_the_registration_of_the_next_owner(
+    backend: Backend,
+    store: MetadataStore,
+    cluster: Cluster,
+    after_get: Callable[[Callable[[], Awaitable[object]]], None],
+) -> None:
+    bookie = BookieId("bk1:3181")
+    ours, theirs = Registrations(store, cluster), Registrations(await backend.open(), cluster)
+    first, moved, others = (ServiceInfo((Endpoint("bookie", "10.0.0.1", port, "bookie-grpc"),)) for port in (1, 2, 3))
+    await ours.register(bookie, first, is_read_only=False, takeover_deadline_s=STATE_S)
+    after_get(lambda: theirs.register(bookie, others, is_read_only=False, takeover_deadline_s=STATE_S))
+    with pytest.raises(BookieIdInUseError):
+        await ours.register(bookie, moved, is_read_only=False, takeover_deadline_s=2)
+    assert await theirs.service_info(bookie) == others
