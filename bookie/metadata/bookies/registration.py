@@ -421,6 +421,7 @@ class Registrations:
             await self._store.wait_node_changed(path, stat)
 
     async def _drop(self, path: str) -> None:
+        error: Exception | None = None
         for _ in range(WRITE_ATTEMPTS_MAX):
             stat = await self._store.stat(path)
             if stat is None or not self._store.session.is_alive(stat.ephemeral_owner):
@@ -430,8 +431,10 @@ class Registrations:
                 return
             except NoNodeError:
                 return
-            except (BadVersionError, WriteOutcomeUnknownError):
+            except (BadVersionError, WriteOutcomeUnknownError) as unsettled:
+                error = unsettled
                 await self._store.sync(path)
+        raise WriteOutcomeUnknownError(f"deleting {path}: no attempt could be settled; try again") from error
 
 
 def _service_info(bookie: BookieId, data: bytes) -> ServiceInfo:

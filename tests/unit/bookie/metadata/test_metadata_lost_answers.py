@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from typing_extensions import override
 
 from bookie.metadata.bookies.cookies import Cookie, CookieExistsError, CookieStore
 from bookie.metadata.bookies.incarnations import Incarnations
@@ -20,8 +21,9 @@ from bookie.metadata.cluster import Cluster, ClusterExistsError, format_cluster,
 from bookie.metadata.layout import LayoutKind, lock_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore, MetadataConflictError
 from bookie.metadata.ledgers.serde import decode
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import Check, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.port import ANY_VERSION, Check, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations
@@ -517,3 +519,43 @@ async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
     world.store.fault_hook = OneFault(at=3, fault=Fault.LOSE_ANSWER)
     await _format(world)
     assert (await open_cluster(world.store, ROOT)).root == ROOT
+
+
+class LosingStore(MemoryStore):
+    """The connection breaks while deletes are sent: they are not carried out, and nobody can know it."""
+
+    losses = 0
+
+    @override
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        if not self.losses:
+            return await super().delete(path, version)
+        self.losses -= 1
+        raise WriteOutcomeUnknownError(path)
+
+
+@pytest.mark.parametrize("losses", [1, WRITE_ATTEMPTS_MAX])
+async def test_a_registration_that_remains_is_not_said_to_be_deleted(losses: int) -> None:
+    store = LosingStore(MemoryCell())
+    world = MetadataWorld(store)
+    await _registered(world)
+
+    async def try_until_done(change: Step) -> None:
+        store.losses = losses
+        if losses == WRITE_ATTEMPTS_MAX:
+            with pytest.raises(WriteOutcomeUnknownError):
+                await change(world)
+        await change(world)
+
+    await try_until_done(_turn_read_only)
+    assert _is_registered(world, is_read_only=True)
+    await try_until_done(lambda w: w.registrations.unregister(BK1))
+    assert (await world.registrations.list()).registered == frozenset()
+
+
+async def test_a_bookie_that_cannot_reach_the_store_does_not_say_that_its_id_is_in_use() -> None:
+    world = MetadataWorld()
+    await _formatted(world)
+    world.store.suspend()
+    with pytest.raises(StoreUnavailableError):
+        await world.registrations.register(BK1, INFO, is_read_only=False, takeover_deadline_s=0.1)
