@@ -34,6 +34,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
+from tests.contract.conftest import ZooKeeperBackend
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 
@@ -296,6 +297,49 @@ async def test_write_whose_deadline_passes_in_the_queue_is_withdrawn(
     held.set()
     assert await store.stat("/a") is None
     await store.close()
+
+
+async def test_write_of_a_cancelled_caller_is_not_sent_later(
+    own_server: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string)
+    client = _client(store)
+    held, is_reached = threading.Event(), threading.Event()
+    original = client._connection._send_request
+
+    def hold(*arguments: Any) -> None:
+        is_reached.set()
+        held.wait(STATE_S)
+        original(*arguments)
+
+    monkeypatch.setattr(client._connection, "_send_request", hold)
+    creating = asyncio.create_task(store.create("/a"))
+    assert await asyncio.to_thread(is_reached.wait, STATE_S)
+    creating.cancel()
+    await asyncio.wait([creating])
+    held.set()
+    assert creating.cancelled()
+    assert await store.stat("/a") is None
+    await store.close()
+
+
+async def test_write_that_waited_for_others_is_not_sent_in_the_next_session(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ZooKeeperBackend(zookeeper.connect_string)
+    store = await backend.open()
+    path = fresh_root.replace("/", "-").replace("-", "/", 1)
+    slots = asyncio.Semaphore(0)  # as many requests as there may be are under way
+    with monkeypatch.context() as patch:
+        patch.setattr(store._connection, "_slots", slots)
+        creating = asyncio.create_task(store.create(path))
+        await asyncio.sleep(0)
+        await backend.expire(store)
+        slots.release()
+        with pytest.raises(StoreUnavailableError):
+            await creating
+    assert await store.stat(path) is None
+    await backend.close()
 
 
 async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
