@@ -292,6 +292,24 @@ async def test_a_request_that_waits_is_never_sent_in_the_next_session() -> None:
 
 
 @in_virtual_time
+async def test_a_read_that_waits_is_not_answered_in_the_next_session() -> None:
+    """A new session may be with a server that is behind the last one."""
+    server = Server()
+    server.gate.clear()
+    begun = [asyncio.ensure_future(server.store.get("/")) for _ in range(BATCHES_MAX)]
+    for _ in begun:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(server.store.get("/")) for _ in range(2)]
+    await asyncio.sleep(0)
+    server.inner.expire()
+    server.inner.resume()
+    server.gate.set()
+    assert [kind for kind, _ in await outcomes(*waiting)] == [StoreUnavailableError] * 2
+    await asyncio.gather(*begun, return_exceptions=True)
+
+
+@in_virtual_time
 async def test_what_is_left_of_a_refused_transaction_is_not_sent_in_the_next_session() -> None:
     class Expiring(MemoryStore):
         """The session ends right after a transaction was refused."""

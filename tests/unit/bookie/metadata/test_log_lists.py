@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from bookie.client.log.reader import Cursor, next_place
 from bookie.client.log.values import InvalidPositionError, LogPosition, LogTruncatedError
@@ -20,8 +21,15 @@ from bookie.metadata.logs.log_store import (
     NoSuchLogError,
 )
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.port import Create, StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.metadata.port import (
+    AccessDeniedError,
+    Create,
+    MultiFailedError,
+    Stat,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
+from bookie.metadata.store.memory import Fault, MemoryStore, Readable
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import EntryId, LedgerId
 from tests.worlds.virtual_time import run_virtual
@@ -120,6 +128,67 @@ async def test_a_lost_answer_is_settled_by_reading(kind: str) -> None:
     assert lost
     assert (await lists.read("a")).list.ledgers == ids(1)
     assert create is None or (await store.get(create.path)).data == b"m"
+
+
+async def test_a_log_is_created_if_the_answer_was_lost() -> None:
+    fault: Fault | None = None
+
+    async def hook(operation: str, path: str) -> Fault | None:
+        return fault if operation == "create" else None
+
+    lists = lists_on(MemoryStore(MemoryCell(), fault_hook=hook))
+    await lists.create("first", {}, 0, "t")
+    fault = Fault.LOSE_ANSWER
+    assert (await lists.create("a", {}, 0, "ours")).list.writer == "ours"
+    with pytest.raises(LogExistsError):
+        await lists.create("a", {}, 0, "another's")
+
+
+async def test_a_change_whose_answers_are_all_lost_is_unknown() -> None:
+    class LosingStore(MemoryStore):
+        @override
+        async def set(self, path: str, data: bytes, version: int) -> Stat:
+            raise WriteOutcomeUnknownError(path)
+
+    lists = lists_on(LosingStore(MemoryCell()))
+    listed = await lists.create("a", {}, 0, "t")
+    with pytest.raises(WriteOutcomeUnknownError):
+        await lists.change(listed, listing(1, "t"))
+
+
+async def test_a_refused_transaction_is_told_as_such() -> None:
+    store = MemoryStore(MemoryCell())
+    await store.create("/ledgers")
+    lists = lists_on(store)
+    listed = await lists.create("a", {}, 0, "t")
+    store.cell.deny("/ledgers")
+    with pytest.raises(MultiFailedError) as refused:
+        await lists.change(listed, listing(1, "t"), create=Create("/ledgers/L0001", b"m"))
+    assert isinstance(refused.value.cause, AccessDeniedError)
+    assert (await lists.read("a")).list.ledgers == ()
+
+
+async def test_the_newest_list_is_found_on_a_server_that_is_behind() -> None:
+    class BehindStore(MemoryStore):
+        """On a server that has seen nothing before its first ``sync``."""
+
+        is_behind = True
+
+        @override
+        def view(self) -> Readable:
+            return MemoryCell() if self.is_behind else super().view()
+
+        @override
+        async def sync(self, path: str) -> None:
+            await super().sync(path)
+            self.is_behind = False
+
+    cell = MemoryCell()
+    await lists_on(MemoryStore(cell)).create("a", {}, 0, "t")
+    lists = lists_on(BehindStore(cell))
+    with pytest.raises(NoSuchLogError):
+        await lists.read("a")
+    assert (await lists.read("a", is_newest=True)).list.writer == "t"
 
 
 async def test_a_ledger_and_its_place_come_together_or_not_at_all() -> None:
