@@ -93,7 +93,8 @@ class LogReader:
             self._gone = 0
             if not reader.metadata.is_closed:
                 return
-            cursor = Cursor(cursor.position, is_done=True)
+            # The metadata may have been read again since: the ledger then goes on after the end known before.
+            cursor = Cursor(cursor.position, is_done=end == reader.metadata.last_entry_id)
 
     async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncIterator[LogEntry]:
         """Read entries, and wait for new ones."""

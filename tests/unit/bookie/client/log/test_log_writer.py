@@ -228,6 +228,27 @@ async def test_a_tail_follows_over_roll_overs_takeovers_and_truncation() -> None
         assert await asyncio.wait_for(tail, 600) == LINES
 
 
+@pytest.mark.parametrize("is_reread", [False, True])
+@in_virtual_time
+async def test_a_slow_reader_overlooks_nothing_in_a_ledger_that_is_closed_meanwhile(is_reread: bool) -> None:
+    """It may read the metadata of its ledger again because its bookies were replaced: the ledger is longer by then."""
+    disturbances = {"reader.tiny_chunk", "reader.extra_reread"} if is_reread else {"reader.tiny_chunk"}
+    async with log_world() as world:
+        writer = await world.client(1).log(NAME).write(LogOptions(LedgerOptions(3, 3, 2)))
+        for line in LINES[:10]:  # one after another, so each tells that those before it are confirmed
+            await writer.append(line)
+        with deciding_by(lambda name: name in disturbances):
+            reading = world.client(2).log(NAME).read()
+            found = [(await anext(reading)).payload]
+            await append_all(writer, LINES[10:20])
+            await writer.roll()
+            await append_all(writer, LINES[20:])
+            await writer.close()
+            found += [entry.payload async for entry in reading]
+        assert len(found) >= 9
+        assert found == LINES[: len(found)]
+
+
 @in_virtual_time
 async def test_a_tail_of_a_log_that_is_deleted_ends_with_an_error() -> None:
     async with log_world() as world:
