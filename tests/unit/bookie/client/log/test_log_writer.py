@@ -228,6 +228,29 @@ async def test_a_tail_follows_over_roll_overs_takeovers_and_truncation() -> None
         assert await asyncio.wait_for(tail, 600) == LINES
 
 
+@in_virtual_time
+async def test_a_tail_goes_on_after_an_outage_with_the_entry_after_the_last_one() -> None:
+    async with log_world() as world:
+        writer, client = await world.client(1).log(NAME).write(), world.client(2)
+        is_down = False
+
+        async def hook(operation: str, path: str) -> Fault | None:
+            return Fault.FAIL_BEFORE if is_down else None
+
+        client.store.fault_hook = hook
+        await append_all(writer, LINES[:30])
+        await append_all(writer, LINES[30:])
+        with deciding_by(lambda name: name in {"reader.tiny_chunk", "reader.extra_reread"}):
+            tail = client.log(NAME).tail()
+            found = [(await anext(tail)).payload for _ in range(10)]
+            is_down = True
+            following = asyncio.ensure_future(taken(tail, 50))
+            await world.clock.sleep(5)
+            is_down = False
+            await writer.close()
+            assert found + await asyncio.wait_for(following, 600) == LINES
+
+
 @pytest.mark.parametrize("is_reread", [False, True])
 @in_virtual_time
 async def test_a_slow_reader_overlooks_nothing_in_a_ledger_that_is_closed_meanwhile(is_reread: bool) -> None:
@@ -280,6 +303,30 @@ async def test_a_deleted_log_is_gone_with_its_ledgers_and_its_writer_is_told() -
         assert [entry.payload for entry in await read_all(client)] == [b"new"]
         with pytest.raises(LogTruncatedError):
             await read_all(client, positions[0])
+
+
+@in_virtual_time
+async def test_nothing_is_acknowledged_in_the_last_ledger_of_a_deleted_log() -> None:
+    async with log_world() as world:
+        writer = await world.client(1).log(NAME).write()
+        await append_all(writer, LINES[:3])
+        await world.client(2).log(NAME).delete()
+        with pytest.raises(LogDeposedError):
+            await writer.append(b"more")
+
+
+@in_virtual_time
+async def test_a_truncation_leaves_the_last_ledger() -> None:
+    async with log_world() as world:
+        client = world.client(1)
+        writer = await client.log(NAME).write()
+        await append_all(writer, LINES[:3])
+        await writer.close()
+        empty = await client.log(NAME).write()
+        await empty.close()
+        assert empty.ledger_id > writer.ledger_id
+        assert await client.log(NAME).truncate(LogPosition(empty.ledger_id, EntryId(0))) == ()
+        assert [entry.payload for entry in await read_all(client)] == LINES[:3]
 
 
 @in_virtual_time
