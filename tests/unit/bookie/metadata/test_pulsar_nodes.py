@@ -136,6 +136,7 @@ def test_a_subscription_refers_to_its_position_the_compacted_ledger_and_buckets(
     info.cursorProperties.add(name="another", value="x")
     assert cursor_references(info.SerializeToString()) == CursorReferences((9, 11), position_in=None)
     assert cursor_references(b"\x08\x05") == CursorReferences((5,), position_in=5)
+    assert cursor_references(b"\x08\x00") == CursorReferences((0,), position_in=0)
     info.cursorProperties.add(name="#pulsar.internal.delayed.bucket_3_4", value="x")
     with pytest.raises(UndecodableNodeError):
         cursor_references(info.SerializeToString())
