@@ -342,6 +342,26 @@ async def test_write_that_waited_for_others_is_not_sent_in_the_next_session(
     await backend.close()
 
 
+async def test_a_wait_whose_look_had_no_answer_sees_the_next_change(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    path = fresh_root.replace("/", "-").replace("-", "/", 1)
+    is_asked, exists = asyncio.Event(), store._connection.exists
+
+    async def without_answer(path: str, watcher: object = None) -> Any:
+        monkeypatch.setattr(store._connection, "exists", exists)
+        is_asked.set()
+        raise StoreUnavailableError(f"look for {path}: no answer in time")
+
+    monkeypatch.setattr(store._connection, "exists", without_answer)
+    waiting = asyncio.create_task(store.wait_node_changed(path, None))
+    await is_asked.wait()
+    await store.create(path)
+    await asyncio.wait_for(waiting, STATE_S)
+    await store.close()
+
+
 async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string, is_multi_read_enabled=False)
     base = await store.create(f"/t-{fresh_root.replace('/', '')}")
