@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.proto.managed_ledgers_pb2 import ManagedCursorInfo, ManagedLedgerInfo
 from bookie.metadata.pulsar.decoding import (
     Copy,
@@ -224,6 +225,24 @@ async def test_the_tree_is_read_with_old_and_new_names() -> None:
     for node in found:
         if node.kind is not NodeKind.SCHEMA:
             assert topic_of_managed_ledger(node.name).managed_ledger == node.name
+
+
+async def test_what_may_not_be_read_is_told_and_never_missing() -> None:
+    store = MemoryStore(MemoryCell())
+    for name in ("a", "b"):
+        await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}", b"x")
+        await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}/s", b"y")
+    tree = PulsarTree(store, "/p")
+    store.cell.deny("/p/managed-ledgers/t/n/persistent/a")
+    found = await below(tree, "managed-ledgers/t/n/persistent")
+    assert [(node.name[-1], node.cursor, node.is_denied) for node in found] == [
+        ("a", None, True),
+        ("b", None, False),
+        ("b", "s", False),
+    ]
+    store.cell.deny("/p/managed-ledgers/t/n/persistent")
+    with pytest.raises(AccessDeniedError):
+        await below(tree, "managed-ledgers/t/n/persistent")
 
 
 class SlowStore(MemoryStore):
