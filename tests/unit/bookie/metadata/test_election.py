@@ -6,7 +6,7 @@ import asyncio
 import math
 
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.runs.election import FRESH_SHARE, Election, current_auditor, election_path
+from bookie.metadata.runs.election import FRESH_SHARE, Election, candidates, current_auditor, election_path
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.clocks import VirtualClock
@@ -202,3 +202,30 @@ async def test_resigning_leaves_no_vote_and_a_lost_session_none_to_resign() -> N
     await cancel(other.task)
     await other.election.resign()
     assert await current_auditor(MemoryStore(cell), ROOT) == ""
+
+
+@in_virtual_time
+async def test_one_look_without_an_answer_costs_no_term() -> None:
+    candidate = Candidate(await cluster(), "a")
+    await until(candidate.leads)
+    for operation in ("sync", "stat"):
+        candidate.hook.faults.append((operation, Fault.FAIL_BEFORE))
+        await asyncio.sleep(TIMEOUT_S)
+        assert not candidate.hook.faults
+        assert candidate.election.is_leader(1)
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_the_oldest_vote_leads_also_after_the_numbers_became_negative() -> None:
+    cell = await cluster()
+    await ensure_path(MemoryStore(cell), election_path(ROOT))
+    cell.skip_sequence(election_path(ROOT), 2**31)
+    first = Candidate(cell, "a")
+    await until(first.leads)
+    second = Candidate(cell, "b")
+    await asyncio.sleep(TIMEOUT_S)
+    assert await candidates(MemoryStore(cell), ROOT) == ["a", "b"]
+    assert [first.election.is_leader(1), second.election.is_leader()] == [True, False]
+    await cancel(first.task)
+    await cancel(second.task)
