@@ -341,6 +341,20 @@ async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
 
 
 @in_virtual_time
+async def test_an_entry_on_fewer_bookies_than_an_ack_quorum_leaves_it_in_recovery() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+
+        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+
+        world.transport.hooks.update(b=no_adds, c=no_adds)
+        with pytest.raises(RecoveryImpossibleNowError, match="entry 3 reached 1 of 2 bookies"):
+            await world.recover()
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
 async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> None:
     """Catalogue 44: two of three, at once."""
     async with a_world("a b c d e f") as world:
