@@ -6,7 +6,9 @@ import asyncio
 import math
 
 from bookie.metadata.nodes import ensure_path
+from bookie.metadata.port import Delete
 from bookie.metadata.runs.election import FRESH_SHARE, Election, candidates, current_auditor, election_path
+from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.clocks import VirtualClock
@@ -227,5 +229,38 @@ async def test_the_oldest_vote_leads_also_after_the_numbers_became_negative() ->
     await asyncio.sleep(TIMEOUT_S)
     assert await candidates(MemoryStore(cell), ROOT) == ["a", "b"]
     assert [first.election.is_leader(1), second.election.is_leader()] == [True, False]
+    await cancel(first.task)
+    await cancel(second.task)
+
+
+@in_virtual_time
+async def test_of_several_votes_of_a_session_the_oldest_stays() -> None:
+    cell = await cluster()
+    await ensure_path(MemoryStore(cell), election_path(ROOT))
+    candidate = Candidate(cell, "a")
+    candidate.hook.hanging = "children"
+    path = f"{election_path(ROOT)}/V_"
+    oldest, *_ = [await candidate.store.create(path, is_ephemeral=True, is_sequential=True) for _ in range(3)]
+    candidate.hook.hanging = None
+    await until(candidate.leads)
+    assert [f"{election_path(ROOT)}/{name}" for name in cell.children(election_path(ROOT)).names] == [oldest]
+    await cancel(candidate.task)
+
+
+@in_virtual_time
+async def test_a_leader_whose_vote_is_deleted_leads_no_more_before_the_next_begins() -> None:
+    cell = await cluster()
+    first = Candidate(cell, "a")
+    await until(first.leads)
+    second = Candidate(cell, "b")
+    await asyncio.sleep(TIMEOUT_S)
+    vote = min(cell.children(election_path(ROOT)).names)
+    await MemoryStore(cell).multi([Delete(f"{election_path(ROOT)}/{vote}"), Delete(leader_path(ROOT))])
+    while not second.election.is_leader():
+        await asyncio.sleep(0.01)
+        assert not (first.election.is_leader() and second.election.is_leader())
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        assert not first.election.is_leader()
     await cancel(first.task)
     await cancel(second.task)
