@@ -224,10 +224,16 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
     assert told[-1].message == "ZooKeeper reachable again"
 
 
-async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: EmbeddedZooKeeper) -> None:
+@pytest.mark.parametrize("is_bulk_known", [True, False])
+async def test_request_to_a_stopped_server_ends_with_its_deadline(
+    own_server: EmbeddedZooKeeper, is_bulk_known: bool
+) -> None:
     # Long enough for kazoo's thread to send a write. The server stops before it receives a request.
     store = await ZooKeeperStore.connect(
-        own_server.connect_string, operation_timeout_s=1.0, session_timeout_s=LONG_SESSION_S
+        own_server.connect_string,
+        operation_timeout_s=1.0,
+        session_timeout_s=LONG_SESSION_S,
+        is_multi_read_enabled=is_bulk_known,
     )
     own_server.process.pause()
     try:
@@ -237,8 +243,9 @@ async def test_request_to_a_stopped_server_ends_with_its_deadline(own_server: Em
             await store.multi([Create("/b")])
         with pytest.raises(StoreUnavailableError, match="/a"):
             await store.get("/a")
-        with pytest.raises(StoreUnavailableError):
-            await store.get_many(["/a"])
+        for read in (store.get_many, store.get_many_data, store.children_many):
+            with pytest.raises(StoreUnavailableError):
+                await read(["/a"])
     finally:
         own_server.process.resume()
     await store.close()
