@@ -434,7 +434,9 @@ class Registrations:
             except (BadVersionError, WriteOutcomeUnknownError) as unsettled:
                 error = unsettled
                 await self._store.sync(path)
-        raise WriteOutcomeUnknownError(f"deleting {path}: no attempt could be settled; try again") from error
+        raise WriteOutcomeUnknownError(
+            f"deleting {path}: the outcome of {WRITE_ATTEMPTS_MAX} attempts is unknown; try again"
+        ) from error
 
 
 def _service_info(bookie: BookieId, data: bytes) -> ServiceInfo:
