@@ -1,6 +1,7 @@
 """Bookies that behave like Apache's: no limbo, no record of their disks, no list of entries, no reservations.
 
-Their only answer for an entry that they cannot read is an I/O error.
+Their only answer for an entry that they cannot read is an I/O error. They do not verify digests, so they serve some
+damaged entries with wrong bytes.
 
 Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
 processes can learn from them. They name as their last entry the greatest of those added since a flush (R137). A bookie
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
@@ -108,6 +110,14 @@ def _without_damage(reply: Reply) -> Reply:
         is_damaged = reply.last_entry is not None and reply.last_entry.status is Status.CORRUPT
         return replace(reply, status=Status.IO_ERROR, last_entry=None) if is_damaged else reply
     return reply
+
+
+def served_unverified(result: EntryResult, packets: Mapping[EntryId, bytes]) -> EntryResult:
+    """Return the answer for an entry: with wrong bytes if it is damaged, for every second entry."""
+    packet = packets.get(result.entry_id)
+    if result.status is not Status.IO_ERROR or result.detail or packet is None or result.entry_id % 2:
+        return result
+    return EntryResult(result.entry_id, Status.OK, packet[:-1] + bytes([packet[-1] ^ 1]))
 
 
 def _as_apache(result: EntryResult) -> EntryResult:

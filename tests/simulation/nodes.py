@@ -47,7 +47,7 @@ from bookie.wire.port import (
 )
 from bookie.wire.requests import Copy, Fence, ListEntries, Read
 from tests.simulation import journals
-from tests.simulation.apache import LikeApache
+from tests.simulation.apache import LikeApache, served_unverified
 from tests.simulation.late_disk import LateDisk
 from tests.simulation.loop import Process
 from tests.simulation.network import PORT, SimTransport
@@ -112,6 +112,9 @@ class Witnessed(BookieHandler):
             held = self._truth.holds(self._bookie, request.ledger_id)
         reply = await self._inner.answer(incarnation, request)
         self._witness(request, held, reply)
+        if self._node.is_apache and isinstance(request, Read) and isinstance(reply, ReadReply):
+            packets = self._truth.of(request.ledger_id).packets
+            return replace(reply, results=[served_unverified(each, packets) for each in reply.results])
         return reply
 
     def _witness(self, request: Request[Any], held: frozenset[EntryId], reply: Reply) -> None:
