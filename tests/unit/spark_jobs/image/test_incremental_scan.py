@@ -33,8 +33,8 @@ from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import leaf_of, scan
 from spark_jobs.image import part as part_module
-from spark_jobs.image.carried import leaves_of, tally
-from spark_jobs.image.columns import ImageColumns, tables_of
+from spark_jobs.image.carried import ImageRows, leaves_of, tally
+from spark_jobs.image.columns import LEDGERS_SCHEMA, ImageColumns, tables_of
 from spark_jobs.image.folder import ImageFolder, LocalImageFolder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest
@@ -359,6 +359,55 @@ async def test_rows_of_several_files_and_row_groups_belong_together(
     assert (found, again["carried"], again["ledgers"]) == ({41}, len(LEDGERS) - 2, len(LEDGERS) - 1)
 
 
+async def test_an_image_of_more_files_than_are_open_at_a_time_is_carried_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_module, "LEDGERS_MAX", 5)
+    place = await world(tmp_path)
+    _, counts = await place.whole()
+    assert sum(file.is_ledgers for file in place.files.values()) > 12
+    found, again = await place.again()
+    assert (found, again["carried"], again["carried_problem"]) == (set(), len(LEDGERS), "")
+    assert same(again, counts)
+
+
+def row(ledger_id: int, **values: Any) -> dict[str, Any]:
+    usual = {"state": "CLOSED", "ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2, "bookies": ["a:1", "b:1"]}
+    return {"ledger_id": ledger_id, **usual, "settled": True, **values}
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_refused"),
+    [
+        ([row(10_000), row(10_001), row(19_999)], False),
+        ([row(10_000), row(10_001)], True),  # fewer than the leaf has
+        ([row(10_000), row(10_001), row(20_000)], True),  # one of the next leaf
+        ([row(9_999), row(10_000), row(10_001)], True),
+        ([row(20_000), row(20_001), row(20_002)], True),
+        ([row(10_000), row(10_001), row(10_001)], True),
+        ([row(10_000), row(10_001), row(10_002, ensemble_size=0)], True),
+        ([row(10_000), row(10_001), row(10_002, bookies=[])], True),
+        ([row(10_000), row(10_001), row(10_002, settled=None)], True),
+    ],
+)
+def test_rows_that_cannot_be_those_of_a_leaf_are_refused(
+    rows: list[dict[str, Any]], is_refused: bool, tmp_path: Path
+) -> None:
+    """The checksums are right, so it was written so."""
+    place, name = LocalImageFolder(tmp_path), "ledgers-0.parquet"
+    table = pa.Table.from_pylist(rows, LEDGERS_SCHEMA)
+    content = part_module.table_content(table)
+    place.start_write(name, content).result()
+    file = part_module.image_file(name, table, content)
+    record = LeafRecord(1, LeafStat(1, 1, 3, 3), 3, NOW_MS, (LeafSlice(name, 0, 3),))
+    with ImageRows({name: file}, {name: place}) as image:
+        if is_refused:
+            with pytest.raises(ImageError, match="it has"):
+                image.of(record)
+        else:
+            assert image.of(record).to_pylist() == rows
+
+
 async def test_the_flat_layout_has_no_leaves(tmp_path: Path) -> None:
     store = MemoryStore(MemoryCell())
     place = World(store, await formatted(store, kind=LayoutKind.FLAT), tmp_path)
@@ -451,6 +500,16 @@ def test_the_tables_of_carried_rows_equal_those_of_read_ones(ledgers: list[list[
         held = [sum(number in ensemble for ensemble in ensembles) for ensembles in ledgers]
         assert counted.fragments_by_bookie.get(f"b{number}:1", 0) == sum(held)
         assert counted.ledgers_by_bookie.get(f"b{number}:1", 0) == sum(1 for count in held if count)
+
+
+def test_a_ledger_is_settled_only_if_no_fragment_names_a_bookie_twice() -> None:
+    columns = ImageColumns()
+    columns.add(1, 3, 3, 2, 2, ("a:1", "b:1", "c:1", "c:1", "b:1", "a:1"), is_live=True)
+    columns.add(2, 3, 3, 2, 2, ("a:1", "b:1", "c:1", "c:1", "b:1", "b:1"), is_live=True)
+    ledgers, index = columns.take()
+    assert ledgers["settled"].to_pylist() == [True, False]
+    quorums = {(each["ledger_id"], each["write_quorum"]) for each in index.to_pylist()}
+    assert quorums == {(1, 2), (2, 1)}, "two copies of some entries are on one bookie"
 
 
 def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -225,3 +225,17 @@ def test_what_the_caller_raises_between_two_blocks_ends_the_pass(tmp_path: Path)
 
     with pytest.raises(InterruptedError):
         index_snapshot(file, CLUSTER, stop)
+
+
+def test_the_caller_may_end_the_pass_before_each_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_format, "_BLOCK", 100)
+    file = tmp_path / "snapshot.5"
+    file.write_bytes(SMALL)
+    seen = 0
+
+    def look() -> None:
+        nonlocal seen
+        seen += 1
+
+    index_snapshot(file, CLUSTER, look)
+    assert seen >= len(SMALL) // 100
