@@ -99,6 +99,7 @@ def _attendance(document: Mapping[str, Any]) -> Attendance:
         Turnover(**document["read_only"]),
         tuple(document["bookies"]),
         tuple(document["draining"]),
+        document.get("drains_zxid", 0),  # an earlier release has none
     )
 
 

@@ -228,7 +228,7 @@ class ClusterView:
         return registered.with_draining((await self._drains.draining()).bookies)
 
     async def _who_left(self, then: Attendance) -> str:
-        draining = (await self._bookies()).draining
+        draining = await self._drains.begun((await self._bookies()).draining)
         return who_left(then, await parents_now(self._connection.store, self.cluster), draining)
 
     async def _changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from bookie.metadata.bookies.attendance import Attendance, Turnover
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.model.run import RunKind
@@ -24,7 +26,7 @@ from spark_jobs.image.carried import ImageRows, leaves_of
 from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
-from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.image.part import ImageFile, ImagePart, document_crc32
 from spark_jobs.image.suspects import suspects
 from spark_jobs.remote_files import SLOW_S, RemoteFiles
 from spark_jobs.report.history import reports
@@ -244,6 +246,16 @@ def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: Im
             manifest_of(text)
 
 
+def test_a_manifest_comes_back_as_it_was_written(image: ImageFolder) -> None:
+    then = Attendance(Turnover(1, 2, 3), Turnover(4, 5, 6), ("a:1", "b:1"), ("b:1",), 7)
+    assert written(image, attendance=then)[1].attendance == then
+    text = written(image, run_id="20280115T080000Z-000000", attendance=then)[1].to_text()
+    document = json.loads(text)
+    del document["crc32"], document["attendance"]["drains_zxid"]
+    earlier = json.dumps(document | {"crc32": document_crc32(document)})
+    assert manifest_of(earlier).attendance == replace(then, drains_zxid=0)
+
+
 def test_values_that_are_out_of_range_name_no_ledger(image: ImageFolder) -> None:
     current = written(image, [(-1, 3, ("x:1",))])
     with pytest.raises(ImageError, match="ledger_id is out of range"):
@@ -338,10 +350,15 @@ def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_readi
     files.note_beginning(writing, manifest)
     part_of_a_run(writing, NOW_MS)
     part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the previous reading
+    put(writing, "part-0.json", b'{"files": [], "read_from_ms"')  # cut off
     (left,) = files.unfinished(files.cluster_folder(image, CLUSTER))
     found = files.begun(left)
     assert len(found.leaves) == 1
     assert [record.read_from_ms for record in leaves_of(left, found)] == [NOW_MS]
+
+
+def test_the_folder_of_a_cluster_is_in_that_of_all_clusters(image: ImageFolder) -> None:
+    assert files.cluster_folder(image, replace(CLUSTER, instance_id="../a/b-1")).parent == image
 
 
 def test_two_runs_at_once_do_not_mix(image: ImageFolder) -> None:

@@ -8,7 +8,6 @@ earlier bookies are still registered, no other bookie was registered since.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +16,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import available_path
 from bookie.metadata.port import MetadataStore, Node, NoNodeError
+from bookie.model.ids import BookieId
 
 _NAMED_MAX: Final = 3
 
@@ -45,12 +45,14 @@ class Attendance:
         read_only: counters of the parent of read-only ones.
         bookies: registered bookies. One may be missing if it left before the end of the call.
         draining: registered bookies being drained.
+        drains_zxid: transaction that last began or ended a drain before this moment; 0: none, or not known.
     """
 
     writable: Turnover = Turnover()
     read_only: Turnover = Turnover()
     bookies: tuple[str, ...] = ()
     draining: tuple[str, ...] = ()
+    drains_zxid: int = 0
 
 
 NOT_KNOWN: Final = Attendance()
@@ -74,9 +76,13 @@ async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
     paths = _paths(cluster)
     await store.sync(paths[0])
     writable, read_only = map(_turnover, await store.get_many(paths))  # read first: a bookie may join afterwards
-    draining = (await Drains(store, cluster.root).draining()).bookies
+    drains = Drains(store, cluster.root)
+    drains_zxid = await drains.newest_zxid()  # read first: a drain may begin again afterwards
+    draining = (await drains.draining()).bookies
     listed = (await Registrations(store, cluster).list()).with_draining(draining)
-    return Attendance(writable, read_only, tuple(sorted(listed.registered)), tuple(sorted(listed.draining)))
+    return Attendance(
+        writable, read_only, tuple(sorted(listed.registered)), tuple(sorted(listed.draining)), drains_zxid
+    )
 
 
 async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, Parent]:
@@ -91,20 +97,26 @@ async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, P
     return writable, read_only
 
 
-def who_left(then: Attendance, now: tuple[Parent, Parent], draining: AbstractSet[str]) -> str:
+def who_left(then: Attendance, now: tuple[Parent, Parent], draining: Mapping[BookieId, int | None]) -> str:
     """Return why a bookie lost or drained now may have got copies since ``then``; empty if none can. Pure.
 
     Args:
         then: the earlier moment.
         now: the later moment.
-        draining: bookies being drained now.
+        draining: bookies being drained now, and the transaction that began each drain; None: it just ended.
     """
     if not then.writable.czxid:
         return "it has no list of the registered bookies"
     there = {name for parent in now for name in parent.registrations or ()}
     if gone := sorted(set(then.bookies) - there):
         return f"{_some(gone)} left since it was read"
-    if drained := sorted(draining - set(then.draining)):
+    was_draining = set(then.draining)
+    # A drain that ended and began again is another node: in between, the bookie may have got copies.
+    if drained := sorted(
+        bookie
+        for bookie, zxid in draining.items()
+        if bookie not in was_draining or zxid is None or zxid > then.drains_zxid
+    ):
         return f"{_some(drained)} is drained since it was read"
     for was, parent in zip((then.writable, then.read_only), now, strict=True):
         newer = [name for name, czxid in (parent.registrations or {}).items() if czxid > was.newest_zxid]

@@ -10,8 +10,9 @@ together with a check of this version, so a drain begun at the same time is not 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -177,6 +178,25 @@ class Drains:
         except NoNodeError:
             return SeenDrains(frozenset(), None)
         return SeenDrains(frozenset(map(BookieId, listing.names)), listing)
+
+    async def newest_zxid(self) -> int:
+        """Return the transaction that last began or ended a drain; 0: there never was one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        stat = await self._store.stat(self._parent)
+        return 0 if stat is None else stat.children_zxid
+
+    async def begun(self, bookies: Iterable[BookieId]) -> Mapping[BookieId, int | None]:
+        """Return the transaction that began the drain of each of these bookies; None: it is not being drained.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        names = sorted(bookies)
+        stats = await asyncio.gather(*(self._store.stat(self._path(bookie)) for bookie in names))
+        return {name: None if stat is None else stat.czxid for name, stat in zip(names, stats, strict=True)}
 
     async def wait_changed(self, seen: SeenDrains) -> SeenDrains:
         """Wait until a drain begins or ends after ``seen``, and return the new listing.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.layout import bookie_path
 from bookie.model.ids import BookieId
 from tests.worlds.cluster import MemoryCluster
@@ -40,8 +40,14 @@ class Place:
         if (is_read_only := self.there.pop(bookie, None)) is not None:
             await self.cluster.store.delete(self._path(bookie, is_read_only))
 
-    async def left(self, then: Attendance, draining: Sequence[BookieId] = ()) -> str:
-        return who_left(then, await parents_now(self.cluster.store, self.cluster.cluster), frozenset(draining))
+    @property
+    def drains(self) -> Drains:
+        return Drains(self.cluster.store, self.cluster.cluster.root)
+
+    async def left(self, then: Attendance) -> str:
+        now = await parents_now(self.cluster.store, self.cluster.cluster)
+        draining = (await self.drains.draining()).bookies & self.there.keys()
+        return who_left(then, now, await self.drains.begun(draining))
 
     def _path(self, bookie: BookieId, is_read_only: bool) -> str:
         return bookie_path(self.cluster.cluster.root, bookie, is_read_only=is_read_only)
@@ -65,8 +71,40 @@ def test_a_bookie_that_stays_or_restarts_once_is_no_reason() -> None:
         await place.join(B, is_read_only=True)
         await place.join(C)
         assert await place.left(then) == ""
-        assert await place.left(replace(then, draining=(B,)), [B]) == ""
-        assert "b:1 is drained" in await place.left(then, [B])
+
+    asyncio.run(run())
+
+
+def test_a_bookie_is_no_reason_if_it_was_drained_all_the_time() -> None:
+    async def run() -> None:
+        place = await opened()
+        then = await place.look()
+        await place.drains.start(Drain(B))
+        assert "b:1 is drained" in await place.left(then)
+        then = await place.look()
+        assert (then.draining, await place.left(then)) == ((B,), "")
+        await place.drains.start(Drain(A))
+        await place.drains.stop(A)
+        assert await place.left(then) == "", "another drain that has ended"
+        await place.drains.stop(B)
+        assert await place.left(then) == "", "what is on it is not in danger"
+        await place.drains.start(Drain(B))
+        assert "b:1 is drained" in await place.left(then), "it may have got copies in between"
+        then = await place.look()
+        assert await place.left(then) == ""
+        assert "b:1 is drained" in await place.left(replace(then, drains_zxid=0)), "of an earlier release"
+
+    asyncio.run(run())
+
+
+def test_a_drain_that_ends_while_it_is_looked_at_is_a_reason() -> None:
+    async def run() -> None:
+        place = await opened()
+        await place.drains.start(Drain(B))
+        then = await place.look()
+        await place.drains.stop(B)
+        now = await parents_now(place.cluster.store, place.cluster.cluster)
+        assert "b:1 is drained" in who_left(then, now, await place.drains.begun([B]))
 
     asyncio.run(run())
 
