@@ -187,6 +187,8 @@ def test_a_compressed_snapshot_that_is_damaged_is_refused_or_the_same(tmp_path: 
         (gzip.compress(SMALL)[:-4], "cannot be unpacked"),
         (snappy(SMALL)[:-4], "cannot be unpacked: it ends 4 bytes before the end"),
         (SMALL.replace(END, b"\x00\x00\x00\x01x"), "damaged or cut off"),
+        (snappy(SMALL)[:16] + struct.pack(">i", (1 << 26) + 1), "it has a block of 67108865 bytes"),
+        (snappy(SMALL)[:16] + struct.pack(">i", 5) + b"\x80\x80\x80\x40\x00", "it has a block of 134217728 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(data: bytes, reason: str, tmp_path: Path) -> None:
@@ -209,6 +211,11 @@ def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path) -> None:
     assert "is of another cluster" in refusal(written(tree_of(foreign, LEDGERS)), tmp_path)
     elsewhere = Cluster("/ledgers", CLUSTER.kind, CLUSTER.instance_id)
     assert "has no cluster at /pulsar/ledgers" in refusal(written(tree_of(elsewhere, LEDGERS)), tmp_path)
+
+
+def test_the_instance_id_of_a_cluster_below_is_that_of_another(tmp_path: Path) -> None:
+    data = written(tree_of(CLUSTER, LEDGERS, {"/pulsar/ledgers/z/INSTANCEID": b"other", "/pulsar/z/INSTANCEID": b"x"}))
+    assert index_of(data, tmp_path).ledgers == len(LEDGERS)
 
 
 def test_the_flat_layout_is_refused(tmp_path: Path) -> None:
