@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.layout import cookie_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION
@@ -197,6 +198,22 @@ def test_a_bookie_that_was_there_in_between_makes_a_run_read_everything(
     result = again(spark, place, clock)
     assert (result.summary.image.carried, place.audited()) == (0, {"x:1", "w:1"})
     assert 40_002 in place.marked()
+
+
+@pytest.mark.long
+def test_a_bookie_whose_drain_ended_and_began_again_makes_a_run_read_everything(
+    spark: SparkSession, place: Place, clock: ManualClock
+) -> None:
+    drains, drain = Drains(place.store, place.cluster.root), Drain(BookieId("x:1"), "test", 1)
+    place.do(drains.start(drain))
+    audit(spark, place, clock)
+    assert again(spark, place, clock).summary.image.carried == CARRIED
+    place.do(drains.stop(drain.bookie))
+    moved(place, 30_003, closed("a:1", "x:1"))
+    place.do(drains.start(drain))
+    result = again(spark, place, clock)
+    assert (result.summary.image.carried, set(place.marked())) == (0, {5, 10_005, 30_003})
+    assert "x:1 is drained since" in result.summary.image.carried_problem
 
 
 @pytest.mark.long
