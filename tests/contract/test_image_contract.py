@@ -25,7 +25,7 @@ from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import ImageRows, leaves_of
 from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
-from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of, part_of
 from spark_jobs.image.part import ImageFile, ImagePart, document_crc32
 from spark_jobs.image.suspects import suspects
 from spark_jobs.remote_files import SLOW_S, RemoteFiles
@@ -239,6 +239,8 @@ def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: Im
     check_usable(manifest, CLUSTER, NOW_MS + 100_000, 100)
     with pytest.raises(ImageError, match="it has version 3, and this release reads version 2"):
         manifest_of(manifest.to_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(ImageError, match="it has version 1, and this release reads version 2"):
+        manifest_of(manifest.to_text().replace('"version": 2', '"version": 1'))
     with pytest.raises(ImageError, match="another document"):
         manifest_of(manifest.to_text().replace("LedgerImage", "AuditReport"))
     for text in ("", "[]", "{}", "null", "7"):
@@ -254,6 +256,27 @@ def test_a_manifest_comes_back_as_it_was_written(image: ImageFolder) -> None:
     del document["crc32"], document["attendance"]["drains_zxid"]
     earlier = json.dumps(document | {"crc32": document_crc32(document)})
     assert manifest_of(earlier).attendance == replace(then, drains_zxid=0)
+
+
+def test_the_list_of_a_part_is_refused_if_it_was_changed(image: ImageFolder) -> None:
+    writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
+    part_of_a_run(writing, NOW_MS)
+    (name,) = (name for name in writing.files() if name.endswith(".json"))
+    text = writing.read(name, 1 << 20).decode()
+    assert part_of(text).read_from_ms == NOW_MS
+    with pytest.raises(ImageError, match="damaged"):
+        part_of(text.replace(str(NOW_MS), str(NOW_MS + 1)))
+
+
+def test_only_a_file_of_the_folder_with_its_size_is_opened(image: ImageFolder) -> None:
+    directory, manifest = written(image)
+    file = manifest.index[0]
+    directory.opened(file.name, file.bytes).close()
+    for name, size in ((file.name, file.bytes - 1), (file.name, file.bytes + 1)):
+        with pytest.raises(ValueError, match="another size"):
+            directory.opened(name, size)
+    with pytest.raises(ValueError, match=r"file of an image|another size"):
+        directory.opened(f"../{directory.name}/{file.name}", file.bytes)
 
 
 def test_values_that_are_out_of_range_name_no_ledger(image: ImageFolder) -> None:

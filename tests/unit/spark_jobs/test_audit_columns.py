@@ -258,6 +258,7 @@ def delimited(body: bytes, more: int = 0) -> bytes:
         (b"\x08\x02", b"\x08\x03"),  # write quorum above the ensemble size
         (b"\x08\x02", b"\x08\x00"),  # none
         (b"\x48\x01", b"\x48\x03"),  # ack quorum above the write quorum
+        (b"\x48\x01", b"\x48" + b"\xff" * 9 + b"\x01"),  # a negative one
         (b"\x48\x01", b""),  # none
         (b"\x10\x02", b"\x10\x03"),  # more positions than members
         (b"\x20\x05", b""),  # no last entry
@@ -269,6 +270,8 @@ def delimited(body: bytes, more: int = 0) -> bytes:
         (b"\x32\x08", b"\x32\x07"),
         (b"\x32\x08", b"\x32\x09"),
         (FRAGMENT, b"\x32\x06\x0a\x01a\x0a\x01b"),  # no first entry
+        (FRAGMENT, FRAGMENT[:-2] + b"\x18\x00"),
+        (FRAGMENT, FRAGMENT[:-1] + b"\x80"),
         (FRAGMENT, b"\x32\x11\x0a\x01a\x0a\x01b\x10" + b"\xff" * 9 + b"\x01"),  # a negative one
         (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie not in the cluster
         (b"\x0a\x01b", b"\x0a\x01\xff"),  # no text
@@ -341,6 +344,12 @@ def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:
     ]
 
 
+def test_metadata_with_a_live_name_that_is_no_bookie_id_is_unreadable() -> None:
+    columns = LedgerColumns(frozenset({"ab", "c,"}))
+    columns.add(1, closed(("ab", "cd")).replace(b"cd", b"c,"))
+    assert [error is None for error in columns.take_batch()["error"].to_pylist()] == [False]
+
+
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
 @relaxed
 @given(st.lists(ledger_metadata([3, 3, 3, 3, 2]), min_size=1, max_size=3), st.sets(st.sampled_from(BOOKIES)), st.data())
@@ -389,6 +398,18 @@ def test_counts_do_not_depend_on_when_ensembles_are_counted(single_max: int, mon
     summary = columns.take_summary().to_pylist()[0]["summary"]
     assert (summary["ledgers"], summary["fragments"]) == (27, 27)
     assert [bookie["ledgers"] for bookie in summary["bookies"]] == [15, 15, 15]
+
+
+def test_a_bookie_that_a_fragment_names_twice_counts_once_for_it() -> None:
+    columns = LedgerColumns(is_summarized=True)
+    fragments = (Fragment(EntryId(0), (BookieId("a"),) * 2), Fragment(EntryId(5), (BookieId("a"), BookieId("b"))))
+    columns.add(1, encode(LedgerMetadata(2, 2, 2, fragments)))
+    columns.add(2, closed(("a", "a")))
+    columns.take_batch()
+    assert columns.take_summary().to_pylist()[0]["summary"]["bookies"] == [
+        {"bookie_id": "a", "ledgers": 2, "fragments": 3},
+        {"bookie_id": "b", "ledgers": 1, "fragments": 1},
+    ]
 
 
 def test_a_batch_can_be_empty() -> None:

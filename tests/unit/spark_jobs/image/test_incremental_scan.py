@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,13 @@ class World:
             options, [batch async for batch in scan(unpaced(self.store), self.cluster, await self.plan(), options)]
         )
 
-    async def again(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
-        """Read incrementally."""
+    async def again(
+        self, live: str = LIVE, after_plan: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[set[int], Mapping[str, Any]]:
+        """Read incrementally; ``after_plan`` is called before anything is listed."""
         plan, options = await self.plan(), self._options(live)
+        if after_plan is not None:
+            await after_plan()
         leaves = [leaf_of(self.cluster, parent.path) for parent in plan]
         works = plan_incremental(plan, leaves, self.records, Times(self.now_ms, self.last_ms, 7 * DAY_MS))
         batches = []
@@ -142,6 +146,8 @@ class World:
     def _took(self, options: LedgerOptions, batches: Sequence[pa.RecordBatch]) -> tuple[set[int], Mapping[str, Any]]:
         rows = [row for batch in batches for row in batch.to_pylist()]
         summary = rows[-1]["summary"]
+        listed = sum(parent["listed"] for parent in summary["parents"])
+        assert listed == sum(summary[name] for name in ("ledgers", "unreadable", "vanished")), "each counts once"
         assert options.image_dir is not None
         made = tuple(ImageFile(**file) for file in summary["image"]["files"])
         if not summary["image"]["problem"]:
@@ -248,6 +254,36 @@ async def test_an_id_that_was_deleted_and_created_again_is_read(tmp_path: Path) 
     assert (await place.again())[0] == {7, 10_001}
 
 
+async def test_an_id_that_is_deleted_and_created_again_after_the_plan_is_read(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.whole()
+    await place.create({60: HEALTHY})
+
+    async def replaced() -> None:
+        await place.delete(7)
+        await place.create({7: closed("a:1", "x:1")})
+
+    assert (await place.again(after_plan=replaced))[0] == {7}
+
+
+async def test_a_ledger_that_was_not_readable_does_not_stand_for_one_that_was_created_again(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    path = ledger_path(place.cluster.kind, place.cluster.root, 8)
+    await place.store.set(path, b"damage", ANY_VERSION)
+    await place.whole()
+    await place.delete(7)
+    await place.create({7: closed("a:1", "x:1")})
+    assert (await place.again())[0] == {7, 8}
+
+
+async def test_a_deleted_ledger_is_not_read_again(tmp_path: Path) -> None:
+    place = await world(tmp_path, LEDGERS | {50: growing("a:1", "b:1"), 51: growing("a:1", "b:1")})
+    await place.whole()
+    await place.delete(50)
+    _, counts = await place.again()
+    assert (counts["vanished"], counts["open"]) == (0, 1)
+
+
 async def test_ledgers_that_were_not_readable_are_read_again(tmp_path: Path) -> None:
     place = await world(tmp_path)
     path = ledger_path(place.cluster.kind, place.cluster.root, 7)
@@ -262,6 +298,14 @@ async def test_ledgers_that_were_not_readable_are_read_again(tmp_path: Path) -> 
     found, again = await place.again()
     assert (found, again["carried"], again["unreadable"]) == ({8, 70}, len(LEDGERS) - 2, 1)
     assert (await place.again())[0] == {8, 70}
+
+
+async def test_a_ledger_without_any_metadata_is_unreadable_and_not_deleted(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    await place.store.set(ledger_path(place.cluster.kind, place.cluster.root, 7), b"", ANY_VERSION)
+    for reading in (place.whole, place.again):
+        found, counts = await reading()
+        assert (found, counts["unreadable"], counts["vanished"]) == ({7}, 1, 0)
 
 
 async def test_a_leaf_that_was_made_again_is_read_as_a_whole(tmp_path: Path) -> None:
@@ -436,6 +480,8 @@ def test_what_a_stat_shows(stat: LeafStat, *, is_same: bool, may_serve: bool) ->
     assert (RECORD.is_same(stat), RECORD.may_serve(stat)) == (is_same, may_serve)
     assert not replace(RECORD, listed=11).is_same(replace(stat, children=11))
     assert not replace(RECORD, listed=9).may_serve(stat), "it has rows of ledgers that were not listed"
+    more = replace(RECORD, listed=11, slices=(LeafSlice("ledgers-0", 0, 11),))
+    assert not more.is_same(stat), "one was created after the stat, and ZooKeeper was set back"
 
 
 @pytest.mark.parametrize("hours", [5, 24, 80])

@@ -17,9 +17,10 @@ from bookie.metadata.layout import LayoutKind
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from spark_jobs.snapshot import format as snapshot_format
 from spark_jobs.snapshot.errors import SnapshotError
-from spark_jobs.snapshot.files import opened
+from spark_jobs.snapshot.files import opened, source_of
 from spark_jobs.snapshot.format import SnapshotStream
-from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot
+from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot, index_source
+from spark_jobs.snapshot.streaming import _Body
 from tests.worlds.snapshots import DIGEST, END, LAST_ZXID, Znode, listed, node_at, put, snappy, tree_of, written
 
 CLUSTER = Cluster("/pulsar/ledgers", LayoutKind.HIERARCHICAL, "0b8e")
@@ -246,3 +247,13 @@ def test_the_caller_may_end_the_pass_before_each_block(tmp_path: Path, monkeypat
 
     index_snapshot(file, CLUSTER, look)
     assert seen >= len(SMALL) // 100
+
+
+@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress, snappy], ids=["plain", "gzip", "snappy"])
+def test_a_snapshot_that_arrives_in_small_pieces_is_the_same(pack: object, tmp_path: Path) -> None:
+    assert callable(pack)
+    pieces = (bytes([byte]) for byte in pack(SMALL))
+    taken = bytearray()
+    source = source_of(_Body(pieces, taken.extend), "it", is_seekable=False)
+    assert index_source(source, tmp_path, "it", CLUSTER).parts == index_of(SMALL, tmp_path).parts
+    assert taken == pack(SMALL)

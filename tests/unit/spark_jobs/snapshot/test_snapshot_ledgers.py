@@ -55,6 +55,13 @@ def test_only_closed_ledgers_on_live_bookies_need_no_second_look(ledgers: list[b
     assert sieve.counts.summary() == columns.counts.summary()
 
 
+def test_a_name_that_is_no_bookie_id_is_not_live() -> None:
+    """Anything may be registered. Metadata with such a name is unreadable."""
+    sound = encode(closed("ab", "cd"))
+    assert LedgerSieve(frozenset({"ab", "cd"})).is_settled(sound)
+    assert not LedgerSieve(frozenset({"ab", "c,"})).is_settled(sound.replace(b"cd", b"c,"))
+
+
 def read_parts(index: SnapshotIndex, cluster: Cluster, count: int = 1) -> tuple[list[int], pa.StructScalar]:
     """Ids to read again, and the counts, of a task with every group."""
     groups = groups_of(index.parts, count)
