@@ -192,6 +192,8 @@ def test_only_the_row_groups_of_the_lost_bookie_are_read(image: ImageFolder, mon
     assert found.ids.to_pylist() == [ledger_id for ledger_id, _, those in ledgers if "b7:1" in those]
     assert (found.row_groups, found.row_groups_read < 12) == (75, True)
     assert [len(batch) for batch in found.batches(50, 200)] == [50, 200, len(found) - 250]
+    for bookie in ("b0:1", "b9:1"):  # the first and the last one of each file
+        assert named(directory, manifest, bookie) == [ledger_id for ledger_id, _, those in ledgers if bookie in those]
 
 
 def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: ImageFolder) -> None:

@@ -122,6 +122,14 @@ def test_only_a_bookie_that_the_groups_permit_makes_it_fixable() -> None:
     assert grouped("cd").judge(letters("ab"), 2, RED).is_fixable
 
 
+def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other() -> None:
+    racks = {"red": {"b": "/r1", "c": "/r2", "x": "/r3"}, "blue": {"a": "/r1"}, "green": {"e": "/r4", "f": "/r5"}}
+    places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
+    policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps(places))
+    rules = PlacementRules.of(policy, topology, letters("abcefx"), letters("ab"), letters("abcef"))
+    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the primary group, and a is not"
+
+
 def test_unreadable_groups_are_not_taken_for_none() -> None:
     rules = grouped("abcdefg")
     judged = rules.judge(letters("af"), 2, None, "no JSON")

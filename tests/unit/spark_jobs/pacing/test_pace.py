@@ -160,6 +160,32 @@ async def test_no_more_bytes_than_the_rate() -> None:
 
 
 @in_virtual_time
+async def test_requests_in_flight_together_count_each_with_its_bytes() -> None:
+    pace, loop = Pace(VirtualClock(), TaskBudget(bytes_per_s=1_000)), asyncio.get_running_loop()
+
+    async def read() -> None:
+        async with pace.reading(1) as reading:
+            await asyncio.sleep(0.1)
+            reading.size = 1_000
+
+    began = loop.time()
+    await asyncio.gather(*(read() for _ in range(3)))
+    await read()
+    assert loop.time() - began >= 3
+
+
+@in_virtual_time
+async def test_a_long_list_of_names_makes_no_request_for_nodes_smaller() -> None:
+    pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
+    chunk = pace.chunk
+    for is_list in (True, False):
+        assert pace.chunk == chunk
+        async with pace.reading(1, is_list=is_list) as reading:
+            reading.size = 1_000_000
+    assert pace.chunk < chunk
+
+
+@in_virtual_time
 async def test_without_limits_a_request_is_passed_on_whole() -> None:
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), FREE), SMALL)
