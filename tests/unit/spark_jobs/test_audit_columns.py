@@ -325,6 +325,15 @@ def test_long_custom_metadata_is_known_by_its_bytes() -> None:
     assert HealthyMetadata(frozenset("ab")).look(encode(metadata)) == (LedgerState.CLOSED.value, 1, 1, ("a", "b"))
 
 
+def test_what_follows_a_message_is_no_part_of_it() -> None:
+    assert_like_reference([delimited(SOUND) + b"\x28\x01", delimited(SOUND) + b"\x08"])
+
+
+@pytest.mark.parametrize("size", [0x3F00, 0x4000, 0x5000, 1 << 21])
+def test_long_metadata_is_read_as_by_the_reference_decoder(size: int) -> None:
+    assert_like_reference([encode(replace(decode(closed(("a", "b"))), custom=(("key", b"v" * size),)))])
+
+
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_wrong_length_is_not_taken_for_a_healthy_ledger(more: int) -> None:
     assert HealthyMetadata(frozenset("ab")).look(delimited(SOUND, more)) is None

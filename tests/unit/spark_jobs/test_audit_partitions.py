@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs.datasource.options import InvalidOptionError, ledger_options
+from spark_jobs.datasource.options import FIRST_LEDGER, LAST_LEDGER, METADATA_URI, InvalidOptionError, ledger_options
 from spark_jobs.datasource.partitions import (
     LEDGERS_PER_PARTITION_MAX,
     LeafParent,
@@ -159,3 +159,13 @@ def test_many_unread_nodes_are_not_all_named() -> None:
     plan = [LeafParent(f"/{number}", 1) for number in range(5)]
     (problem,) = problems(plan, totals({}), dict.fromkeys((parent.path for parent in plan), 1))
     assert problem == "5 metadata nodes were not read: /0, /1, /2 and 2 more"
+
+
+def test_both_ends_of_a_range_of_ids_are_read() -> None:
+    def ids(first: int, last: int) -> list[int]:
+        texts = {METADATA_URI: "zk://zk1/ledgers", FIRST_LEDGER: str(first), LAST_LEDGER: str(last)}
+        return [number for number in range(10) if ledger_options(texts).is_wanted(number)]
+
+    assert (ids(3, 5), ids(4, 4)) == ([3, 4, 5], [4])
+    with pytest.raises(InvalidOptionError, match="no ledger to read"):
+        ids(5, 4)

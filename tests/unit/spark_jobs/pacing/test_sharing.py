@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,8 @@ async def test_names_are_listed_after_a_change_only() -> None:
     for number in (1, 1, 1, 2, 2):
         await sharing.follow(state(number))
     assert (sharing.count, readers.lists, readers.joins) == (2, 2, 0)
+    await sharing.follow(replace(state(2), czxid=7))
+    assert readers.lists == 3, "the node was made again"
 
 
 @pytest.mark.parametrize(("error", "joins"), [(AccessDeniedError("no"), 1), (WriteOutcomeUnknownError("lost"), 3)])
