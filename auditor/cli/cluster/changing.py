@@ -32,10 +32,19 @@ def bookie_ids(names: Sequence[str]) -> tuple[BookieId, ...]:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask on standard error, and end the command on anything but yes, or a signal."""
-    if not is_sure:
-        with ended_by_signals():
-            typer.confirm(question, abort=True, err=True)
+    """Ask on standard error, and end the command on anything but yes, or a signal. Nothing was changed by then."""
+    if is_sure:
+        return
+    with ended_by_signals():
+        try:
+            is_confirmed = typer.confirm(question, err=True)
+        except typer.Abort:  # the end of the input, or Ctrl-C
+            if _is_terminal():
+                raise
+            sys.stderr.write("\n")  # after the question
+            refuse("standard input ended without an answer. Use --yes; nothing was changed", ExitCode.USAGE)
+    if not is_confirmed:
+        raise typer.Abort
 
 
 def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> None:

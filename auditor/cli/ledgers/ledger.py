@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import whoami
+from auditor.cli.cluster.changing import confirm, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.configuration.security_options import bookie_security
@@ -22,7 +22,6 @@ from auditor.cli.running import (
     MetadataUriOption,
     OutputOption,
     StreamOutputOption,
-    ended_by_signals,
     metadata_uri,
     run,
 )
@@ -180,9 +179,8 @@ def delete(
     target = metadata_uri(uri, config)
     row = run(_show(target, ledger))
     if not yes:
-        with ended_by_signals():
-            length = f"{_or_dash(row['length'])} {agreeing(row['length'], 'byte', 'bytes')}"
-            typer.confirm(f"Delete ledger {ledger} ({row['state']}, {length}) permanently?", abort=True)
+        length = f"{_or_dash(row['length'])} {agreeing(row['length'], 'byte', 'bytes')}"
+        confirm(f"Delete ledger {ledger} ({row['state']}, {length}) permanently?", is_sure=False)
     run(_delete(target, ledger))
     print_line(f"ledger {ledger} deleted")
 

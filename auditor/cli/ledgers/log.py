@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.changing import text_only, whoami
+from auditor.cli.cluster.changing import confirm, text_only, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.configuration.settings import check_quorums, digest_named
@@ -33,7 +33,6 @@ from auditor.cli.running import (
     MetadataUriOption,
     OutputOption,
     StreamOutputOption,
-    ended_by_signals,
     metadata_uri,
     run,
 )
@@ -209,9 +208,7 @@ def truncate(
     from bookie.client.log.values import LogPosition
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
-    if not yes:
-        with ended_by_signals():
-            typer.confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", abort=True)
+    confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", is_sure=yes)
     dropped = run(_truncate(target, name, position))
     print_line(
         f"log {name}: {counted(len(dropped), 'ledger')} dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}"
@@ -226,10 +223,7 @@ def delete(
     target = metadata_uri(uri, config)
     if not yes:
         row = run(_show(target, name))
-        with ended_by_signals():
-            typer.confirm(
-                f"Delete log {name} with its {counted(len(row['ledgers']), 'ledger')} permanently?", abort=True
-            )
+        confirm(f"Delete log {name} with its {counted(len(row['ledgers']), 'ledger')} permanently?", is_sure=False)
     run(_delete(target, name))
     print_line(f"log {name} deleted")
 

@@ -1,4 +1,4 @@
-"""A question of a command ends at once by a signal, with 128 + signal, and the command cleans up."""
+"""A question of a command ends at once by a signal, with 128 + signal, and the command cleans up. No answer is no."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from auditor.cli.cluster.changing import confirm, confirm_ledgers
 from auditor.cli.ledgers import ledger, log
 from auditor.cli.main import app
 from auditor.cli.running import run
+from bookie.model.exit_codes import ExitCode
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,6 +62,22 @@ def test_a_signal_ends_a_question_inside_the_loop(monkeypatch: pytest.MonkeyPatc
         run(work())
     assert (ended.value.exit_code, done) == (128 + number, ["cleaned up"])
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.parametrize(
+    "command", [["drain", "stop", "b:1"], ["ledger", "delete", "7"], ["log", "truncate", "name", "--before", "7:0"]]
+)
+@pytest.mark.parametrize(("answer", "code"), [("", ExitCode.USAGE), ("n\n", ExitCode.FAILED)])
+def test_the_end_of_the_input_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], answer: str, code: int
+) -> None:
+    async def show(uri: str, ledger_id: int) -> dict[str, Any]:
+        return {"state": "CLOSED", "length": 7}
+
+    monkeypatch.setattr(ledger, "_show", show)
+    ended = CliRunner().invoke(app, [*command, "--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers"], input=answer)
+    assert ended.exit_code == code
+    assert ("Use --yes; nothing was changed" in ended.output) == (not answer)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
