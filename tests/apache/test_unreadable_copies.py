@@ -24,7 +24,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.wire.port import Status
 from tests.apache.conftest import OwnCluster
 from tests.apache.driver import expected, payloads
-from tests.apache.programs import Audit, Replicator
+from tests.apache.programs import Audit, Replicator, bkheal
 from tests.apache.worlds import PASSWORD, connect, on
 
 pytestmark = pytest.mark.apache
@@ -125,12 +125,22 @@ async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
     spoil(bookie, ledger_id, damaged)
     await bookie.start()
 
+    verify = ("ledger", "verify", str(ledger_id), "--output", "json")
+    ended = await bkheal(*verify, uri=cluster.metadata_uri)
+    (row,) = ended.document["ledgers"]
+    assert (ended.exit_code, row["verdict"], row["without_good_copy"]["entries"]) == (1, "bad", 0)
+    found = {each["bookie_id"]: each for each in row["bookies"]}
+    assert {name: each["good"] for name, each in found.items() if each["good"] != COUNT} == {
+        bookie.bookie_id: COUNT - len(damaged)
+    }
+    assert [each["first"] for each in found[bookie.bookie_id]["damaged_ranges"]] == damaged
+    assert (await java.call("tasks"))["tasks"] == []
+    ended = await bkheal(*verify, "--mark", uri=cluster.metadata_uri)
+    assert (ended.exit_code, ended.document["ledgers"][0]["mark"]["outcome"]) == (1, "marked")
+
     async with await connect(cluster.metadata_uri) as client:
-        await client.ports.tasks.marking.mark(ledger_id, [bookie.bookie_id])
         digest = recorded_digest((await client.ports.ledgers.read(ledger_id)).metadata)
         asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
-        copies = await asking.copies(bookie.bookie_id, ledger_id, map(EntryId, range(COUNT)), digest)
-        assert (copies.held.status, list(copies.damaged)) == (Status.CORRUPT, damaged)
         replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
         assert await replicator.wait() == 0
         assert replicator.repaired == [ledger_id]
@@ -138,6 +148,9 @@ async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
             copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)), digest)
             assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
     assert (await java.call("tasks"))["tasks"] == []
+    if storage is ApacheStorage.SORTED:  # with the other one, reading ahead in the log may return the former bytes
+        ended = await bkheal(*verify, uri=cluster.metadata_uri)
+        assert (ended.exit_code, ended.document["ledgers"][0]["verdict"]) == (0, "good")
 
 
 @pytest.mark.long

@@ -20,11 +20,14 @@ from typing import Any
 import pytest
 
 from bookie.client import sync
+from bookie.client.access import access_to
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.metadata.logs.log_store import NoSuchLogError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerState
+from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import Read
 from tests.deadlines import PROGRAM_S
 from tests.integration import commands
 from tests.integration.commands import command, environment, started
@@ -172,6 +175,82 @@ def test_deleting_asks_first(uri: str) -> None:
     assert bkheal(uri, "ledger", "delete", ledger, stdin=b"y\n").returncode == 0
     assert bkheal(uri, "ledger", "show", ledger).returncode == 1
     assert ("ledger delete", f"ledger {ledger}") in recorded(uri)
+
+
+def spoil(uri: str, ledger: int, entry_id: int) -> str:
+    """Store an entry with a flipped bit on one of its bookies, and return the bookie."""
+
+    async def store() -> str:
+        async with await connect(uri) as client:
+            found = await client.ports.ledgers.read(LedgerId(ledger))
+            bookie = found.metadata.last_fragment.members[1]
+            read = await client.ports.transport.ask(bookie, Read(found.ledger_id, [EntryId(entry_id)]), PROGRAM_S)
+            packet = bytearray(read.results[0].packet)
+            packet[-1] ^= 1
+            batch = AddBatch(found.ledger_id, access_to(found, None).key, [bytes(packet)], is_recovery=True)
+            assert (await client.ports.transport.add(bookie, batch, PROGRAM_S)).status is Status.OK
+            return bookie
+
+    return asyncio.run(store())
+
+
+def end_task(uri: str, ledger: int) -> tuple[str, ...]:
+    """Remove the task of a ledger, and return the bookies that it named."""
+
+    async def end() -> tuple[str, ...]:
+        async with await connect(uri) as client:
+            held = await client.ports.tasks.locks.lock(LedgerId(ledger), "test")
+            assert held is not None
+            await client.ports.tasks.locks.complete(held)
+            return held.task.missing
+
+    return asyncio.run(end())
+
+
+def test_bad_copies_are_found_by_verify_and_marked_on_request(uri: str) -> None:
+    shape = ("-e", "3", "-w", "3", "-a", "2")
+    ledger = document(uri, "ledger", "write", "-n", "5", *shape)["ledger_id"]
+    good = document(uri, "ledger", "write", "-n", "5", *shape)["ledger_id"]
+    (row,) = document(uri, "ledger", "verify", str(good))["ledgers"]
+    assert (row["verdict"], row["entries"], [each["good"] for each in row["bookies"]]) == ("good", 5, [5, 5, 5])
+    assert "every copy is good" in process(uri, "ledger", "verify", str(good))
+
+    bookie = spoil(uri, ledger, 3)
+    both = str(ledger), str(good), str(ledger)
+    ended = bkheal(uri, "ledger", "verify", *both, "--bytes-per-second", "100MiB", "--output", "json")
+    found = json.loads(ended.stdout)
+    assert (ended.returncode, found["kind"], found["marking"]) == (1, "LedgerVerification", False)
+    assert {row["ledger_id"]: row["verdict"] for row in found["ledgers"]} == {ledger: "bad", good: "good"}
+    assert found["ledgers"][0]["mark"] == {"outcome": "would_mark", "bookies": [bookie], "held_back": []}
+    assert ("ledger verify", f"ledger {ledger}: {bookie}") not in recorded(uri)
+
+    ended = bkheal(uri, "ledger", "verify", str(ledger), "--mark")
+    lines = ended.stdout.decode().splitlines()
+    assert (ended.returncode, lines[1].split()) == (
+        1,
+        ["BOOKIE", "STATE", "ENTRIES", "GOOD", "DAMAGED", "ABSENT", "UNKNOWN"],
+    )
+    assert [bookie, "writable", "5", "4", "1", "0", "0"] in [line.split() for line in lines]
+    assert f"  {bookie}: damaged: 3" in lines
+    assert f"  marked for repair of {bookie}: see `bkheal underreplicated list`" in lines
+    assert ("ledger verify", f"ledger {ledger}: {bookie}") in recorded(uri)
+    assert end_task(uri, ledger) == (bookie,)
+
+
+def test_verify_refuses_what_it_cannot_do_before_anything_is_read(uri: str) -> None:
+    ledger = str(document(uri, "ledger", "write", "-n", "1")["ledger_id"])
+    missing = bkheal(uri, "ledger", "verify", ledger, "999999")
+    assert (missing.returncode, missing.stdout) == (1, b"")
+    assert b"ledger 999999 does not exist" in missing.stderr
+    assert bkheal(uri, "ledger", "verify", ledger, "--bytes-per-second", "fast").returncode == 2
+    output(uri, "recovery", "disable")
+    try:
+        refused = bkheal(uri, "ledger", "verify", ledger, "--mark")
+        assert (refused.returncode, refused.stdout) == (1, b"")
+        assert b"auto-recovery is disabled" in refused.stderr
+        assert "every copy is good" in output(uri, "ledger", "verify", ledger)
+    finally:
+        output(uri, "recovery", "enable")
 
 
 def recorded(uri: str) -> list[tuple[str, str]]:

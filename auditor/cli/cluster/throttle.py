@@ -25,7 +25,7 @@ _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3}
 _BYTES_MAX: Final = 1 << 50
 
 
-def _bytes(text: str) -> int:
+def number_of_bytes(text: str) -> int:
     """Read a number of bytes, such as 1048576, 100MiB, 2g (as 2GiB) or 100MB (a hundred million).
 
     Raises:
@@ -42,7 +42,9 @@ def _bytes(text: str) -> int:
 
 
 def _limit(name: str, text: str) -> Any:
-    return typer.Option(f"--{name}", parser=_bytes, metavar="BYTES", help=f"{text} 0: no limit.", show_default=False)
+    return typer.Option(
+        f"--{name}", parser=number_of_bytes, metavar="BYTES", help=f"{text} 0: no limit.", show_default=False
+    )
 
 
 @app.command("show")

@@ -1,4 +1,4 @@
-"""``bkheal ledger``: show, close and delete ledgers. Entries are in ``ledger_entries``."""
+"""``bkheal ledger``: show, close and delete ledgers. Entries are in ``entries``, copies in ``verify``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
 from auditor.cli.ledgers.entry_format import custom_condition
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
+from auditor.cli.ledgers.verify import verify
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import (
     ConfigOption,
@@ -32,13 +33,14 @@ from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import agreeing, counted, printable, size
 
 app = typer.Typer(
-    help="Ledgers: list, show, write, read, follow, recover, delete.",
+    help="Ledgers: list, show, write, read, follow, verify, recover, delete.",
     epilog="Try: `echo hello | bkheal ledger write -e 3 -w 2 -a 2`, then `bkheal ledger read ID`.",
     no_args_is_help=True,
 )
 app.command("write")(ledger_entries.write)
 app.command("read")(ledger_entries.read)
 app.command("tail")(ledger_entries.tail)
+app.command("verify")(verify)
 
 
 @app.command("list")

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from auditor.cli.cluster.spans import delay_s
-from auditor.cli.cluster.throttle import _bytes
+from auditor.cli.cluster.throttle import number_of_bytes
 
 
 @pytest.mark.parametrize(
@@ -14,13 +14,13 @@ from auditor.cli.cluster.throttle import _bytes
     [("0", 0), ("1048576", 1 << 20), ("50MiB", 50 << 20), ("2g", 2 << 30), ("50MB", 50_000_000), ("1 kb", 1000)],
 )
 def test_bytes_are_binary_or_decimal_as_their_unit_says(text: str, bytes_: int) -> None:
-    assert _bytes(text) == bytes_
+    assert number_of_bytes(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5MiB", "9999999GiB", "MB"])
 def test_other_texts_are_no_bytes(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a number of bytes"):
-        _bytes(text)
+        number_of_bytes(text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("600", 600), ("10m", 600), ("1h", 3600)])
