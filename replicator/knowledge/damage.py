@@ -3,7 +3,8 @@
 A copy is damaged if its bytes do not verify, or if its bookie reports damage itself. It is noted here only if another
 bookie served a good copy of the same entry. The plan then treats the entry as missing on the bookie: a good copy is
 stored there, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the bookie
-still serves the damaged copy, or refuses, another bookie takes the position.
+still serves the damaged copy, or refuses, another bookie takes the position. An Apache bookie may serve wrong bytes
+again after such an add, so another bookie takes its position at once, if there is one (decision 130).
 
 A damaged entry without a good copy is not noted. It parks its position (R23).
 

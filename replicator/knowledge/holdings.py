@@ -89,6 +89,8 @@ class Shortfall:
     """Bookies that served some entries of the closed ledger with bytes that do not verify, with these entries (R41)."""
     damaged_positions: frozenset[PositionKey] = frozenset()
     """The part of ``positions`` with unread or damaged entries."""
+    spoiled_positions: frozenset[PositionKey] = frozenset()
+    """The part of ``damaged_positions`` with damaged entries."""
     unknown: tuple[Answer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
 
@@ -187,6 +189,7 @@ class Holdings:
         unread: list[tuple[BookieId, EntryRuns]] = []
         damaged: list[tuple[BookieId, EntryRuns]] = []
         damaged_positions: set[PositionKey] = set()
+        spoiled_positions: set[PositionKey] = set()
         unknown: list[Answer] = []
         lagging: list[tuple[PositionKey, EntryId]] = []
         frontier = NO_ENTRY
@@ -213,7 +216,9 @@ class Holdings:
             for found, runs in ((unread, copies.unread), (damaged, copies.damaged)):
                 if runs and metadata.is_closed:
                     found.append((bookie, runs))
-                    damaged_positions.update([key for key in incomplete if await _has_some(metadata, key, runs)])
+                    keys = [key for key in incomplete if await _has_some(metadata, key, runs)]
+                    damaged_positions.update(keys)
+                    spoiled_positions.update(keys if found is damaged else ())
             behind = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
             if incomplete or behind:
                 held.append((bookie, reply.entries))
@@ -230,6 +235,7 @@ class Holdings:
             unread=tuple(unread),
             damaged=tuple(damaged),
             damaged_positions=frozenset(damaged_positions),
+            spoiled_positions=frozenset(spoiled_positions),
             unknown=tuple(unknown),
         )
 

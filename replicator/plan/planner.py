@@ -84,6 +84,9 @@ class Knowledge:
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
     """Positions whose registered bookie has damaged copies with good ones elsewhere, each with the last such entry; and
     positions of a closed ledger whose bookie could not read some entries (R139), with any entry."""
+    spoiled: frozenset[PositionKey] = frozenset()
+    """The part of ``damaged`` with wrong bytes on an Apache bookie, which may serve them again after an add: another
+    bookie is preferred."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
     """Positions with an entry denied by every live holder, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
@@ -313,7 +316,8 @@ class _FragmentPlan:
         failed = self.knowledge.failed_targets
         old = self.metadata.fragments[self.index].members[position]
         candidates = self._candidates()
-        if cause in _IN_PLACE and old in self.bookies.writable and old not in failed:
+        is_in_place = cause in _IN_PLACE and old in self.bookies.writable and old not in failed
+        if is_in_place and self._key(position) not in self.knowledge.spoiled:
             continued = self.knowledge.continued.get(self._key(position))
             return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
@@ -322,7 +326,7 @@ class _FragmentPlan:
             target = choose(self._key(position), members, some) if some else None
             if target is not None:
                 return target
-        return None
+        return old if is_in_place else None
 
     def _candidates(self) -> list[BookieId]:
         return sorted(self._allowed(self._spare()))

@@ -269,6 +269,7 @@ class LedgerRepair:
             if key.bookie in bookies.staying
         }
         # These are of a closed ledger, so the last of the damaged entries does not matter.
+        on_apache = [key for key in damaged if await self._ports.recent.incarnation(key.bookie) == ""]
         damaged = {key: key.first_entry_id for key in shortfall.damaged_positions} | damaged
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
@@ -280,6 +281,7 @@ class LedgerRepair:
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
             damaged=damaged,
+            spoiled=shortfall.spoiled_positions.union(on_apache),
             unreadable=tuple(self._found.unreadable.items()),
             failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),

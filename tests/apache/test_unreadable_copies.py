@@ -96,6 +96,8 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
         assert replicator.repaired == [ledger_id]
         members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
         assert (bookie.bookie_id in members) == (storage is ApacheStorage.DB)
+        await bookie.stop()
+        await bookie.start()  # what it served from memory is read from its disk now
         for member in members:
             copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)))
             assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
@@ -110,7 +112,11 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
 async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
     own_cluster: OwnCluster, tmp_path: Path, storage: ApacheStorage
 ) -> None:
-    """The bookie serves them, because it does not verify the digest."""
+    """The bookie serves them, because it does not verify the digest.
+
+    With ``DbLedgerStorage`` it would serve them again after the next flush if the good ones were stored there: it reads
+    ahead in the former log.
+    """
     cluster, java = await own_cluster(bookies=4, options=ApacheOptions(storage=storage))
     bookie = cluster.bookies[1]
     await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
@@ -144,13 +150,14 @@ async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
         replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
         assert await replicator.wait() == 0
         assert replicator.repaired == [ledger_id]
-        for member in (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]:
+        members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
+        assert bookie.bookie_id not in members
+        for member in members:
             copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)), digest)
             assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
     assert (await java.call("tasks"))["tasks"] == []
-    if storage is ApacheStorage.SORTED:  # with the other one, reading ahead in the log may return the former bytes
-        ended = await bkheal(*verify, uri=cluster.metadata_uri)
-        assert (ended.exit_code, ended.document["ledgers"][0]["verdict"]) == (0, "good")
+    ended = await bkheal(*verify, uri=cluster.metadata_uri)
+    assert (ended.exit_code, ended.document["ledgers"][0]["verdict"]) == (0, "good")
 
 
 @pytest.mark.long
@@ -175,7 +182,7 @@ async def test_copies_that_a_source_of_another_repair_cannot_read_are_replaced(
     await audit(cluster.metadata_uri, tmp_path, RunKind.BOOKIES)
     replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
     assert await replicator.wait() == 0
-    assert replicator.repaired == [ledger_id]
+    assert ledger_id in replicator.repaired  # the empty ledger may have had the lost bookie as well
     members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
     assert bookie.bookie_id in members
     assert lost.bookie_id not in members

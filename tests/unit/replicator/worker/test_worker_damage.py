@@ -89,6 +89,25 @@ async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced()
         assert await world.is_clean()
 
 
+@pytest.mark.parametrize("is_apache", [False, True])
+@in_virtual_time
+async def test_an_apache_bookie_with_wrong_bytes_loses_its_position(is_apache: bool) -> None:
+    """It may serve them again after an add of the right ones."""
+    async with a_world("b t u v") as world:
+        await world.add_bookies("a c", incarnation="" if is_apache else "1")
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        for bookie, entry_id in OTHERS:
+            await store_damaged(world, bookie, packets[entry_id])
+        await world.kill("b")
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        [copy] = recorder.corrupt
+        assert (copy.bookie in (await world.metadata(LEDGER)).members()) == (not is_apache)
+        assert bool(world.bookies[copy.bookie].adds) == (not is_apache)
+        await world.assert_whole(LEDGER, undamaged(packets))
+        assert await world.is_clean()
+
+
 @in_virtual_time
 async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
     async with a_world("a b c t u v") as world:

@@ -190,11 +190,31 @@ async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_t
 @pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_entries_of_a_named_bookie_whose_bytes_do_not_verify_are_stored_there_again(
+async def test_another_bookie_gets_the_position_of_a_named_bookie_whose_bytes_do_not_verify(
     damaged: set[int], metadata: LedgerMetadata
 ) -> None:
-    """Apache's bookies do not verify digests."""
+    """An Apache bookie does not verify digests, and may serve the wrong bytes again after an add of the right ones."""
     async with a_world("a b c t") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        damaged &= set(await world.bookies.nodes[BookieId("b")].holds(LEDGER))
+        await world.bookies.put("b", LEDGER, [flip(packets[EntryId(each)]) for each in sorted(damaged)])
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        recorder = await world.heal()
+        assert len(recorder.corrupt) == min(len(damaged), 100)
+        assert world.bookies["b"].adds == []
+        assert sum(result.replaced_copies for result in recorder.results) == len(damaged)
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_entries_whose_bytes_do_not_verify_are_stored_there_again_without_another_bookie(
+    damaged: set[int], metadata: LedgerMetadata
+) -> None:
+    async with a_world("a b c" if metadata is STRIPED else "a b") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, metadata, COUNT)
         damaged &= set(await world.bookies.nodes[BookieId("b")].holds(LEDGER))
