@@ -217,7 +217,7 @@ class _Probe:
         if reply.results and reply.status in _RETRIED:
             return rest  # it began to answer: another request, with attempts of its own
         status = Status.IO_ERROR if reply.status is Status.OK else reply.status
-        self._note(status, f"entries from {rest[0]} on: {reply.detail}")
+        self._note(status, f"entries from {rest[0]} on", reply.detail)
         return []
 
     def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:

@@ -49,9 +49,8 @@ def verify(
 
     Without --mark, nothing is changed. With it, the ledger is marked for the bookies with damaged or absent copies, and
     for lost ones whose delay has passed; never for a bookie whose answer is unknown. Replicators then store good copies
-    in place, or on another bookie. Some minutes after `bkheal underreplicated list` does not contain the ledger any
-    more, verify it again: an Apache bookie may serve the old bytes again. If it does, mark the ledger again; after
-    three times another bookie is used.
+    in place, or on another bookie: an Apache bookie that served wrong bytes loses its position, because it may serve
+    them again. Verify the ledger again after `bkheal underreplicated list` does not contain it any more.
 
     Exit codes: 0 all judged copies are good, 1 some are damaged or absent (also if they are marked now), or there is no
     such ledger, 2 wrong usage, 3 the store did not answer, 5 some are unknown and the others good.
