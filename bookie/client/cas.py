@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bookie.metadata.ledgers.ledgers import LedgerStore, MetadataConflictError, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import (
+    ConflictInDoubtError,
+    LedgerStore,
+    MetadataConflictError,
+    NoSuchLedgerError,
+    Versioned,
+)
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.fault_points import fault_point
 
@@ -42,10 +49,15 @@ async def update_metadata(
             continue
         try:
             return await ledgers.write(current.ledger_id, wanted, current.version)
-        except MetadataConflictError:
+        except MetadataConflictError as conflict:
             if attempt + 1 == ATTEMPTS_MAX:
                 raise
-            current = await newest(ledgers, current)
+            try:
+                current = await newest(ledgers, current)
+            except StoreUnavailableError as error:
+                if isinstance(conflict, ConflictInDoubtError):
+                    raise WriteOutcomeUnknownError(f"{conflict}, perhaps by this call; it cannot be read") from error
+                raise
     raise AssertionError("unreachable: the loop returns or raises")
 
 

@@ -66,6 +66,10 @@ class MetadataConflictError(ConflictError):
     """The metadata no longer has the version that the change was decided on."""
 
 
+class ConflictInDoubtError(MetadataConflictError):
+    """As above, and the change may have been stored before: its answer was lost, and other changes came after it."""
+
+
 class PreconditionFailedError(ConflictError):
     """Another node that the change depends on has changed; ``path`` names it. The ledger was not changed."""
 
@@ -245,7 +249,8 @@ class LedgerStore:
         The change and all ``checks`` are one transaction. The checks may change other nodes as well.
 
         Raises:
-            MetadataConflictError: it has another version; read it and decide again.
+            MetadataConflictError: it has another version; read it and decide again. Nothing was changed, unless it is a
+                ``ConflictInDoubtError``.
             PreconditionFailedError: one of ``checks`` does not hold.
             NoSuchLedgerError: it does not exist (any more); it is never created again here (R18).
             UnwritableMetadataError: its format cannot hold it.
@@ -273,7 +278,7 @@ class LedgerStore:
             if node.stat.version == version + 1 and node.data == data:
                 return Versioned(ledger_id, metadata, version + 1)
             if node.stat.version != version:
-                raise MetadataConflictError(f"ledger {ledger_id} has changed since version {version}")
+                raise ConflictInDoubtError(f"ledger {ledger_id} has changed since version {version}")
         raise WriteOutcomeUnknownError(f"changing ledger {ledger_id} at version {version}: every answer was lost")
 
     async def delete(self, ledger_id: LedgerId) -> None:

@@ -329,3 +329,38 @@ async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(wor
     assert len(world.stored(writer).fragments) == 2
     world.store.fault_hook = None
     assert (await writer.close()).last_entry_id == 2
+
+
+@in_world(5)
+async def test_a_writer_that_cannot_read_what_became_of_its_change_acknowledges_nothing(world: WriterWorld) -> None:
+    """The change was stored and its answer was lost; a repair of an older fragment hides it from the first read."""
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    ledger_path = world.ports.ledgers.path(writer.ledger_id)
+    requests = 0
+
+    async def lose_then_repair_then_fail(operation: str, path: str) -> Fault | None:
+        nonlocal requests
+        if path != ledger_path or (operation != "set" and not requests):
+            return Fault.FAIL_BEFORE if requests else None
+        requests += 1
+        if requests == 2:
+            world.store.fault_hook = None
+            await world.set_state(writer, lambda found: found.with_member(0, 0, found.last_fragment.members[0]))
+            world.store.fault_hook = lose_then_repair_then_fail
+        return {1: Fault.LOSE_ANSWER, 2: None, 3: None}.get(requests, Fault.FAIL_BEFORE)
+
+    world.store.fault_hook = lose_then_repair_then_fail
+    failing = world.member(writer, 0)
+    world.member(writer, 1).latency_s, world.member(writer, 2).latency_s = 0.5, 9
+    first = await world.submit(writer)
+    await asyncio.sleep(0.1)
+    failing.refusal = Status.IO_ERROR  # it has the first entry, and the stored ensemble does not name it any more
+    waiters = [first, await world.submit(writer)]
+    for result in await asyncio.gather(*waiters, return_exceptions=True):
+        assert isinstance(result, AddOutcomeUnknownError)
+    assert len(world.stored(writer).fragments) == 3
+    world.store.fault_hook = None
+    assert (await writer.close()).last_entry_id == 5
