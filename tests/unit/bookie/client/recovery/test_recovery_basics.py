@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,19 @@ from bookie.model.packet import pack
 from bookie.wire.port import AddBatch, AddReply, FenceReply, ReadReply, Status
 from bookie.wire.requests import Fence, Read
 from tests.worlds.ledgers import LEDGER, PASSWORD, names
-from tests.worlds.recovery import KEY, Asked, GoOn, a_world, closed_at, ends, packet, put_copies, spoiled, transport_of
+from tests.worlds.recovery import (
+    KEY,
+    Asked,
+    GoOn,
+    Intercept,
+    a_world,
+    closed_at,
+    ends,
+    packet,
+    put_copies,
+    spoiled,
+    transport_of,
+)
 from tests.worlds.virtual_time import in_virtual_time
 
 QUORUMS = [((3, 3), "a b c"), ((3, 2), "a b c"), ((2, 2), "a b c"), ((2, 1), "a b c"), ((3, 2), "a b c d e")]
@@ -190,6 +203,26 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
     scenario()
 
 
+@pytest.mark.parametrize("status", [Status.NO_LEDGER, Status.NO_ENTRY])
+def test_a_refusal_of_a_whole_read_denies_no_entry(status: Status) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c d") as world:
+            await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+            await put_copies(world, 4, "ac")
+
+            async def refused(asked: Asked, go_on: GoOn) -> Any:
+                return ReadReply(status) if isinstance(asked, Read) else await go_on()
+
+            world.transport.hooks["a"] = refused
+            world.hang("c")
+            with pytest.raises(RecoveryImpossibleNowError, match="entry 4"):
+                await world.recover()
+            assert ends(await world.recover(world.client())) == closed_at(4)
+
+    scenario()
+
+
 @in_virtual_time
 async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() -> None:
     async with a_world("a b c") as world:
@@ -321,6 +354,30 @@ async def test_large_entries_are_read_and_stored_in_several_rounds() -> None:
             await world.put("a", data)
         metadata = await world.recover()
         assert ends(metadata) == (LedgerState.CLOSED, 19, 20 * size)
+        await world.assert_durable(metadata)
+
+
+@in_virtual_time
+async def test_short_answers_of_several_members_are_read_on_from_the_first_gap() -> None:
+    async with a_world("a b c") as world:
+        ledger = await world.create((0, "a b c"), quorum=(2, 2))
+        for entry_id in range(12):
+            for i in range(2):
+                await world.put(ledger.metadata.last_fragment.members[(entry_id + i) % 3], packet(entry_id, lac=-1))
+
+        def full_after(count: int) -> Intercept:
+            async def cut(asked: Asked, go_on: GoOn) -> Any:
+                reply = await go_on()
+                if not isinstance(asked, Read):
+                    return reply
+                await world.clock.sleep(count / 10)
+                return replace(reply, results=reply.results[:count])
+
+            return cut
+
+        world.transport.hooks = {name: full_after(count) for count, name in enumerate("abc", 1)}
+        metadata = await world.recover()
+        assert ends(metadata) == closed_at(11)
         await world.assert_durable(metadata)
 
 
