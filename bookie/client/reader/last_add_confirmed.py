@@ -46,6 +46,19 @@ class ConfirmedEnd:
     """The entry after the one that a long poll went beyond."""
 
 
+class Polls:
+    """Long polls of one follower without an answer yet: each goes on during the next wait, however late its answer."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[int, BookieId], asyncio.Task[LacReply]] = {}
+        """By position and bookie."""
+
+    async def stop(self) -> None:
+        """End them. Idempotent."""
+        while self.open:
+            await cancel(self.open.popitem()[1])
+
+
 class ConfirmedReads:
     """Questions about one ledger to its last ensemble."""
 
@@ -58,17 +71,18 @@ class ConfirmedReads:
         timeout_s = self._ports.settings.read_timeout_s
         return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered)
 
-    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float) -> ConfirmedEnd:
+    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd:
         """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
 
         A member that answers earlier without such a value is asked again, because it may not have waited at all.
-        Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once.
+        Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once. Members without an answer
+        by then are not asked again: their answers count in the next call with the same ``polls``.
         """
         clock = self._ports.clock
         until_s = clock.monotonic_s() + wait_s
         timeout_s = wait_s + self._ports.settings.read_timeout_s
         poll = WaitLac(ledger.ledger_id, beyond, 0.0 if fault_point("reader.short_poll") else wait_s)
-        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, until_s)
+        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, until_s, polls)
         if confirmed.entry_id <= beyond and (rest_s := until_s - clock.monotonic_s()) > 0:
             await clock.sleep(rest_s)
         return confirmed
@@ -80,16 +94,22 @@ class ConfirmedReads:
         timeout_s: float,
         is_enough: Callable[[_Tally], bool],
         until_s: float | None = None,
+        polls: Polls | None = None,
     ) -> ConfirmedEnd:
-        """Ask every member until ``is_enough``. Polls last until ``until_s``."""
+        """Ask every member until ``is_enough``, or until ``until_s``: then unanswered requests remain in ``polls``."""
         tally = _Tally(ledger, self._digest, request.beyond if isinstance(request, WaitLac) else None)
         members, clock = ledger.metadata.last_fragment.members, self._ports.clock
+        kept = {} if polls is None else {key: polls.open.pop(key) for key in enumerate(members) if key in polls.open}
+        earlier = set(kept.values())
         asking = {
-            guarded("last add confirmed", self._ports.transport.ask(bookie, request, timeout_s)): position
+            kept.get((position, bookie)) or self._asked(bookie, request, timeout_s): position
             for position, bookie in enumerate(members)
         }
         waiting = list(asking)
+        is_over = False
         try:
+            if polls is not None:
+                await polls.stop()  # those of former members
             # A hanging member must not delay the look at the metadata after a poll without a result.
             async with asyncio.timeout(None if until_s is None else until_s - clock.monotonic_s()):
                 while waiting and not is_enough(tally):
@@ -100,17 +120,27 @@ class ConfirmedReads:
                         status = tally.count(position, task.result())
                         if until_s is None or not isinstance(request, WaitLac) or status not in _MAY_HAVE_MORE:
                             continue
-                        if until_s - clock.monotonic_s() > _REPEAT_S:
+                        if task in earlier:  # it has waited
+                            repeated = self._asked(members[position], request, timeout_s)
+                        elif until_s - clock.monotonic_s() > _REPEAT_S:
                             again = self._repeated(members[position], request, until_s)
                             repeated = guarded("last add confirmed", again)
-                            asking[repeated] = position
-                            waiting.append(repeated)
+                        else:
+                            continue
+                        asking[repeated] = position
+                        waiting.append(repeated)
         except TimeoutError:
-            pass
+            is_over = True
         finally:
-            for task in asking:
-                await cancel(task)
+            for task, position in asking.items():
+                if is_over and polls is not None:
+                    polls.open[position, members[position]] = task
+                else:
+                    await cancel(task)
         return tally.result()
+
+    def _asked(self, bookie: BookieId, request: Request[LacReply], timeout_s: float) -> asyncio.Task[LacReply]:
+        return guarded("last add confirmed", self._ports.transport.ask(bookie, request, timeout_s))
 
     async def _repeated(self, bookie: BookieId, poll: WaitLac, until_s: float) -> LacReply:
         await self._ports.clock.sleep(_REPEAT_S)

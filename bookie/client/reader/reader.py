@@ -21,7 +21,7 @@ from bookie.client.errors import (
     WrongDigestTypeError,
 )
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.last_add_confirmed import ConfirmedEnd, ConfirmedReads
+from bookie.client.reader.last_add_confirmed import ConfirmedEnd, ConfirmedReads, Polls
 from bookie.client.reader.replicas import Evidence, ReplicaReads
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
@@ -144,24 +144,27 @@ class LedgerReader:
         if first < 0:
             raise NoSuchEntryError(f"ledger {self.ledger_id} begins at entry 0; asked for {first}")
         wait_s = self._ports.settings.tail_poll_s if poll_s is None else poll_s
-        start = first
-        while True:
-            last = self._last if self._last is not None else EntryId(-1)
-            if start <= last:
-                async for entry in self.read_range(start, last):
-                    start = EntryId(entry.entry_id + 1)
-                    yield entry
-            if self.metadata.is_closed and self._last == self.metadata.last_entry_id:
-                return
-            news = await self._look_beyond(last, wait_s)
-            if news is not None and news.piggybacked is not None and news.piggybacked.entry_id == start:
-                yield news.piggybacked
-                start = EntryId(start + 1)
+        start, polls = first, Polls()
+        try:
+            while True:
+                last = self._last if self._last is not None else EntryId(-1)
+                if start <= last:
+                    async for entry in self.read_range(start, last):
+                        start = EntryId(entry.entry_id + 1)
+                        yield entry
+                if self.metadata.is_closed and self._last == self.metadata.last_entry_id:
+                    return
+                news = await self._look_beyond(last, wait_s, polls)
+                if news is not None and news.piggybacked is not None and news.piggybacked.entry_id == start:
+                    yield news.piggybacked
+                    start = EntryId(start + 1)
+        finally:
+            await polls.stop()
 
-    async def _look_beyond(self, last: EntryId, wait_s: float) -> ConfirmedEnd | None:
+    async def _look_beyond(self, last: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd | None:
         """Move ``_last``, after ``wait_s`` at most if there is nothing new."""
         if not self.metadata.is_closed:
-            confirmed = await self._confirmed.wait(self._ledger, last, wait_s)
+            confirmed = await self._confirmed.wait(self._ledger, last, wait_s, polls)
             if self._known(confirmed.entry_id) > last:
                 return confirmed
             try:

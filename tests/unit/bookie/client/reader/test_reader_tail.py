@@ -127,6 +127,33 @@ async def test_bookies_without_a_place_for_a_poll_are_asked_again_during_the_wai
         following.cancel()
 
 
+@pytest.mark.parametrize(("late_s", "options"), [(1.5, {}), (0.2, {"poll_s": 0.1})])
+def test_members_that_answer_after_the_wait_are_heard(late_s: float, options: dict[str, float]) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        async with a_world("a b c") as world:
+            ledger = await world.create((0, "a b c"), quorum=(3, 2))
+
+            async def late(asked: Asked, go_on: GoOn) -> Any:
+                if isinstance(asked, WaitLac):
+                    await world.clock.sleep(late_s)
+                return await go_on()
+
+            world.transport.every = late
+            seen: list[int] = []
+            following = asyncio.create_task(collect(await reader_of(world), 0, seen, **options))
+            for entry_id in range(4):
+                await world.put_through(ledger, entry_id)
+                await world.clock.sleep(3)
+                assert seen == list(range(entry_id))
+            assert world.transport.count(WaitLac) <= 3 * (12 / late_s + 1)
+            following.cancel()
+            await asyncio.wait([following])
+            assert not [task for task in asyncio.all_tasks() if task.get_name() == "last add confirmed"]
+
+    scenario()
+
+
 @in_virtual_time
 async def test_a_hanging_member_does_not_delay_the_others() -> None:
     async with a_world("a b c") as world:
