@@ -161,3 +161,28 @@ async def test_nothing_of_a_writer_is_left_running_after_it_was_closed(world: Wr
         await getattr(writer, end)()
         await asyncio.sleep(0.01)
         assert asyncio.all_tasks() == before
+
+
+@in_world(3)
+async def test_who_is_short_at_the_close_is_marked_before_it_and_again_after_it(world: WriterWorld) -> None:
+    """The writer can die between the two; and a worker completes the task of an open ledger."""
+    writer = await world.writer(close_timeout_s=1)
+    silent = writer.metadata.last_fragment.members[2]
+    world.bookies[silent].is_silent = True
+    await world.fill(writer, 3)
+    tasks, ledger_path = world.ports.tasks, world.ports.ledgers.path(writer.ledger_id)
+    marked: tuple[str, ...] = ()
+
+    async def complete_at_the_close(operation: str, path: str) -> Fault | None:
+        nonlocal marked
+        if (operation, path) == ("set", ledger_path):
+            world.store.fault_hook = None
+            marked = await world.marked(writer)
+            held = await tasks.locks.lock(writer.ledger_id, "worker")
+            assert held is not None
+            assert await tasks.locks.complete(held)
+        return None
+
+    world.store.fault_hook = complete_at_the_close
+    assert (await writer.close()).last_entry_id == 2
+    assert marked == await world.marked(writer) == (silent,)

@@ -97,6 +97,26 @@ async def test_nothing_is_acknowledged_while_a_delayed_change_is_made(world: Wri
 
 
 @in_world(3)
+async def test_nothing_is_acknowledged_while_a_degraded_writer_takes_a_spare_bookie(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    spare = await world.join("b9")
+    await asyncio.sleep(6)
+    may_write = world.hold_writes(writer)
+    world.member(writer, 1).latency_s = world.member(writer, 2).latency_s = 1
+    waiters = [await world.submit(writer) for _ in range(3)]
+    await asyncio.sleep(100)
+    assert not any(waiter.done() for waiter in waiters)
+    may_write.set()
+    assert await asyncio.gather(*waiters) == [6, 7, 8]
+    await writer.settle()
+    assert set(held(world, writer, spare)) == {6, 7, 8}
+    await writer.close()
+
+
+@in_world(3)
 async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)

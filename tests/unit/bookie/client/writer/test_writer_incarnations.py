@@ -118,3 +118,30 @@ async def test_only_what_is_registered_is_found(world: WriterWorld) -> None:
     await world.join("b1", incarnation="")
     found = await world.ports.registrations.incarnations([BookieId("b0"), BookieId("b1"), BookieId("b2")])
     assert found == {"b0": "b0-disks", "b1": ""}
+
+
+@in_world(5)
+async def test_a_replacement_found_stored_later_is_meant_with_the_disks_it_was_chosen_with(world: WriterWorld) -> None:
+    """The answer to the change is lost, and the next attempt would have chosen another bookie."""
+    writer = await world.writer(3, 3, 2)
+    await world.fill(writer, 3)
+    ledger_path, is_stored = world.ports.ledgers.path(writer.ledger_id), False
+
+    async def lose(operation: str, path: str) -> Fault | None:
+        nonlocal is_stored
+        if path != ledger_path or (operation != "set" and not is_stored):
+            return None
+        if operation == "set":
+            is_stored = True
+            return Fault.LOSE_ANSWER
+        world.store.fault_hook = None
+        await world.join(world.stored(writer).last_fragment.members[0], is_read_only=True)
+        return Fault.FAIL_BEFORE
+
+    world.store.fault_hook = lose
+    world.member(writer, 0).refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    await writer.settle()
+    name = world.stored(writer).last_fragment.members[0]
+    assert {batch.incarnation for batch in world.bookies[name].batches} == {f"{name}-disks"}
+    assert len((await writer.close()).fragments) == 2

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
+from bookie.wire.port import BATCH_BYTES_MAX
 
 MEMBERS = tuple(BookieId(f"b{i}:1") for i in range(5))
 
@@ -141,6 +142,13 @@ def test_abandoning_returns_what_was_not_confirmed() -> None:
     assert [pending.entry_id for pending in writer.abandon()] == [0, 1, 2]
     assert writer.is_drained
     assert writer.next_entry_id == 0
+
+
+def test_a_batch_goes_beyond_its_size_by_less_than_an_entry() -> None:
+    writer = state()
+    for index in range(5):
+        writer.admit(bytes(BATCH_BYTES_MAX // 2), 10, index)
+    assert [len(writer.lanes[0].take_batch()) for _ in range(4)] == [2, 2, 1, 0]
 
 
 @given(
