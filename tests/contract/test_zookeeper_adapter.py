@@ -400,21 +400,23 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     await store.close()
 
 
+class _Poison:
+    """A request that cannot be serialized."""
+
+    type = OP_MULTI_READ
+
+    def serialize(self) -> bytes:
+        raise RuntimeError("poison")
+
+
 async def test_connection_comes_back_after_a_failure_inside_kazoo(
     zookeeper: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture, threads_before: set[threading.Thread]
 ) -> None:
     """Kazoo's thread ends at a request it cannot serialize."""
-
-    class Poison:
-        type = OP_MULTI_READ
-
-        def serialize(self) -> bytes:
-            raise RuntimeError("poison")
-
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     seen = store.session
     client = _client(store)
-    client._call(Poison(), client.handler.async_result())
+    client._call(_Poison(), client.handler.async_result())
     async with asyncio.timeout(STATE_S):
         await store.wait_session_changed(seen)
         while not store.session.is_connected:
@@ -424,6 +426,31 @@ async def test_connection_comes_back_after_a_failure_inside_kazoo(
     await store.close()
     assert set(threading.enumerate()) <= threads_before
     assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_closing_while_the_connection_is_started_again_leaves_no_thread(
+    zookeeper: EmbeddedZooKeeper, threads_before: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    client = _client(store)
+    loop, stop = asyncio.get_running_loop(), client.stop
+    is_stopping, may_stop = asyncio.Event(), threading.Event()
+
+    def stop_late() -> None:
+        loop.call_soon_threadsafe(is_stopping.set)
+        may_stop.wait()
+        stop()
+
+    monkeypatch.setattr(client, "stop", stop_late)
+    client._call(_Poison(), client.handler.async_result())
+    async with asyncio.timeout(STATE_S):
+        await is_stopping.wait()
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0.1)
+    may_stop.set()
+    await closing
+    await asyncio.sleep(0.5)  # a connection that is started again has its threads by then
+    assert set(threading.enumerate()) <= threads_before
 
 
 async def test_concurrent_requests_are_answered_each_with_its_own(zookeeper: EmbeddedZooKeeper) -> None:
