@@ -125,6 +125,16 @@ async def test_the_pipeline_stays_bounded_and_closing_admits_what_was_taken(worl
 
 
 @in_world(3)
+async def test_a_full_pipeline_admits_what_waits_each_time(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 3, OWN, pipeline_entries_max=2)
+    async with asyncio.timeout(60):
+        for start in (0, 4, 8):
+            ids = [EntryId(n) for n in range(start, start + 4)]
+            assert await asyncio.gather(*(writer.append_at(n, b"x") for n in ids)) == ids
+    assert (await writer.close()).last_entry_id == 11
+
+
+@in_world(3)
 async def test_a_cancelled_call_that_waited_for_room_takes_its_id_back(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 3, OWN, pipeline_entries_max=1)
     first = await writer.submit_at(EntryId(0), b"x")
