@@ -17,7 +17,7 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
 from bookie.runtime.fault_points import deciding_by
-from bookie.wire.port import ReadReply, Status
+from bookie.wire.port import EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 from tests.worlds.ledgers import LEDGER, names
 from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, GoOn, RecoveryWorld, a_world, packet, spoiled, transport_of
@@ -179,6 +179,30 @@ async def test_another_entry_than_asked_for_is_not_taken() -> None:
         with pytest.raises(EntryUnavailableError) as error:
             await (await reader_of(world, world.ports)).read(EntryId(0))
         assert error.value.evidence == {"a": Status.CORRUPT}
+
+
+@in_virtual_time
+async def test_the_absence_of_another_entry_is_no_loss() -> None:
+    async with a_world("a b c") as world:
+        await closed(world, "a b c", (3, 2), 6)
+
+        async def another(asked: Asked, go_on: GoOn) -> Any:
+            if not isinstance(asked, Read):
+                return await go_on()
+            return ReadReply(Status.OK, [EntryResult(EntryId(asked.entry_ids[0] + 3), Status.NO_ENTRY)])
+
+        world.transport.every = another
+        with pytest.raises(EntryUnavailableError):
+            await (await reader_of(world, world.ports)).read(EntryId(0))
+
+
+@in_virtual_time
+async def test_an_open_ledger_whose_bookies_are_silent_is_not_an_empty_one() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+        world.hang("a", "b", "c")
+        with pytest.raises(EntryUnavailableError):
+            await payloads(await reader_of(world, world.ports))
 
 
 @in_virtual_time

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from bookie.client.errors import AddOutcomeUnknownError, LastConfirmedUnknownError, NoSuchEntryError
 from bookie.client.ports import ClientPorts
@@ -16,6 +17,7 @@ from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.store.memory import MemoryCell, MemoryStore, Readable
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac
@@ -180,6 +182,37 @@ async def test_a_deleted_ledger_ends_it() -> None:
         await world.ledgers.delete(LEDGER)
         with pytest.raises(NoSuchLedgerError):
             await following
+
+
+@in_virtual_time
+async def test_a_ledger_that_a_server_does_not_know_yet_is_followed() -> None:
+    class BehindStore(MemoryStore):
+        """On a server that has seen nothing before its first ``sync``."""
+
+        is_behind = False
+
+        @override
+        def view(self) -> Readable:
+            return MemoryCell() if self.is_behind else super().view()
+
+        @override
+        async def sync(self, path: str) -> None:
+            await super().sync(path)
+            self.is_behind = False
+
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
+        store = BehindStore(world.cell)
+        seen: list[int] = []
+        following = asyncio.create_task(collect(await reader_of(world, world.client(store=store)), 0, seen))
+        await world.clock.sleep(0.5)
+        store.is_behind = True
+        await world.clock.sleep(2)
+        assert not store.is_behind
+        await world.recover()
+        await following
+        assert seen == [0, 1, 2, 3]
+        await store.close()
 
 
 @in_virtual_time
