@@ -331,6 +331,18 @@ async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
         assert await reader.quorum_last_add_confirmed() == 1
 
 
+@in_virtual_time
+async def test_an_entry_that_confirms_itself_is_not_believed() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
+        await world.put("a", packet(3, lac=3))
+        world.hang("b")
+        reader = await reader_of(world)
+        assert await reader.last_entry_id() == 1
+        with pytest.raises(LastConfirmedUnknownError):
+            await reader.quorum_last_add_confirmed()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
     """Everything any follower ever saw is in the closed ledger, byte for byte, and nothing is left out."""
