@@ -174,6 +174,18 @@ async def test_a_hanging_member_does_not_delay_the_others() -> None:
 
 
 @in_virtual_time
+async def test_hanging_members_do_not_delay_the_end_of_the_ledger() -> None:
+    async with a_world("a b c") as world:
+        await world.create((0, "a b c"), quorum=(3, 2))
+        world.hang("a", "b", "c")
+        following = asyncio.create_task(collect(await reader_of(world), 0, []))
+        await world.clock.sleep(3)
+        await world.recover(world.client())
+        async with asyncio.timeout(1.5):
+            await following
+
+
+@in_virtual_time
 async def test_a_deleted_ledger_ends_it() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
