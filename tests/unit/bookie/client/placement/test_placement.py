@@ -131,6 +131,16 @@ def test_excluded_bookies_are_never_chosen() -> None:
     assert placement.replacement(everyone[:3], 1, 2, everyone, everyone[3:], random.Random(1)) is None
 
 
+def test_draining_bookies_are_never_chosen() -> None:
+    candidates, rng = bookies(6), random.Random(1)
+    placement = Placement(draining=frozenset(candidates[3:5]))
+    assert set(placement.ensemble(candidates, 4, 3, 2, (), rng)) == {*candidates[:3], candidates[5]}
+    with pytest.raises(NotEnoughBookiesError, match="drained"):
+        placement.ensemble(candidates, 5, 3, 2, (), rng)
+    for _ in range(10):
+        assert placement.replacements(candidates[:3], (0, 1, 2), 3, candidates, (), rng) == {0: candidates[5]}
+
+
 def test_the_choice_follows_from_candidates_and_rng_alone() -> None:
     everyone = bookies(40)
     placement = Placement(PlacementPolicy(min_racks=3), topology_of([f"/r{i % 7}" for i in range(40)]))
