@@ -140,19 +140,20 @@ class Placement:
     ) -> dict[int, BookieId]:
         """As ``replacement`` for several positions, chosen together: better than one after another.
 
-        If there are too few candidates, the first positions get theirs and the others keep their members.
+        If there are too few candidates, the first positions get theirs and the others keep their members. With a strict
+        policy, so do positions for which no candidate is permitted.
         """
         usable = sorted(set(candidates) - set(members) - set(exclude) - self.draining)
-        wanted = sorted(set(positions))[: len(usable)]
-        while wanted:
-            slots: list[BookieId | None] = list(members)
-            for position in wanted:
-                slots[position] = None
-            found = self._fill(slots, write_quorum, usable, rng)
-            if found is not None:
-                return dict(zip(wanted, found, strict=True))
-            wanted.pop()  # strict: not all of them together
-        return {}
+        wanted = sorted(set(positions))
+        chosen: dict[int, BookieId] = {}
+        for end in range(min(len(wanted), len(usable)), 0, -1):
+            chosen = self._replaced(members, wanted[:end], write_quorum, usable, rng)
+            if chosen:
+                break
+        for position in wanted:
+            if position not in chosen and len(chosen) < len(usable):
+                chosen = self._replaced(members, [*chosen, position], write_quorum, usable, rng) or chosen
+        return chosen
 
     def filled(
         self,
@@ -186,6 +187,19 @@ class Placement:
     def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
         """Whether an ensemble keeps the policy, and how it falls short."""
         return adherence(members, write_quorum, self.policy, self.topology)
+
+    def _replaced(
+        self,
+        members: Sequence[BookieId],
+        positions: Collection[int],
+        write_quorum: int,
+        usable: Sequence[BookieId],
+        rng: random.Random,
+    ) -> dict[int, BookieId]:
+        """Bookies for all of the positions, or none."""
+        slots = [None if position in positions else member for position, member in enumerate(members)]
+        found = self._fill(slots, write_quorum, usable, rng)
+        return {} if found is None else dict(zip(sorted(positions), found, strict=True))
 
     def _fill(
         self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random

@@ -235,6 +235,17 @@ def test_two_lost_bookies_are_replaced_together() -> None:
         assert chosen == {0: everyone[4], 1: everyone[5]}
 
 
+@pytest.mark.parametrize("spares", [1, 2])
+def test_a_position_that_no_spare_suits_keeps_no_other_from_being_replaced(spares: int) -> None:
+    everyone = bookies(5 + spares)
+    # All spares are in r3, as position 4 is: position 0 stands beside it, position 2 does not.
+    topology = topology_of(("/r1", "/r2", "/r1", "/r2", "/r3", *["/r3"] * spares))
+    placement = Placement(PlacementPolicy(is_strict=True), topology)
+    chosen = placement.replacements(everyone[:5], (0, 2), 2, everyone, (), random.Random(1))
+    assert chosen.keys() == {2}
+    assert chosen[2] in everyone[5:]
+
+
 def test_search_that_takes_too_long_gives_the_best_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_search, "STEPS_MAX", 0)
     monkeypatch.setattr(placement_search, "EAGER_STEPS_MAX", 0)
