@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bookie.client.errors import NotEnoughBookiesError
@@ -46,6 +46,7 @@ small = st.integers(1, 7).flatmap(
 
 
 @settings(max_examples=300, deadline=None)
+@example((["/b/z/1", "/b/z/2", "/b/z/2", "/a/y/1"], (4, 2)), PlacementPolicy(2, 3, 2), 0)  # the first found is not it
 @given(small, policies, st.integers())
 def test_new_ensemble_is_the_best_of_all_there_are(
     world: tuple[list[str], tuple[int, int]], policy: PlacementPolicy, seed: int
@@ -244,6 +245,16 @@ def test_a_position_that_no_spare_suits_keeps_no_other_from_being_replaced(spare
     chosen = placement.replacements(everyone[:5], (0, 2), 2, everyone, (), random.Random(1))
     assert chosen.keys() == {2}
     assert chosen[2] in everyone[5:]
+
+
+def test_existing_ensembles_are_judged_by_the_present_topology_and_policy() -> None:
+    everyone = bookies(3)
+    placement = Placement(topology=topology_of(("/r1", "/r1", "/r2")))
+    assert not placement.judge().faults(everyone[:2], 2).is_adhering
+    placement.topology = topology_of(("/r1", "/r2", "/r2"))
+    assert placement.judge().faults(everyone[:2], 2).is_adhering
+    placement.policy = PlacementPolicy(min_racks=3, is_strict=True)
+    assert not placement.judge().faults(everyone, 3).is_adhering
 
 
 def test_search_that_takes_too_long_gives_the_best_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
