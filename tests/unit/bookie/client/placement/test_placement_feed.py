@@ -15,6 +15,7 @@ from typing_extensions import override
 from bookie.client.placement.feed import PlacementFeed, load_placement
 from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
 from bookie.client.placement.placement import Placement, PlacementPolicy
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
@@ -26,7 +27,7 @@ from bookie.wire.requests import Info
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import MemoryCluster
 from tests.worlds.requests import WithoutAdds
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until, when
 
 BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 
@@ -190,3 +191,23 @@ async def test_forgotten_figures_are_learnt_again() -> None:
     assert dict(w.space.known) == {}
     await w.space.refresh()
     assert dict(w.space.known) == {BK1: 100}
+
+
+@in_virtual_time
+async def test_drains_are_followed_from_their_begin_to_their_end() -> None:
+    w = await world()
+    drains, placement = Drains(w.store, w.cluster.root), Placement()
+    feed = PlacementFeed(placement, VirtualClock(), topologies=None, free_space=None, drains=drains)
+    task = asyncio.ensure_future(feed.run())
+    for bookie in (BK1, BK2):
+        await drains.start(Drain(bookie))
+    await when(lambda: placement.draining == {BK1, BK2})
+    await drains.stop(BK1)
+    await when(lambda: placement.draining == {BK2})
+    w.store.expire()
+    await w.clock.sleep(1)
+    w.store.resume()
+    await drains.stop(BK2)
+    await when(lambda: not placement.draining)
+    task.cancel()
+    await asyncio.wait([task])
