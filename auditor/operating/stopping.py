@@ -79,7 +79,7 @@ async def _risks(
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have returned with other disks
-        risk = risk_of(ledger_id, metadata, before.registered - doubted, stopping, is_strict=is_strict)
+        risk = risk_of(ledger_id, metadata, before.registered, stopping, is_strict=is_strict, doubted=doubted)
         if risk is not None:
             worst.add(risk)
 

@@ -1,8 +1,10 @@
 """May these bookies be stopped now? A pure function of ledger metadata and of who is registered.
 
-Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. Of a fragment
-that may still grow an acknowledged entry is known to be on ``Qa`` of its ``Qw`` bookies only, and it is unknown on
-which (docs/formats.md#apache-worker): it has a copy for certain only on more than ``Qw - Qa`` of them.
+Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. A member with
+a mark may hold it nevertheless, such as one that returned with the same disks: it does not count as a copy that is
+left, but its stop may take the last copy away. Of a fragment that may still grow an acknowledged entry is known to be
+on ``Qa`` of its ``Qw`` bookies only, and it is unknown on which (docs/formats.md#apache-worker): it has a copy for
+certain only on more than ``Qw - Qa`` of them.
 """
 
 from __future__ import annotations
@@ -48,15 +50,17 @@ def risk_of(
     stopping: AbstractSet[BookieId],
     *,
     is_strict: bool,
+    doubted: AbstractSet[BookieId] = frozenset(),
 ) -> Risk | None:
     """The worst fragment of a ledger, None if each entry keeps enough copies, or loses none by the stop.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
-        live: complete bookies, including those to be stopped.
+        live: registered bookies, including those to be stopped.
         stopping: bookies to be stopped.
         is_strict: whether an ack quorum of copies must be left of each entry, instead of one.
+        doubted: bookies that may lack their copies.
     """
     risks: list[Risk] = []
     least = metadata.ack_quorum if is_strict else 1
@@ -67,7 +71,7 @@ def risk_of(
         is_growing = metadata.final_last_entry_id(index) is None
         certain = metadata.write_quorum - metadata.ack_quorum + 1
         needed = max(1, least, certain) if is_growing else max(1, least)
-        left = _copies_left(metadata, index, live, stopping)
+        left = _copies_left(metadata, index, live, stopping, doubted)
         if left is not None and left < needed:
             named = tuple(sorted(going))
             risks.append(
@@ -153,16 +157,20 @@ def _shortfall(shape: Shape, usable: AbstractSet[BookieId], placement: Placement
 
 
 def _copies_left(
-    metadata: LedgerMetadata, index: int, live: AbstractSet[BookieId], stopping: AbstractSet[BookieId]
+    metadata: LedgerMetadata,
+    index: int,
+    live: AbstractSet[BookieId],
+    stopping: AbstractSet[BookieId],
+    doubted: AbstractSet[BookieId],
 ) -> int | None:
-    """Smallest number of copies left of any entry on a bookie to stop; None without such entries."""
+    """Smallest number of certain copies left of any entry on a bookie to stop; None without such entries."""
     fragment = metadata.fragments[index]
     last = metadata.fragment_last_entry_id(index)
     left: list[int] = []
     for start in metadata.stripe.starts(fragment.first_entry_id, last):
         holders = {fragment.members[position] for position in metadata.stripe.write_set(start)} & live
         if not holders.isdisjoint(stopping):
-            left.append(len(holders - stopping))
+            left.append(len(holders - stopping - doubted))
     return min(left, default=None)
 
 

@@ -91,9 +91,9 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     return metadata
 
 
-@given(ledgers(), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.booleans())
+@given(ledgers(), *[st.sets(st.sampled_from(NAMES))] * 3, st.booleans())
 def test_the_decision_equals_counting_the_copies_of_every_entry(
-    metadata: LedgerMetadata, live: set[str], stopping: set[str], is_strict: bool
+    metadata: LedgerMetadata, live: set[str], stopping: set[str], doubted: set[str], is_strict: bool
 ) -> None:
     end = metadata.fragments[-1].first_entry_id + 2 * metadata.ensemble_size
     last = metadata.last_entry_id if metadata.last_entry_id is not None else end
@@ -103,7 +103,7 @@ def test_the_decision_equals_counting_the_copies_of_every_entry(
         members = metadata.fragments[index].members
         size, quorum = metadata.ensemble_size, metadata.write_quorum
         holders = {members[(entry + i) % size] for i in range(quorum)} & live
-        left = holders - stopping
+        left = holders - stopping - doubted
         needed = metadata.ack_quorum if is_strict else 1
         if not metadata.is_closed and index >= len(metadata.fragments) - 2:
             needed = max(needed, quorum - metadata.ack_quorum + 1)
@@ -114,6 +114,7 @@ def test_the_decision_equals_counting_the_copies_of_every_entry(
         frozenset(map(BookieId, live)),
         frozenset(map(BookieId, stopping)),
         is_strict=is_strict,
+        doubted=frozenset(map(BookieId, doubted)),
     )
     assert (found is not None) == bad
 
