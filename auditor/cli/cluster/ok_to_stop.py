@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,10 +19,15 @@ from bookie.model.ids import BookieId
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.configuration.options import build
 
+_POLICY: Final = ("min_racks", "min_zones", "min_regions")
+_OF_THIS_SIDE: Final = (*_POLICY, "topology_file", "worst")
+"""Options that a service cannot follow."""
+
 
 @reachable
-@with_options(PlacementPolicy, only=("min_racks", "min_zones", "min_regions"))
+@with_options(PlacementPolicy, only=_POLICY)
 def ok_to_stop(
+    context: typer.Context,
     names: BookiesArgument,
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
@@ -44,14 +49,17 @@ def ok_to_stop(
     Yes if every written entry keeps a live copy elsewhere, in every past and present ensemble of each ledger, and if
     enough writable bookies (and racks) are left for the widest ensemble of the open ledgers.
 
-    Reads all metadata, changes nothing, needs no Spark.
+    Reads all metadata, changes nothing, needs no Spark. With --at, the topology and the policy of the auditor there
+    count, so options for them are refused.
 
-    Exit codes: 0 they may be stopped, 1 they may not, 3 the store did not answer, 5 some metadata could not be read.
+    Exit codes: 0 they may be stopped, 1 they may not, 2 wrong usage, 3 the store did not answer, 5 some metadata could
+    not be read.
 
     Example: `bkheal ok-to-stop bookie-2:3181 && systemctl stop bookie@2`
     """
     bookies = bookie_ids(names)
     if service is not None:
+        _refuse_options(context)
         document = _asked(service, bookies, is_strict)
     else:
         placement = build(PlacementPolicy, policy)
@@ -60,6 +68,15 @@ def ok_to_stop(
     show(output, "StopVerdict", document, stop_lines(document))
     if not document["ok"]:
         raise typer.Exit(ExitCode.PARTIAL if document["unreadable_ledgers"] and not _is_no(document) else 1)
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Refuse given options that have no effect with ``--at``: the answer could be a yes that they would not allow."""
+    for name in _OF_THIS_SIDE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter("with --at the auditor's own topology and policy count", param_hint=flag)
 
 
 def _is_no(document: dict[str, Any]) -> bool:

@@ -131,6 +131,17 @@ async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
     assert (no.exit_code, "ledger 10 from entry 0: 0 copies left" in no.stdout) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "option", [("--min-racks", "3"), ("--topology-file", __file__), ("--worst", "1")], ids=" ".join
+)
+async def test_ok_to_stop_refuses_options_that_the_service_does_not_follow(
+    world: ApiWorld, option: tuple[str, str]
+) -> None:
+    refused = await call(world, "ok-to-stop", "c", *option)
+    assert (refused.exit_code, "yes" in refused.stdout) == (ExitCode.USAGE, False)
+    assert option[0] in refused.output
+
+
 async def test_what_if_counts_by_severity(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as client:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
