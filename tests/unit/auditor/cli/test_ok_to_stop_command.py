@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -11,11 +14,13 @@ from typer.testing import CliRunner
 
 from auditor.cli.cluster import ok_to_stop
 from auditor.cli.main import app
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.port import ANY_VERSION
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.spread import PlacementPolicy
 from tests.worlds.cluster import ROOT, service_info
 from tests.worlds.commands import CommandCluster
 from tests.worlds.ledgers import make_metadata, names
@@ -44,10 +49,16 @@ async def put(cluster: CommandCluster, ledger_id: int, members: str, missing: st
             await client.ports.tasks.marking.mark(LedgerId(ledger_id), names(missing))
 
 
-async def returned(cluster: CommandCluster, *bookies: str) -> None:
+async def returned(cluster: CommandCluster, *bookies: str, is_read_only: bool = False) -> None:
     registrations = Registrations(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
     for name in bookies:
-        await registrations.register(BookieId(name), service_info(name), is_read_only=False, takeover_deadline_s=1)
+        info = service_info(name)
+        await registrations.register(BookieId(name), info, is_read_only=is_read_only, takeover_deadline_s=1)
+
+
+async def gone(cluster: CommandCluster, bookie: str) -> None:
+    registrations = Registrations(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
+    await registrations.unregister(BookieId(bookie))
 
 
 async def damage(cluster: CommandCluster, ledger_id: int) -> None:
@@ -72,3 +83,73 @@ def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(
     asyncio.run(put(cluster, 10, "c d", missing="d"))
     assert asked("d")[0] == ExitCode.OK, "the other copy is certain"
     assert asked("c")[0] == ExitCode.FAILED, "and it is the only one that is"
+
+
+def test_a_drained_bookie_is_marked_and_serves_its_copies(cluster: CommandCluster) -> None:
+    asyncio.run(Drains(cluster.keeper, ROOT).start(Drain(BookieId("c"), "me", 1)))
+    asyncio.run(put(cluster, 10, "c d", missing="c"))
+    assert asked("d")[0] == ExitCode.OK
+    assert asked("c", "d")[0] == ExitCode.FAILED
+
+
+def test_a_read_only_bookie_serves_its_copies(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster, 10, "c d"))
+    asyncio.run(returned(cluster, "d", is_read_only=True))
+    assert asked("c")[0] == ExitCode.OK
+
+
+def test_strict_leaves_more_than_one_copy(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster, 10, "c d"))
+    assert asked("c")[0] == ExitCode.OK
+    code, document = asked("c", "--strict")
+    assert (code, document["worst"][0]["copies_needed"]) == (ExitCode.FAILED, 2)
+
+
+def during_the_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have something happen in the cluster while the command reads the ledgers."""
+
+    @contextmanager
+    def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        done: list[int] = []
+
+        def advance(count: int) -> None:
+            if not done:
+                with ThreadPoolExecutor(1) as pool:  # this thread has a loop that runs
+                    pool.submit(asyncio.run, change()).result(10)
+            done.append(count)
+
+        yield advance
+
+    monkeypatch.setattr(ok_to_stop, "counting", counting)
+
+
+def test_a_bookie_that_goes_away_while_ledgers_are_read_is_no_yes(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during_the_reading(monkeypatch, lambda: gone(cluster, "d"))
+    code, document = asked("c")
+    assert (code, document["ok"]) == (ExitCode.FAILED, False)
+    assert document["placement_problems"] == ["d went away while ledgers were read: ask again"]
+
+
+def test_the_room_is_that_after_the_ledgers_were_read(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(returned(cluster, "e", "f"))
+    asyncio.run(put(cluster, 10, "d e", last=None))
+    assert asked("c")[0] == ExitCode.OK
+    during_the_reading(monkeypatch, lambda: returned(cluster, "f", "e", is_read_only=True))
+    code, document = asked("c")
+    assert (code, "1 writable bookie would be left" in document["placement_problems"][0]) == (ExitCode.FAILED, True)
+
+
+def test_the_policy_of_the_command_counts(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    @asynccontextmanager
+    async def connected(uri: str, **options: Any) -> AsyncIterator[Any]:
+        given.append(options["placement_policy"])
+        async with cluster.connected(uri) as client:
+            yield client
+
+    monkeypatch.setattr(ok_to_stop, "connected", connected)
+    asked("c", "--min-racks", "3")
+    assert given == [PlacementPolicy(min_racks=3)]
