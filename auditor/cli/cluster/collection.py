@@ -11,7 +11,7 @@ from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
-from bookie.metadata.bookies.collections import ALLOWED_S_MAX
+from bookie.metadata.bookies.collections import ALLOWED_S_MAX, usual_allowance
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, bookie_id
 from bookie.runtime.human import counted
 
@@ -94,7 +94,8 @@ def allow(
         f"{name} would delete {held['ledgers']} of its {counted(held['known'], 'ledger')} permanently. Allow {most}?",
         is_sure=is_sure,
     )
-    document = run(_allow(at, name, seconds, ledgers))
+    # Of the number in the question: it may have grown since.
+    document = run(_allow(at, name, seconds, usual_allowance(held["ledgers"]) if ledgers is None else ledgers))
     allowed = counted(document["allowed_ledgers"], "ledger")
     line = f"{name} may delete up to {allowed} until {document['allowed_until']}"
     show(output, "HeldCollection", document, [line])
@@ -125,7 +126,7 @@ async def _list(uri: str) -> list[dict[str, Any]]:
         return list((await list_collections(client))["items"])
 
 
-async def _allow(uri: str, name: BookieId, seconds: int, ledgers: int | None) -> dict[str, Any]:
+async def _allow(uri: str, name: BookieId, seconds: int, ledgers: int) -> dict[str, Any]:
     from auditor.operating.client import Actor
     from auditor.operating.collections import allow_collection
     from bookie.metadata.bookies.collections import NothingHeldError

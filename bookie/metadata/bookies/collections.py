@@ -109,7 +109,7 @@ class HeldCollections:
             by: the operator, for people.
             now_ms: the beginning, epoch milliseconds.
             until_ms: the exclusive end, epoch milliseconds.
-            ledgers_max: maximum number of ledgers deleted by a pass; None: the recorded number and a tenth more.
+            ledgers_max: maximum number of ledgers deleted by a pass; None: the ``usual_allowance`` for the record.
 
         Raises:
             NothingHeldError: the bookie has no readable record; nothing was changed.
@@ -120,7 +120,7 @@ class HeldCollections:
             held = None if data is None else _decode(bookie, data)
             if held is None:
                 raise NothingHeldError(f"{bookie} holds back no collection: `bkheal collection list` shows who does")
-            most = held.ledgers + held.ledgers // 10 if ledgers_max is None else ledgers_max
+            most = usual_allowance(held.ledgers) if ledgers_max is None else ledgers_max
             return _encode(
                 replace(held, allowed_by=by, allowed_since_ms=now_ms, allowed_until_ms=until_ms, allowed_max=most)
             )
@@ -154,6 +154,11 @@ class HeldCollections:
     def path(self, bookie: BookieId) -> str:
         """Return the path of a bookie's record."""
         return f"{self._parent}/{bookie}"
+
+
+def usual_allowance(ledgers: int) -> int:
+    """Return how many ledgers a pass may delete after this number was held back: a tenth more. Pure."""
+    return ledgers + ledgers // 10
 
 
 def _encode(held: HeldCollection) -> bytes:

@@ -37,8 +37,8 @@ def call(*words: str, typed: str = "") -> Result:
     return CliRunner().invoke(app, ["collection", *words, "--metadata-uri", "zk://h:1/ledgers"], input=typed)
 
 
-def hold(cluster: CommandCluster) -> None:
-    asyncio.run(HeldCollections(cluster.keeper, ROOT).hold(C, 60, 100, EPOCH_MS))
+def hold(cluster: CommandCluster, ledgers: int = 60) -> None:
+    asyncio.run(HeldCollections(cluster.keeper, ROOT).hold(C, ledgers, 100, EPOCH_MS))
 
 
 def held(cluster: CommandCluster) -> list[HeldCollection]:
@@ -78,6 +78,15 @@ def test_no_answer_allows_nothing(cluster: CommandCluster) -> None:
     hold(cluster)
     assert call("allow", "c", typed="n\n").exit_code != ExitCode.OK
     assert held(cluster)[0].allowed_max == 0
+
+
+def test_what_is_held_since_the_question_is_not_allowed(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(cluster)
+    monkeypatch.setattr(command, "confirm", lambda question, *, is_sure: hold(cluster, 95))
+    assert call("allow", "c").exit_code == ExitCode.OK
+    assert (held(cluster)[0].ledgers, held(cluster)[0].allowed_max) == (95, 66)
 
 
 def test_a_bound_and_a_span_can_be_given_and_withdrawn(cluster: CommandCluster) -> None:
