@@ -41,8 +41,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
     return made
 
 
-def call(*words: str) -> Result:
-    return CliRunner().invoke(app, ["decommission", "e", *words, "--metadata-uri", "zk://h:1/ledgers"])
+def call(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["decommission", "e", *words, "--metadata-uri", "zk://h:1/ledgers"], input=typed)
 
 
 async def start(cluster: CommandCluster, *, is_read_only: bool) -> None:
@@ -84,6 +84,12 @@ def test_metadata_that_cannot_be_read_may_name_the_bookie(cluster: CommandCluste
         ExitCode.PARTIAL,
         True,
     )
+    assert asyncio.run(records(cluster)) == ALL
+
+
+@pytest.mark.parametrize("typed", ["", "\n", "n\n", "e\n"], ids=repr)
+def test_no_answer_and_any_answer_but_yes_change_nothing(cluster: CommandCluster, typed: str) -> None:
+    assert call(typed=typed).exit_code == ExitCode.FAILED
     assert asyncio.run(records(cluster)) == ALL
 
 

@@ -116,3 +116,45 @@ def test_ctrl_c_at_a_question_outside_the_loop_exits_with_130(
     with pytest.raises(SystemExit) as ended:
         app([*words, "--metadata-uri", "zk://h:1/ledgers"])
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_confirmed"), [("7", True), (" 7 ", True), ("", False), ("77", False), ("y", False)]
+)
+def test_each_ledger_id_must_be_typed_as_it_is(monkeypatch: pytest.MonkeyPatch, typed: str, is_confirmed: bool) -> None:
+    monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
+    answers = iter(["8", typed])
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
+    if is_confirmed:
+        confirm_ledgers("Sure?", [8, 7], is_sure=False)
+        return
+    with pytest.raises(typer.Exit) as ended:
+        confirm_ledgers("Sure?", [8, 7], is_sure=False)
+    assert ended.value.exit_code == ExitCode.FAILED
+
+
+@pytest.mark.parametrize("typed", ["", "\n", "n\n", "7\n"], ids=repr)
+@pytest.mark.parametrize(
+    "words",
+    [["ledger", "delete", "7"], ["log", "delete", "orders"], ["log", "truncate", "orders", "--before", "7:0"]],
+    ids=" ".join,
+)
+def test_nothing_is_deleted_without_a_yes(monkeypatch: pytest.MonkeyPatch, words: list[str], typed: str) -> None:
+    done: list[str] = []
+
+    async def show(*_: Any) -> dict[str, Any]:
+        return {"state": "closed", "length": 1, "ledgers": []}
+
+    async def change(*_: Any) -> list[int]:
+        done.append("changed")
+        return []
+
+    for module in (ledger, log):
+        monkeypatch.setattr(module, "_show", show)
+        monkeypatch.setattr(module, "_delete", change)
+    monkeypatch.setattr(log, "_truncate", change)
+    uri = ("--metadata-uri", "zk://h:1/ledgers")
+    assert CliRunner().invoke(app, [*words, *uri], input=typed).exit_code == ExitCode.FAILED
+    assert done == []
+    assert CliRunner().invoke(app, [*words, *uri], input="y\n").exit_code == ExitCode.OK
+    assert done == ["changed"]
