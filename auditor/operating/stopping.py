@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from auditor.operating.client import ClusterClient, Document, check_named
+from auditor.operating.doubted import doubts
 from auditor.operating.owners import owner_text, with_owners
 from auditor.safety.scan import Advance, ScanResult, count, scan
 from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
-from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -74,12 +74,17 @@ async def _risks(
     counting: Counting,
 ) -> tuple[Worst, ScanResult]:
     worst, ports = Worst(worst_max), client.ports
-    tasks = {task.ledger_id: frozenset(task.missing) for task in await ports.tasks.list()}
-    drained = frozenset(await Drains(client.store, client.cluster.root).read())
+    doubted = await doubts(client)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have returned with other disks
-        risk = risk_of(ledger_id, metadata, before.registered, stopping, is_strict=is_strict, doubted=doubted)
+        risk = risk_of(
+            ledger_id,
+            metadata,
+            before.registered,
+            stopping,
+            is_strict=is_strict,
+            doubted=doubted.of(ledger_id, metadata),
+        )
         if risk is not None:
             worst.add(risk)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.doubted import doubts
 from auditor.operating.maintenance import RACK
 from auditor.operating.owners import owner_text, with_owners
 from auditor.operating.racks import bookies_of_rack
 from auditor.operating.stopping import Counting, silent
 from auditor.safety.scan import count, scan, scan_ids
 from auditor.safety.what_if import Losses, loss_of
-from bookie.metadata.bookies.drains import Drains
 from bookie.model.ids import BookieId, LedgerId, bookie_id
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
@@ -74,13 +74,11 @@ async def what_if(
     """
     ports, going = client.ports, frozenset(bookies)
     before = await ports.registrations.list()
-    tasks = {task.ledger_id: frozenset(task.missing) for task in await ports.tasks.list()}
-    drained = frozenset(await Drains(client.store, client.cluster.root).read())
+    doubted = await doubts(client)
     losses = Losses(worst_max)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        doubted = tasks.get(ledger_id, frozenset()) - drained  # it may have returned with other disks
-        loss = loss_of(ledger_id, metadata, before.registered - doubted, going)
+        loss = loss_of(ledger_id, metadata, before.registered - doubted.of(ledger_id, metadata), going)
         if loss is not None:
             losses.add(loss, metadata)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,6 +146,15 @@ class Drains:
         names = sorted((await self.see()).bookies)
         found = await self._store.get_many_data([self._path(bookie) for bookie in names])
         return {name: _decode(name, data) for name, data in zip(names, found, strict=True) if data is not None}
+
+    async def begun(self, bookies: Sequence[BookieId]) -> dict[BookieId, int]:
+        """Return the transaction in which each drain began, as this session's server sees it; none without a drain.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        nodes = await self._store.get_many([self._path(bookie) for bookie in bookies])
+        return {bookie: node.stat.czxid for bookie, node in zip(bookies, nodes, strict=True) if node is not None}
 
     async def draining(self) -> DrainListing:
         """Return the bookies being drained, with a check for later changes.

@@ -14,13 +14,16 @@ from typer.testing import CliRunner
 
 from auditor.cli.cluster import ok_to_stop
 from auditor.cli.main import app
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import task_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.spread import PlacementPolicy
+from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, service_info
 from tests.worlds.commands import CommandCluster
 from tests.worlds.ledgers import make_metadata, names
@@ -85,11 +88,49 @@ def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(
     assert asked("c")[0] == ExitCode.FAILED, "and it is the only one that is"
 
 
+def test_a_mark_that_cannot_be_read_may_name_any_bookie_of_its_ledger(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster, 10, "c d", missing="d"))
+    asyncio.run(cluster.keeper.set(task_path(ROOT, LedgerId(10)), b"nonsense", ANY_VERSION))
+    for bookie in ("c", "d"):
+        code, document = asked(bookie)
+        assert (code, document["ledgers_at_risk"], document["worst"][0]["copies_left"]) == (ExitCode.FAILED, 1, 0)
+
+
+async def new_disks(cluster: CommandCluster, bookie: str) -> None:
+    """Record disks of a bookie, instead of earlier ones if it has some."""
+    cookies = CookieStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
+    if (version := await cookies.version(BookieId(bookie))) is not None:
+        await cookies.delete(BookieId(bookie), version)
+    await cookies.create(Cookie(BookieId(bookie), ("/j",), ("/l",)))
+
+
+async def drain(cluster: CommandCluster, bookie: str) -> None:
+    now_ms = cluster.clock.epoch_ms()
+    await Drains(cluster.keeper, ROOT).start(Drain(BookieId(bookie), "me", now_ms))
+
+
 def test_a_drained_bookie_is_marked_and_serves_its_copies(cluster: CommandCluster) -> None:
-    asyncio.run(Drains(cluster.keeper, ROOT).start(Drain(BookieId("c"), "me", 1)))
+    asyncio.run(new_disks(cluster, "c"))
+    asyncio.run(drain(cluster, "c"))
     asyncio.run(put(cluster, 10, "c d", missing="c"))
     assert asked("d")[0] == ExitCode.OK
     assert asked("c", "d")[0] == ExitCode.FAILED
+
+
+@pytest.mark.parametrize("lost", ["before the drain", "during the drain"])
+def test_a_drained_bookie_that_lost_its_disks_is_no_copy(cluster: CommandCluster, lost: str) -> None:
+    clock = ManualClock()
+    cluster.clock = clock
+    asyncio.run(new_disks(cluster, "c"))
+    if lost == "before the drain":
+        asyncio.run(put(cluster, 10, "c d", missing="c"))
+        clock.now_s += 1
+    asyncio.run(drain(cluster, "c"))
+    if lost == "during the drain":
+        asyncio.run(new_disks(cluster, "c"))
+        asyncio.run(put(cluster, 10, "c d", missing="c"))
+    code, document = asked("d")
+    assert (code, document["worst"][0]["copies_left"]) == (ExitCode.FAILED, 0)
 
 
 def test_a_read_only_bookie_serves_its_copies(cluster: CommandCluster) -> None:
