@@ -129,6 +129,9 @@ async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
     no = await call(world, "ok-to-stop", "c", "d")
     assert (no.exit_code, "ledger 10 from entry 0: 0 copies left" in no.stdout) == (1, True)
+    assert (await call(world, "ok-to-stop", "c")).exit_code == ExitCode.OK
+    strict = await call(world, "ok-to-stop", "c", "--strict")
+    assert (strict.exit_code, "1 copy left, 2 needed" in strict.stdout) == (1, True)
 
 
 @pytest.mark.parametrize("option", [("--min-racks", "3"), ("--topology-file", "file"), ("--worst", "1")], ids=" ".join)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auditor.safety import scan as scanning
 from auditor.safety.draining import holdings_of, judge, mark, mark_unmarked, still_there
 from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
-from auditor.safety.scan import Shape, count, scan
+from auditor.safety.scan import Shape, count, scan, scan_ids
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.glance import Glance, glance
 from bookie.metadata.ledgers.serde import decode, encode
@@ -45,6 +46,21 @@ async def test_only_ledgers_that_name_the_bookies_are_handed_on_and_all_are_coun
         assert (result.ledgers, sum(done), await count(world.ledgers)) == (4, 4, 4)
         assert result.unclosed == {Shape(3, 3): 1}
         assert result.is_complete
+
+
+@in_virtual_time
+async def test_no_ledger_is_left_out_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "CHUNK", 2)
+    monkeypatch.setattr(scanning, "_PARENTS", 1)
+    async with a_world("a b c") as world:
+        ids = [LedgerId(ledger_id) for ledger_id in (*range(5), 10_000, 20_000, 20_001)]
+        for ledger_id in ids:
+            await world.ledgers.create(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9))
+        for reading in (
+            scan(world.ledgers, names("b"), lambda *_: None, lambda _: None),
+            scan_ids(world.ledgers, ids, names("b"), lambda *_: None, lambda _: None),
+        ):
+            assert (await reading).ledgers == len(ids)
 
 
 @in_virtual_time

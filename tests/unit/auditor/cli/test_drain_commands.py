@@ -1,0 +1,152 @@
+"""``bkheal drain start`` and ``stop``: what is refused changes nothing, and what is unknown has its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from auditor.cli.cluster import drain
+from auditor.cli.main import app
+from bookie.metadata.bookies.cookies import Cookie, CookieStore
+from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.cluster import open_cluster
+from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.tasks.changes import Changes
+from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import BookieId, LedgerId
+from tests.worlds.cluster import ROOT, service_info
+from tests.worlds.commands import CommandCluster
+from tests.worlds.ledgers import make_metadata
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
+    """Bookies c, d and e are registered, and ledger 10 is on c and d; a has a cookie and is not registered."""
+    made = CommandCluster()
+    monkeypatch.setattr(drain, "connected", made.connected)
+    monkeypatch.setattr(drain, "whoami", lambda: "me@host")
+
+    async def prepare() -> None:
+        await made.fill()
+        cookies = CookieStore(made.keeper, await open_cluster(made.keeper, ROOT))
+        await cookies.create(Cookie(BookieId("a"), ("/j",), ("/l",)))
+        await register(made, "e")
+        await create(made, 10, "c d", last=9)
+
+    asyncio.run(prepare())
+    return made
+
+
+async def register(cluster: CommandCluster, bookie: str, *, is_read_only: bool = False) -> None:
+    registrations = Registrations(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
+    info = service_info(bookie)
+    await registrations.register(BookieId(bookie), info, is_read_only=is_read_only, takeover_deadline_s=1)
+
+
+async def create(cluster: CommandCluster, ledger_id: int, members: str, last: int | None) -> None:
+    quorum = (len(members.split()), len(members.split()))
+    async with cluster.connected("") as client:
+        await client.ports.ledgers.create(LedgerId(ledger_id), make_metadata((0, members), quorum=quorum, last=last))
+
+
+def call(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["drain", *words, "--metadata-uri", "zk://h:1/ledgers"], input=typed)
+
+
+def drained(cluster: CommandCluster) -> list[str]:
+    return sorted(asyncio.run(Drains(cluster.keeper, ROOT).read()))
+
+
+def begin(cluster: CommandCluster, *bookies: str) -> None:
+    asyncio.run(Drains(cluster.keeper, ROOT).start(*(Drain(BookieId(name), "me", 1) for name in bookies)))
+
+
+def is_unchanged(cluster: CommandCluster, *drains: str) -> bool:
+    changes = asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(9))
+    return drained(cluster) == sorted(drains) and not changes and asyncio.run(cluster.marked()) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("option", ["--yes", "--dry-run"])
+def test_one_bookie_that_is_not_registered_excludes_the_others(cluster: CommandCluster, option: str) -> None:
+    refused = call("start", "c", "a", option)
+    assert (refused.exit_code, "not registered: a" in refused.stderr) == (ExitCode.FAILED, True)
+    assert is_unchanged(cluster)
+
+
+def test_no_drain_begins_while_recovery_is_disabled(cluster: CommandCluster) -> None:
+    async def disable() -> None:
+        async with cluster.connected("") as client:
+            await client.ports.tasks.switches.disable()
+
+    asyncio.run(disable())
+    refused = call("start", "c", "--yes")
+    assert (refused.exit_code, "auto-recovery is disabled" in refused.stderr) == (ExitCode.FAILED, True)
+    assert is_unchanged(cluster)
+    assert call("start", "c", "--dry-run").exit_code == ExitCode.OK
+    assert call("start", "c", "--yes", "--force").exit_code == ExitCode.OK
+
+
+def test_bookies_of_other_drains_are_no_room(cluster: CommandCluster) -> None:
+    begin(cluster, "e")
+    refused = call("start", "c", "--yes")
+    assert (refused.exit_code, "1 writable bookie would be left" in refused.stderr) == (ExitCode.FAILED, True)
+    assert is_unchanged(cluster, "e")
+
+
+def test_the_copies_of_a_read_only_bookie_need_room_too(cluster: CommandCluster) -> None:
+    for name in ("c", "e"):
+        asyncio.run(register(cluster, name, is_read_only=True))
+    refused = call("start", "c", "--yes")
+    assert (refused.exit_code, "1 writable bookie would be left" in refused.stderr) == (ExitCode.FAILED, True)
+    assert is_unchanged(cluster)
+
+
+def test_writers_of_other_ledgers_keep_enough_bookies_if_a_writable_one_leaves(cluster: CommandCluster) -> None:
+    asyncio.run(create(cluster, 11, "a b d", last=None))
+    refused = call("start", "c", "--yes")
+    assert (refused.exit_code, "ensembles of 3 bookies" in refused.stderr) == (ExitCode.FAILED, True)
+    assert is_unchanged(cluster)
+
+
+def test_a_ledger_that_cannot_be_read_has_its_own_exit_code_and_the_rest_is_marked(cluster: CommandCluster) -> None:
+    async def damage() -> None:
+        async with cluster.connected("") as client:
+            await client.store.set(client.ports.ledgers.path(LedgerId(9)), b"nonsense", ANY_VERSION)
+
+    asyncio.run(damage())
+    started = call("start", "c", "--yes")
+    assert (started.exit_code, "the metadata of 1 ledger cannot be read" in started.stderr) == (ExitCode.PARTIAL, True)
+    assert (drained(cluster), asyncio.run(cluster.marked())) == (["c"], [7, 8, 9, 10])
+
+
+def test_a_bookie_on_which_only_what_cannot_be_read_is_left_is_not_empty(cluster: CommandCluster) -> None:
+    async def damage() -> None:
+        async with cluster.connected("") as client:
+            await client.store.set(client.ports.ledgers.path(LedgerId(9)), b"nonsense", ANY_VERSION)
+
+    begin(cluster, "e")
+    assert call("status", "e").exit_code == ExitCode.OK
+    asyncio.run(damage())
+    for option in ((), ("--wait",)):
+        left = call("status", "e", *option)
+        assert (left.exit_code, "decommission" in left.stdout) == (ExitCode.PARTIAL, False)
+        assert "none of the 3 ledgers that can be read names them" in left.stdout
+
+
+@pytest.mark.parametrize("typed", ["", "\n", "n\n"], ids=repr)
+def test_a_drain_is_cancelled_after_a_yes_alone(cluster: CommandCluster, typed: str) -> None:
+    begin(cluster, "c")
+    assert call("stop", "c", typed=typed).exit_code == ExitCode.FAILED
+    assert call("stop", "c", "--dry-run").exit_code == ExitCode.OK
+    assert is_unchanged(cluster, "c")
+
+
+def test_the_drains_that_exist_are_cancelled_and_the_others_are_told(cluster: CommandCluster) -> None:
+    begin(cluster, "c", "d")
+    stopped = call("stop", "c", "e", "-o", "json", "--yes")
+    assert (stopped.exit_code, json.loads(stopped.stdout)["stopped"]) == (ExitCode.FAILED, ["c"])
+    assert drained(cluster) == ["d"]
