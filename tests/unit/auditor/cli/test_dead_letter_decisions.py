@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import changing, dead_letters
 from auditor.cli.main import app
-from auditor.safety.dead_letters import DeadLetters
+from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
 from bookie.metadata.nodes import put
 from bookie.metadata.port import WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
@@ -21,6 +21,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LedgerId
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
+from tests.worlds.ledgers import make_metadata
 from tests.worlds.pulsar_nodes import MESSAGES
 
 URI = "zk://h:1/ledgers"
@@ -68,6 +69,40 @@ def test_several_losses_are_accepted_and_listed(cluster: CommandCluster) -> None
     assert "fire in the server room" in call("list", "--accepted").stdout
     again = call(*ACCEPT, "-o", "json")  # nothing to confirm
     assert (again.exit_code, outcomes(again)) == (ExitCode.OK, {7: "already_accepted", 8: "already_accepted"})
+
+
+async def replace(cluster: CommandCluster, ledger_id: int, *fragments: tuple[int, str], last: int | None) -> None:
+    async with cluster.connected("") as client:
+        await client.ports.ledgers.delete(LedgerId(ledger_id))
+        metadata = make_metadata(*fragments, quorum=(2, 2), last=last)
+        await client.ports.ledgers.create(LedgerId(ledger_id), metadata)
+
+
+def test_the_task_stays_for_a_bookie_that_is_away_and_that_no_audit_reported(cluster: CommandCluster) -> None:
+    ran(replace(cluster, 7, (0, "a b"), (5, "c restarting"), last=9))
+    accepted = call(*ACCEPT, "--yes", "-o", "json")
+    assert outcomes(accepted) == {7: "accepted_task_stays", 8: "accepted"}
+    assert ran(cluster.marked()) == [7, 9]
+
+
+def test_what_a_writer_may_still_change_is_not_lost(cluster: CommandCluster) -> None:
+    ran(replace(cluster, 7, (0, "a b"), (5, "c d"), last=None))
+    refused = call("accept-loss", "7", "--reason", "x", "--yes")
+    assert (refused.exit_code, "ledger 7 is not closed" in refused.stdout) == (ExitCode.FAILED, True)
+    ran(replace(cluster, 7, (0, "a b"), (5, "a b"), (8, "c d"), last=None))
+    accepted = call("accept-loss", "7", "--reason", "x", "--yes", "-o", "json")
+    (row,) = json.loads(accepted.stdout)["ledgers"]
+    assert (row["outcome"], [part["last_entry_id"] for part in row["lost"]]) == ("accepted_task_stays", [4])
+
+
+def test_a_ledger_that_changed_meanwhile_is_no_success(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def changed(letters: DeadLetters, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
+        return DeadLetterResult(ledger_id, Outcome.CHANGED)
+
+    monkeypatch.setattr(DeadLetters, "accept", changed)
+    assert call(*ACCEPT, "--yes").exit_code == ExitCode.FAILED
 
 
 def test_nothing_is_changed_if_one_ledger_is_refused(cluster: CommandCluster) -> None:
