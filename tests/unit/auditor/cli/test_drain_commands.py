@@ -18,6 +18,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.changes import Changes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.clock import SystemClock
 from tests.worlds.cluster import ROOT, service_info
 from tests.worlds.commands import CommandCluster
 from tests.worlds.ledgers import make_metadata
@@ -135,6 +136,26 @@ def test_a_bookie_on_which_only_what_cannot_be_read_is_left_is_not_empty(cluster
         left = call("status", "e", *option)
         assert (left.exit_code, "decommission" in left.stdout) == (ExitCode.PARTIAL, False)
         assert "none of the 3 ledgers that can be read names them" in left.stdout
+
+
+def test_a_wait_ends_after_a_pass_over_all_ledgers(cluster: CommandCluster) -> None:
+    steps = iter([(10, 11), (11, None)])
+
+    class Moving(SystemClock):
+        """With each wait a ledger leaves the bookie, and the first time a writer puts another one there."""
+
+        async def sleep(self, seconds: float) -> None:
+            leaving, coming = next(steps)
+            if coming is not None:
+                await create(cluster, coming, "c d", last=9)
+            async with cluster.connected("") as client:
+                await client.ports.ledgers.delete(LedgerId(leaving))
+
+    cluster.clock = Moving()
+    begin(cluster, "c")
+    done = call("status", "c", "--wait")
+    assert (done.exit_code, "of 3 ledgers, all readable, none names them" in done.stdout) == (ExitCode.OK, True)
+    assert next(steps, None) is None
 
 
 @pytest.mark.parametrize("typed", ["", "\n", "n\n"], ids=repr)
