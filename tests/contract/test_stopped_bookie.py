@@ -16,6 +16,7 @@ from bookie.metadata.bookies.cookies import Cookie, encode_cookie
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE
+from bookie.server.joining.formatting import FormatRefusedError
 from bookie.storage.disks.directory_lock import DirectoryInUseError, lock_directory
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.wire.port import Status
@@ -203,6 +204,18 @@ def test_cookies_are_shown_for_people_and_a_missing_one_is_a_failure(home: Path)
     (home / "journal" / CURRENT / VERSION_FILE).unlink()
     first, second = document(home, "cookie", "show", exit_code=ExitCode.FAILED)["items"]
     assert (first["problem"], second["problem"]) == ("there is no file VERSION", None)
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--yes"])
+def test_a_format_without_one_of_the_ledger_directories_is_refused(home: Path, option: str) -> None:
+    before = files(home)
+    uri = ("--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")
+    unmounted = f"{home / 'ledgers'},{home / 'unmounted'}"
+    places = ["--journal-dir", str(home / "journal"), "--ledger-dir", unmounted]
+    refused = CliRunner().invoke(app, ["bookie", "format", option, *uri, *places])
+    assert isinstance(refused.exception, FormatRefusedError), refused.output
+    assert "cannot be opened" in str(refused.exception)
+    assert files(home) == before
 
 
 def test_a_format_that_is_only_tried_prints_what_would_be_lost(home: Path) -> None:
