@@ -120,14 +120,21 @@ def strangers(members: Collection[BookieId], wish: Isolation | None, groups: Boo
     primary and secondary groups together have fewer. A bookie in other groups only is always a stranger. There are no
     strangers without a primary group, or without groups in the topology.
     """
+    return tuple(sorted(set(members) - permitted(members, wish, groups, len(members))))
+
+
+def permitted(
+    bookies: Collection[BookieId], wish: Isolation | None, groups: BookieGroups, ensemble_size: int
+) -> frozenset[BookieId]:
+    """Return those of ``bookies`` that are no ``strangers`` in an ensemble of this size."""
     if wish is None or not wish.primary or not groups.names:
-        return ()
-    permitted = groups.among(members, wish.primary)
-    if groups.size(wish.primary) < len(members):
-        permitted |= groups.among(members, wish.secondary)
-    if groups.size(wish.primary | wish.secondary) < len(members):
-        permitted |= frozenset(members) - groups.among(members, groups.names)
-    return tuple(sorted(set(members) - permitted))
+        return frozenset(bookies)
+    found = groups.among(bookies, wish.primary)
+    if groups.size(wish.primary) < ensemble_size:
+        found |= groups.among(bookies, wish.secondary)
+    if groups.size(wish.primary | wish.secondary) < ensemble_size:
+        found |= frozenset(bookies) - groups.among(bookies, groups.names)
+    return found
 
 
 def strangers_text(found: Collection[BookieId], wish: Isolation, groups: BookieGroups) -> str:

@@ -181,13 +181,14 @@ class _Moves:
         return best
 
     def _search(self, index: int, now: Faults, candidates: Sequence[BookieId]) -> _Better | None:
+        pools = self._pools(candidates)
         best: _Better | None = None
         count = 0
         for positions in itertools.islice(self._choices(index), TRIALS_MAX):
             if best is not None and best.faults.is_adhering and len(positions) > count:
                 break
             count = len(positions)
-            found = self._filled(index, positions, candidates)
+            found = self._filled(index, positions, pools)
             if found is not None and found.faults.cost < (best.faults if best else now).cost:
                 best = found
         return best
@@ -207,19 +208,34 @@ class _Moves:
         key = self._key(index, position)
         return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
 
-    def _filled(self, index: int, positions: tuple[int, ...], candidates: Sequence[BookieId]) -> _Better | None:
+    def _filled(self, index: int, positions: tuple[int, ...], pools: Sequence[Sequence[BookieId]]) -> _Better | None:
+        """Return the best ensemble with other bookies in these positions. Among equals, it has the better groups."""
         metadata = self.ledger.metadata
         members, quorum = metadata.fragments[index].members, metadata.write_quorum
-        preferred = self._judge.preferred(candidates, metadata.custom)
-        few = [candidate for candidate in candidates if candidate in preferred]
-        usable = few if len(few) >= len(positions) else candidates
-        filled = self.placement.filled(members, positions, quorum, usable, self._rng(index))
-        if filled is None:
-            return None
-        found = _Better(filled, self._faults_of(filled))
-        for position in positions:
-            found = self._with_begun(index, position, found, candidates)
-        return found
+        best: _Better | None = None
+        for usable in pools:
+            filled = self.placement.filled(members, positions, quorum, usable, self._rng(index))
+            if filled is None:
+                continue
+            found = _Better(filled, self._faults_of(filled))
+            for position in positions:
+                found = self._with_begun(index, position, found, pools[-1])
+            if best is None or found.faults.cost < best.faults.cost:
+                best = found
+            if best.faults.is_adhering:
+                break
+        return best
+
+    def _pools(self, candidates: Sequence[BookieId]) -> Sequence[Sequence[BookieId]]:
+        """Return the candidates of the primary groups, then those that are no fault in an ensemble, then all.
+
+        A fill knows no groups: among all, it could choose a fault although another candidate is none.
+        """
+        metadata = self.ledger.metadata
+        primary = self._judge.preferred(candidates, metadata.custom)
+        permitted = self._judge.permitted(candidates, metadata.custom, metadata.ensemble_size)
+        pools = [[each for each in candidates if each in some] for some in (primary, permitted)]
+        return [pool for pool in pools if pool and len(pool) < len(candidates)] + [candidates]
 
     def _with_begun(self, index: int, position: int, found: _Better, candidates: Sequence[BookieId]) -> _Better:
         """Prefer the bookie of a begun copy if its place is no worse."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import BookieId
-from bookie.model.isolation import Isolation, isolation_of, isolation_problem, strangers, strangers_text
+from bookie.model.isolation import Isolation, isolation_of, isolation_problem, permitted, strangers, strangers_text
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
 from bookie.model.topology import Topology
 
@@ -90,6 +90,10 @@ class EnsembleJudge:
         wish = self._wish(custom)
         everyone = frozenset(bookies)
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
+
+    def permitted(self, bookies: Collection[BookieId], custom: Custom, ensemble_size: int) -> frozenset[BookieId]:
+        """Those of ``bookies`` that an ensemble of this size may have without a fault (``Faults.outside``)."""
+        return permitted(bookies, self._wish(custom), self.topology.groups, ensemble_size)
 
     def _wish(self, custom: Custom) -> Isolation | None:
         """The groups of the ledger; None if it has no primary ones, or they cannot be respected."""

@@ -213,6 +213,46 @@ def test_a_group_smaller_than_the_ensemble_permits_bookies_in_no_group_and_none_
     assert (step.old, step.target) == ("b2", "b9")
 
 
+FIRST_OR_SECOND = {
+    "policyClass": RED["policyClass"],
+    "properties": {"isolationBookieGroups": "first", "secondaryIsolationBookieGroups": "second"},
+}
+
+
+def of_first_or_second(members: str, ledger_id: int = 7) -> Versioned:
+    custom = ((POLICY_KEY, json.dumps(FIRST_OR_SECOND).encode()),)
+    metadata = replace(make_metadata((0, members), quorum=(2, 2), last=9), custom=custom)
+    return versioned(metadata, ledger_id)
+
+
+@pytest.mark.parametrize("ledger_id", range(20))
+def test_a_bookie_that_is_no_fault_is_chosen_among_many_that_are(ledger_id: int) -> None:
+    """Too few bookies of both groups are up, so those in no group are allowed as well. They are faults all the same."""
+    groups = {
+        "first": {"p1": {"rack": "/p"}},
+        "second": {name: {"rack": f"/{name}"} for name in ("s1", "s2", "s3")},
+        "other": {"o1": {"rack": "/o1"}, "o2": {"rack": "/o2"}},
+        **{f"u{number}": f"/u{number}" for number in range(8)},
+    }
+    where = Placement(POLICY, parse_topology(json.dumps(groups)))
+    bookies = writable(f"p1 s1 o1 o2 {' '.join(f'u{number}' for number in range(8))}").with_groups(
+        where.topology.groups
+    )
+    plan = plan_moves(of_first_or_second("p1 o1 o2", ledger_id), bookies, where)
+    assert [step.target for step in plan.steps] == ["s1"]
+
+
+def test_one_bookie_of_a_secondary_group_is_better_than_two_others_if_the_primary_ones_are_in_the_wrong_rack() -> None:
+    groups = {
+        "first": {"p1": {"rack": "/a"}, "p2": {"rack": "/a"}},
+        "second": {"s1": {"rack": "/b"}, "s2": {"rack": "/b"}, "s3": {"rack": "/c"}},
+    }
+    where = Placement(POLICY, parse_topology(json.dumps(groups)))
+    bookies = writable("p1 p2 s1 s2 s3").with_groups(where.topology.groups)
+    plan = plan_moves(of_first_or_second("p1 s1 s2"), bookies, where)
+    assert [step.target for step in plan.steps] == ["s3"]
+
+
 @given(
     members=st.permutations(sorted(RACKS)).map(lambda order: tuple(map(BookieId, order[:4]))),
     size=st.integers(2, 4),
