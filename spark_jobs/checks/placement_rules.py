@@ -10,9 +10,10 @@ rack, the verdict would be a guess. If groups cannot be read, the spread over do
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
 from bookie.model.isolation import BookieGroups, Isolation, allowed_for, strangers, strangers_text
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
@@ -50,7 +51,8 @@ class PlacementRules:
     policy: PlacementPolicy
     topology: Topology
     writable: frozenset[BookieId]
-    registered: frozenset[BookieId]
+    staying: frozenset[BookieId]
+    """Registered bookies that are not draining: the members that a repair counts for the groups of a ledger."""
     domains: Mapping[Level, int]
     """Number of domains of each level."""
 
@@ -58,15 +60,14 @@ class PlacementRules:
     def of(
         policy: PlacementPolicy,
         topology: Topology,
-        bookies: Iterable[BookieId],
-        writable: Iterable[BookieId],
-        registered: Collection[BookieId] = (),
+        known: Iterable[BookieId],
+        bookies: Bookies,
     ) -> PlacementRules:
-        """Return the rules for a cluster with these ``bookies``, registered or not: an outage moves no copies."""
-        places = [where for bookie in bookies if (where := topology.known(bookie)) is not None]
+        """Return the rules for a cluster with the ``known`` bookies, registered or not: an outage moves no copies."""
+        places = [where for bookie in known if (where := topology.known(bookie)) is not None]
         # A read-only view of a mapping cannot be sent to executors.
         sendable = Topology(dict(topology.locations), BookieGroups(dict(topology.groups.names)))
-        return PlacementRules(policy, sendable, frozenset(writable), frozenset(registered), count_domains(places))
+        return PlacementRules(policy, sendable, bookies.writable, bookies.staying, count_domains(places))
 
     def judge(
         self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None = None, groups_problem: str = ""
@@ -103,7 +104,7 @@ class PlacementRules:
     def _is_fixable(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> bool:
         """Return whether a replacement helps. One bookie of each rack and kind of group stands for the others there."""
         groups, present = self.topology.groups, frozenset(members)
-        everyone = self.writable | (self.registered & present)
+        everyone = self.writable | (self.staying & present)
         allowed = (self.writable - present) & allowed_for(wish, groups, everyone, len(members))
         first, second = (wish.primary, wish.secondary) if wish is not None else (frozenset(), frozenset())
         primary, secondary = groups.among(allowed, first), groups.among(allowed, second)

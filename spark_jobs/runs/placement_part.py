@@ -174,9 +174,7 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
             "there is no topology, so no placement can be judged: write a topology file and pass it with "
             "--topology-file, or store the topology in ZooKeeper"
         )
-    rules = PlacementRules.of(
-        context.settings.placement_policy, topology, sorted(known), bookies.writable, bookies.registered
-    )
+    rules = PlacementRules.of(context.settings.placement_policy, topology, sorted(known), bookies)
     return PlacementPart(context, rules, source)
 
 

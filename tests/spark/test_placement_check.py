@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
 from bookie.model.isolation import Isolation
@@ -30,8 +31,9 @@ GROUPS = {"red": "ace", "blue": "bd"}
 TOPOLOGY = parse_topology(
     json.dumps({**{name: {each: {"rack": RACKS[each]} for each in GROUPS[name]} for name in GROUPS}, "o\\f": "/r3"})
 )
+UP = Bookies(frozenset({BookieId("c"), BookieId("e")}), frozenset())
 NAMES = ["a", "b", "c", "d", "e", "o\\f", "unknown"]
-RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), [BookieId("c"), BookieId("e")])
+RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), UP)
 WISHES = [
     None,
     groups_text(Isolation(frozenset({"red"}))),

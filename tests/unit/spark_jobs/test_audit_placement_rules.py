@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bookie.client.placement.judge import EnsembleJudge
+from bookie.client.placement.placement import Placement
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
-from bookie.model.ids import BookieId
+from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import POLICY_KEY, Isolation
 from bookie.model.spread import PlacementPolicy, adherence
+from replicator.plan.moves import plan_moves
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
+from tests.worlds.ledgers import make_metadata
 
 TOPOLOGY = parse_topology('{"a": "/eu/r1", "b": "/eu/r1", "c": "/eu/r2", "d": "/us/r3", "e": "/us/r3", "f": "/us/r4"}')
 KNOWN = tuple(map(BookieId, "abcdef"))
@@ -25,8 +31,12 @@ def letters(text: str) -> list[BookieId]:
     return list(map(BookieId, text))
 
 
+def listed(writable: str, registered: str = "") -> Bookies:
+    return Bookies(frozenset(letters(writable)), frozenset(letters(registered)) - frozenset(letters(writable)))
+
+
 def rules(policy: PlacementPolicy, *, known: str = "abcdef", writable: str = "") -> PlacementRules:
-    return PlacementRules.of(policy, TOPOLOGY, letters(known), letters(writable))
+    return PlacementRules.of(policy, TOPOLOGY, letters(known), listed(writable))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +110,8 @@ RED = Isolation(frozenset({"red"}), frozenset({"blue"}))
 
 
 def grouped(writable: str, registered: str = "abcdefg") -> PlacementRules:
-    sets = letters("abcdefg"), letters(writable), letters(registered)
-    return PlacementRules.of(PlacementPolicy(min_racks=2), GROUPS, *sets)
+    policy = PlacementPolicy(min_racks=2)
+    return PlacementRules.of(policy, GROUPS, letters("abcdefg"), listed(writable, registered))
 
 
 def test_a_member_outside_the_groups_is_misplaced_also_if_the_racks_are_enough() -> None:
@@ -126,7 +136,7 @@ def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other
     racks = {"red": {"b": "/r1", "c": "/r2", "x": "/r3"}, "blue": {"a": "/r1"}, "green": {"e": "/r4", "f": "/r5"}}
     places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
     policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps(places))
-    rules = PlacementRules.of(policy, topology, letters("abcefx"), letters("ab"), letters("abcef"))
+    rules = PlacementRules.of(policy, topology, letters("abcefx"), listed("ab", "abcef"))
     assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the primary group, and a is not"
 
 
@@ -159,3 +169,55 @@ def test_what_is_misplaced_is_what_a_replicator_would_move(
     assert (judged.spread is Spread.MISPLACED) == (not faults.is_adhering)
     assert judged.is_outside == (faults.outside > 0)
     assert judged.detail == faults.detail
+
+
+def custom_of(wish: Isolation) -> tuple[tuple[str, bytes], ...]:
+    properties = {
+        "isolationBookieGroups": ",".join(sorted(wish.primary)),
+        "secondaryIsolationBookieGroups": ",".join(sorted(wish.secondary)),
+    }
+    policy = {"policyClass": "IsolatedBookieEnsemblePlacementPolicy", "properties": properties}
+    return ((POLICY_KEY, json.dumps(policy).encode()),)
+
+
+def moves(members: list[BookieId], quorum: int, wish: Isolation, bookies: Bookies, policy: PlacementPolicy) -> bool:
+    """Whether a replicator would move a copy of a ledger with this ensemble."""
+    plain = make_metadata((0, " ".join(members)), quorum=(quorum, quorum), last=9)
+    ledger = Versioned(LedgerId(7), replace(plain, custom=custom_of(wish)), 0)
+    where = Placement(policy, GROUPS, draining=bookies.draining)
+    return bool(plan_moves(ledger, bookies.with_groups(GROUPS.groups), where).steps)
+
+
+SOME = st.frozensets(st.sampled_from(letters("abcdefg")))
+SOME_GROUPS = st.frozensets(st.sampled_from(["red", "blue", "green"]))
+
+
+@settings(max_examples=400)
+@example(letters("acb"), 3, Isolation(frozenset(), RED.primary), 3, listed("beg", "acdf"), frozenset(letters("a")))
+@given(
+    st.lists(st.sampled_from(letters("abcdefg")), min_size=1, max_size=4, unique=True),
+    st.integers(1, 4),
+    st.builds(Isolation, SOME_GROUPS, SOME_GROUPS),
+    st.integers(1, 3),
+    st.builds(Bookies, SOME, SOME),
+    SOME,
+)
+def test_what_is_fixable_is_what_a_replicator_would_move(
+    members: list[BookieId],
+    quorum: int,
+    wish: Isolation,
+    min_racks: int,
+    up: Bookies,
+    draining: frozenset[BookieId],
+) -> None:
+    """Of members that may move: a replicator first replaces lost and draining ones."""
+    policy = PlacementPolicy(min_racks=min_racks)
+    bookies = Bookies(up.writable, up.read_only - up.writable).with_draining(draining)
+    rules = PlacementRules.of(policy, GROUPS, letters("abcdefg"), bookies)
+    quorum = min(quorum, len(members))
+    is_moved = moves(members, quorum, wish, bookies, policy)
+    judged = rules.judge(members, quorum, wish)
+    if bookies.staying.issuperset(members):
+        assert judged.is_fixable == is_moved
+    else:
+        assert judged.is_fixable or not is_moved
