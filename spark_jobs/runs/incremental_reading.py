@@ -81,6 +81,9 @@ class IncrementalReading:
             self._log_problem("all ledgers are read")
             self._plan = ()
             return self._live.scan(live)
+        if sources.problem:
+            self.problem = sources.problem
+            self._log_problem("only what runs that ended early have read is not read again")
         image = self._image.begin(live, attendance)
         with context.tasks(Phase.SCAN):
             scan = self._scan(works, sources, live, image)
@@ -148,7 +151,8 @@ class _Sources:
         found: list[LeafRecord] = []
         if lost:
             self.problem = "a bookie was lost, and no audit of all ledgers has dealt with it"
-        images = [*self._unfinished(), *(() if lost else self._whole())]
+        # The last of them is the last reading: the image, or without one, the oldest reading that ended early.
+        images = [*reversed(list(self._unfinished())), *(() if lost else self._whole())]
         for folder, manifest in images:
             whole = image_folder(folder.to_text())
             try:

@@ -322,6 +322,7 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
     result = again(spark, place, clock)
     image = result.summary.image
     assert 0 < image.carried < CARRIED
+    assert "lost" in image.carried_problem, "the rest was not taken from the image"
     assert (set(place.marked()), place.audited()) == ({5, 10_005}, {"x:1"})
     assert image.written_ledgers == len(LEDGERS)
     assert files.unfinished(parent) == []

@@ -6,7 +6,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ from spark_jobs.datasource.ledgers import leaf_stat
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import leaf_of, scan
+from spark_jobs.image import files
 from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import ImageRows, leaves_of, tally
 from spark_jobs.image.columns import LEDGERS_SCHEMA, ImageColumns, tables_of
@@ -41,7 +43,10 @@ from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
+from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
+from spark_jobs.runs.incremental_reading import _Sources
+from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 
 NOW_MS = 1_800_000_000_000
@@ -570,3 +575,28 @@ def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert list(leaf_records(leaf_table([]))) == []
     with pytest.raises(ValueError, match="missing or negative"):
         list(leaf_records(leaf_table([replace(RECORD, leaf=-1)])))
+
+
+@pytest.mark.parametrize("has_image", [False, True])
+async def test_the_last_reading_is_that_of_the_image_or_else_the_oldest_that_ended_early(
+    tmp_path: Path, has_image: bool
+) -> None:
+    """The interval to the next run is estimated by it: a shorter one would leave ledgers unread beyond their period."""
+    made, clock = await world(tmp_path / "world"), ManualClock()
+    place, kind, now_ms = LocalImageFolder(tmp_path / "image"), made.cluster.kind.value, clock.epoch_ms()
+
+    def manifest(run_id: str, read_from_ms: int) -> Manifest:
+        return Manifest(run_id, made.cluster.instance_id, made.cluster.root, kind, read_from_ms, 0, (), ())
+
+    if has_image:
+        files.commit(files.begin(place, made.cluster, "20270115-0"), manifest("20270115-0", now_ms - DAY_MS))
+    for minutes in (30, 20, 10):
+        run_id = f"20270115-{60 - minutes}"
+        writing = files.begin(place, made.cluster, run_id, kept=files.UNFINISHED)
+        files.note_beginning(writing, manifest(run_id, now_ms - minutes * 60_000))
+    week_s = 7 * 86_400
+    settings = SimpleNamespace(image_place=str(tmp_path / "image"), reread_within_s=week_s, image_age_max_s=week_s)
+    cluster = SimpleNamespace(cluster=made.cluster, who_left=lambda _: "")
+    context = SimpleNamespace(settings=settings, cluster=cluster, clock=clock, run_id="now")
+    sources = _Sources(cast(RunContext, context), {})
+    assert sources.read_from_ms == now_ms - (DAY_MS if has_image else 30 * 60_000)
