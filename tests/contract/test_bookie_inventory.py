@@ -24,7 +24,7 @@ from bookie.runtime.ports import free_loopback_port
 from bookie.server.administration.node import Node, TooManyInventoriesError
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import Administration, AdministrationMissingError
+from bookie.wire.administration import Administration, AdministrationMissingError, AdministrationUnavailableError
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.checks.inventory import asking
@@ -203,6 +203,39 @@ def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: py
     monkeypatch.setattr(Node, "inventory", busy)
     rows, answer = asked(bookie)
     assert (rows, len(calls), answer["state"]) == ([], ATTEMPTS_MAX, InventoryState.NO_ANSWER.value)
+
+
+def test_a_list_that_goes_on_may_be_interrupted_any_number_of_times(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3 * ATTEMPTS_MAX
+    for ledger_id in range(1, count + 1):
+        add(bookie, LedgerId(ledger_id), 0)
+    real = Node.inventory
+
+    async def one(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+        async for batch in real(self, request):
+            if len(batch.ledgers) > 1:
+                del batch.ledgers[1:]
+                batch.is_last = False
+                yield batch
+                raise TooManyInventoriesError("too busy")
+            yield batch
+
+    monkeypatch.setattr(Node, "inventory", one)
+    rows, answer = asked(bookie)
+    assert [row["ledger_id"] for row in rows] == list(range(1, count + 1))
+    assert (answer["state"], answer["ledgers"]) == (InventoryState.LISTED.value, count)
+
+
+def test_a_bookie_that_does_not_tell_its_damage_is_not_asked_for_its_ledgers(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its status it could seem to have no damage."""
+    add(bookie, L1, 0)
+    monkeypatch.setattr(Administration, "status", raising(AdministrationUnavailableError("too busy")))
+    rows, answer = asked(bookie)
+    assert (rows, answer["state"], answer["detail"]) == ([], InventoryState.NO_ANSWER.value, "too busy")
 
 
 def test_a_list_that_does_not_end_is_left(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.ledger_schema import ledger_schema
 from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 from spark_jobs.group_rows import groups_text, wish_in
+from tests.worlds.ledgers import make_metadata
 
 BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)] + [BookieId("b"), BookieId("x" * 200)]
 
@@ -126,6 +128,32 @@ def rows_of(encoded: Sequence[bytes], live: frozenset[str] | None = None) -> lis
     batch.validate(full=True)
     rows: list[Mapping[str, Any]] = batch.to_pylist()
     return rows
+
+
+PULSARS = (
+    ("application", b"pulsar"),
+    ("component", b"managed-ledger"),
+    ("pulsar/managed-ledger", b"t/n/persistent/a"),
+)
+
+
+def test_the_owner_and_the_groups_of_a_ledger_stay_in_its_batch() -> None:
+    wish = {
+        "policyClass": "IsolatedBookieEnsemblePlacementPolicy",
+        "properties": {"isolationBookieGroups": "red"},
+    }
+    owned = ((POLICY_KEY, json.dumps(wish).encode()), *PULSARS)
+    columns = LedgerColumns(None)
+    plain = make_metadata((0, "a b"), quorum=(2, 2), last=9)
+    columns.add(1, encode(replace(plain, custom=owned)))
+    (first,) = columns.take_batch().to_pylist()
+    columns.add(2, encode(plain))
+    (second,) = columns.take_batch().to_pylist()
+    assert (first["topic"], wish_in(first["bookie_groups"])) == (
+        "persistent://t/n/a",
+        (Isolation(frozenset({"red"})), ""),
+    )
+    assert [second[name] for name in (*OWNER_COLUMNS, "bookie_groups")] == [None] * (len(OWNER_COLUMNS) + 1)
 
 
 def brief_rows_of(encoded: Sequence[bytes]) -> list[Mapping[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,3 +184,69 @@ async def test_a_deletion_beside_which_nothing_may_be_read_is_not_old(place: Pla
     assert await place.look(2, grace=any_time) == {2: (Verdict.UNOWNED.value, None, ["d"])}
     place.store.cell.deny("/ledgers/00/0000")
     assert await place.look(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
+
+
+async def test_what_may_not_be_read_of_a_repair_is_a_repair(place: Place) -> None:
+    await place.create({1: MOVED, 2: MOVED})
+    root = place.cluster.root
+    await create_with_parents(place.store, lock_path(root, 1), b"", root)
+    place.store.cell.deny(lock_path(root, 1))
+    repaired, over = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value), (Verdict.OVER_REPLICATED.value, None)
+    assert await place.look(1, 2) == {1: (*repaired, ["d"]), 2: (*over, ["d"])}
+
+
+async def test_a_change_counts_from_the_last_write_of_the_metadata() -> None:
+    times_ms = itertools.count(1_000)
+    store = MemoryStore(MemoryCell(lambda: next(times_ms)))
+    place = Place(store, await formatted(store))
+    await place.create({1: MOVED})
+    path = LedgerStore(store, place.cluster, random.Random(1)).path(LedgerId(1))
+    created = await store.get(path)
+    grace = Grace(created.stat.ctime_ms, None)
+    assert await place.look(1, grace=grace) == {1: (Verdict.OVER_REPLICATED.value, None, ["d"])}
+    await store.set(path, created.data, -1)
+    assert await place.look(1, grace=grace) == {1: (Verdict.NOT_JUDGED.value, NotJudged.CHANGED.value, ["d"])}
+
+
+async def test_a_repair_that_ends_during_the_look_is_seen_in_the_metadata(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark is gone after the ledger was read, and the bookie has a place in the ledger by then."""
+    await place.create({1: MOVED})
+    root, ledgers = place.cluster.root, LedgerStore(place.store, place.cluster, random.Random(1))
+    await create_with_parents(place.store, task_path(root, 1), b"replica: 'x'", root)
+    read = place.store.get_many
+
+    async def then_repaired(paths: Sequence[str]) -> list[Node | None]:
+        found = await read(paths)
+        if await place.store.stat(task_path(root, 1)) is not None:
+            placed = replace(MOVED, fragments=fragments((0, "ad"), (10, "ac")))
+            await ledgers.write(LedgerId(1), placed, 0)
+            await place.store.delete(task_path(root, 1), -1)
+        return found
+
+    monkeypatch.setattr(place.store, "get_many", then_repaired)
+    (verdict, _, _) = (await place.look(1))[1]
+    assert verdict == Verdict.PLACED.value
+
+
+async def test_a_server_that_lags_does_not_make_a_copy_superfluous(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bookies were asked a moment ago, and a server of ZooKeeper may not know the ledger yet."""
+    await place.create({1: replace(MOVED, fragments=fragments((0, "ad"), (10, "ac")))})
+    path = LedgerStore(place.store, place.cluster, random.Random(1)).path(LedgerId(1))
+    read, sync, is_behind = place.store.get_many, place.store.sync, [True]
+
+    async def behind(paths: Sequence[str]) -> list[Node | None]:
+        return [
+            None if each == path and is_behind[0] else node for each, node in zip(paths, await read(paths), strict=True)
+        ]
+
+    async def caught_up(root: str) -> None:
+        await sync(root)
+        is_behind[0] = False
+
+    monkeypatch.setattr(place.store, "get_many", behind)
+    monkeypatch.setattr(place.store, "sync", caught_up)
+    assert await place.look(1) == {1: (Verdict.PLACED.value, None, ["d"])}

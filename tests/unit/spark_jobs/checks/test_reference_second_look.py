@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,36 @@ async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(pla
     assert await place.look(unreferenced(1), young) == (Verdict.NOT_JUDGED, NotJudged.YOUNG)
 
 
+async def test_the_age_of_a_ledger_is_that_of_its_creation() -> None:
+    """Its metadata changes when it is closed, and whenever a copy is moved."""
+    times_ms = itertools.count(1_000)
+    store = MemoryStore(MemoryCell(lambda: next(times_ms)))
+    place = Place(store, await formatted(store))
+    await place.create(1)
+    path = ledger_path(place.cluster.kind, place.cluster.root, LedgerId(1))
+    created = await store.get(path)
+    await store.set(path, created.data, -1)
+    assert (await store.get(path)).stat.mtime_ms > created.stat.ctime_ms
+    old = replace(SETTINGS, created_before_ms=created.stat.ctime_ms)
+    assert await place.look(unreferenced(1), old) == (Verdict.UNREFERENCED, None)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+async def test_a_ledger_that_is_deleted_during_the_second_look_is_not_reported(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_settled: bool
+) -> None:
+    await place.create(1, is_open=is_settled)
+    read = place.store.get_many_data
+
+    async def then_deleted(paths: Sequence[str]) -> Sequence[bytes | None]:
+        found = await read(paths)
+        await LedgerStore(place.store, place.cluster, random.Random(1)).delete(LedgerId(1))
+        return found
+
+    monkeypatch.setattr(place.store, "get_many_data", then_deleted)
+    assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)
+
+
 async def test_what_the_metadata_says_now_counts(place: Place) -> None:
     """The first look read no names, and the ledger may have changed since."""
     unnamed = of_pulsar(b"delayed-index-bucket", delayedIndexTopic="persistent://t/n/orders")
@@ -137,8 +168,10 @@ async def test_bytes_are_those_of_all_copies_and_a_damaged_length_does_not_end_t
     await place.create(1)
     long = replace(ledger(MESSAGES), length=(1 << 63) - 1)
     await LedgerStore(place.store, place.cluster, random.Random(1)).create_many([(LedgerId(2), long)])
-    seen = await look_again(place.store, place.cluster, SETTINGS, [unreferenced(1), unreferenced(2)])
-    assert [each["stored_bytes"] for each in seen] == [200, (1 << 63) - 1]
+    wide = replace(ledger(MESSAGES), ack_quorum=1)
+    await LedgerStore(place.store, place.cluster, random.Random(1)).create_many([(LedgerId(3), wide)])
+    seen = await look_again(place.store, place.cluster, SETTINGS, [unreferenced(1), unreferenced(2), unreferenced(3)])
+    assert [each["stored_bytes"] for each in seen] == [200, (1 << 63) - 1, 200]
 
 
 async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_not(place: Place) -> None:
@@ -195,6 +228,7 @@ async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(p
     assert await place.look(by_shadow) == (Verdict.CHANGED, None)
     await place.create(1)
     assert await place.look(by_both) == (Verdict.CHANGED, None)
+    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == (Verdict.CHANGED, None), "it exists by now"
 
 
 async def test_a_ledger_in_the_node_of_its_own_topic_is_referenced_even_if_that_is_a_shadow_topic(place: Place) -> None:

@@ -1,0 +1,89 @@
+"""The life of one run on record: a failed start leaves no lock, an end is put on record, and a pause ends once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.runs.records import Runs, lane_of
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.exit_codes import ExitCode
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import ROOT, formatted
+
+RECORD = RunRecord(
+    "20270115-000000-abcd",
+    RunKind.BOOKIES,
+    RunCause.COMMAND,
+    "somebody",
+    "host:1",
+    RunState.RUNNING,
+    is_dry_run=False,
+    started_ms=1,
+)
+DONE = RunOutcome(RunState.DONE, ExitCode.OK, verdict="clean", is_success=True)
+
+
+class Unsteady(Runs):
+    """The next ``refused`` writes of records get no answer."""
+
+    refused = 0
+
+    async def write(self, record: RunRecord) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise StoreUnavailableError("no answer")
+        await super().write(record)
+
+
+@pytest.fixture
+async def runs() -> Unsteady:
+    store = MemoryStore(MemoryCell())
+    await formatted(store)
+    return Unsteady(store, ROOT)
+
+
+async def test_a_run_that_could_not_be_put_on_record_leaves_no_lock(runs: Unsteady) -> None:
+    runs.refused = 1
+    life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
+    with pytest.raises(StoreUnavailableError):
+        await life.begin()
+    async with asyncio.timeout(5):
+        await runs.wait_free(lane_of(RECORD))
+    await RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1)).begin()
+
+
+async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_lock_is_held(runs: Unsteady) -> None:
+    life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
+    await life.begin()
+    runs.refused = 60
+    await life.end(DONE)
+    record = await runs.get(RECORD.run_id)
+    assert record is not None
+    assert (record.state, record.verdict) == (RunState.DONE, "clean")
+    assert await runs.holder(lane_of(RECORD)) is None
+
+
+async def test_a_pause_that_was_ended_does_not_end_again(runs: Unsteady) -> None:
+    clock, gate = ManualClock(turns=1), RunGate()
+    life = RunLifeCycle(runs, RECORD, gate, clock)
+    await life.begin()
+    await life.pause("somebody", 5 * REPORT_INTERVAL_S)
+    await life.resume("resumed by somebody")
+    pause_end_s = clock.now_s + 5 * REPORT_INTERVAL_S
+    following = asyncio.create_task(life.follow())
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert clock.now_s > pause_end_s
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    assert (life.record.state, life.record.detail) == (RunState.RUNNING, "resumed by somebody")
+    assert not gate.is_paused
