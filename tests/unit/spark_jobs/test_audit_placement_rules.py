@@ -140,6 +140,14 @@ def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other
     assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the primary group, and a is not"
 
 
+def test_a_bookie_of_a_secondary_group_does_not_stand_for_one_of_no_group_in_its_rack() -> None:
+    racks = {"red": {"c": "/r2"}, "blue": {"b": "/r1", "x": "/r3", "y": "/r3"}, "green": {"e": "/r4", "f": "/r5"}}
+    places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
+    policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps({**places, "a": "/r1"}))
+    rules = PlacementRules.of(policy, topology, letters("abcefxy"), listed("ab", "abcef"))
+    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the secondary group, and a of none"
+
+
 def test_unreadable_groups_are_not_taken_for_none() -> None:
     rules = grouped("abcdefg")
     judged = rules.judge(letters("af"), 2, None, "no JSON")
@@ -194,6 +202,9 @@ SOME_GROUPS = st.frozensets(st.sampled_from(["red", "blue", "green"]))
 
 @settings(max_examples=400)
 @example(letters("acb"), 3, Isolation(frozenset(), RED.primary), 3, listed("beg", "acdf"), frozenset(letters("a")))
+@example(letters("bac"), 3, Isolation(frozenset(), RED.primary), 3, listed("efg", "abcd"), frozenset())
+@example(letters("cga"), 3, Isolation(frozenset({"green", "red"})), 3, listed("abd", "cefg"), frozenset())
+@example(letters("ba"), 2, Isolation(frozenset({"blue", "green"})), 2, listed("cg", "abdef"), frozenset())
 @given(
     st.lists(st.sampled_from(letters("abcdefg")), min_size=1, max_size=4, unique=True),
     st.integers(1, 4),
