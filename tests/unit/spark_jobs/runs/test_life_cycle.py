@@ -71,6 +71,14 @@ async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_loc
     assert await runs.holder(lane_of(RECORD)) is None
 
 
+async def test_a_request_to_end_a_run_is_forgotten_with_its_end(runs: Unsteady) -> None:
+    life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
+    await life.begin()
+    await runs.request_cancel(RECORD.run_id, "somebody")
+    await life.end(DONE)
+    assert await runs.cancel_requested_by(RECORD.run_id) is None
+
+
 async def test_a_pause_that_was_ended_does_not_end_again(runs: Unsteady) -> None:
     clock, gate = ManualClock(turns=1), RunGate()
     life = RunLifeCycle(runs, RECORD, gate, clock)
