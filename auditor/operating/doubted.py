@@ -55,6 +55,6 @@ async def doubts(client: ClusterClient) -> Doubts:
         {
             bookie: recorded[bookie].since_ms
             for bookie in bookies
-            if recorded[bookie].since_ms and 0 < disks[bookie] < begun.get(bookie, 0)
+            if recorded[bookie].since_ms and 0 < disks[bookie] < (begun[bookie] or 0)
         },
     )

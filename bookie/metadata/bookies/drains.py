@@ -10,9 +10,8 @@ together with a check of this version, so a drain begun at the same time is not 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -147,15 +146,6 @@ class Drains:
         found = await self._store.get_many_data([self._path(bookie) for bookie in names])
         return {name: _decode(name, data) for name, data in zip(names, found, strict=True) if data is not None}
 
-    async def begun(self, bookies: Sequence[BookieId]) -> dict[BookieId, int]:
-        """Return the transaction in which each drain began, as this session's server sees it; none without a drain.
-
-        Raises:
-            StoreUnavailableError: no answer.
-        """
-        nodes = await self._store.get_many([self._path(bookie) for bookie in bookies])
-        return {bookie: node.stat.czxid for bookie, node in zip(bookies, nodes, strict=True) if node is not None}
-
     async def draining(self) -> DrainListing:
         """Return the bookies being drained, with a check for later changes.
 
@@ -200,12 +190,14 @@ class Drains:
     async def begun(self, bookies: Iterable[BookieId]) -> Mapping[BookieId, int | None]:
         """Return the transaction that began the drain of each of these bookies; None: it is not being drained.
 
+        The answer is that of this session's server, which may lag.
+
         Raises:
             StoreUnavailableError: no answer.
         """
         names = sorted(bookies)
-        stats = await asyncio.gather(*(self._store.stat(self._path(bookie)) for bookie in names))
-        return {name: None if stat is None else stat.czxid for name, stat in zip(names, stats, strict=True)}
+        nodes = await self._store.get_many([self._path(bookie) for bookie in names])
+        return {name: None if node is None else node.stat.czxid for name, node in zip(names, nodes, strict=True)}
 
     async def wait_changed(self, seen: SeenDrains) -> SeenDrains:
         """Wait until a drain begins or ends after ``seen``, and return the new listing.
