@@ -77,7 +77,8 @@ MayContinue = Callable[[], Awaitable[bool]]
 """Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
 NoteLacking = Callable[[Set[BookieId]], Awaitable[None]]
 """Called with holders that denied entries served by another one, could not read them (R140), or have damaged copies of
-them (R41). Only after it has returned, these entries count as progress: they are not read again then."""
+them (R41). Only after it has returned, these entries are sent: a target that has them may list them, and they are not
+read again then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,11 +390,12 @@ class _CopyRun:
             self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
             self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
-            is_sent = not self._is_over() and await self._goes_on()
-            stored = await self._send(fetched.packets, asked, receivers, slots) if is_sent else []
-        damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
-        if (fetched.lacking or damaged) and not await self._is_lacking_noted(fetched.lacking | damaged):
-            return None
+            damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
+            if (fetched.lacking or damaged) and not await self._is_lacking_noted(fetched.lacking | damaged):
+                return None
+            if self._is_over() or not await self._goes_on():
+                return None
+            stored = await self._send(fetched.packets, asked, receivers, slots)
         for receiver in stored:
             await self._note_stored(receiver, fetched, waiting, chunk_number)
         return None if self._is_over() else fetched

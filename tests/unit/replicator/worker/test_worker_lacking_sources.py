@@ -131,6 +131,30 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_no
         assert await world.is_clean()
 
 
+@in_virtual_time
+async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_place_are_listed_already() -> None:
+    """The next round does not read these entries: their target lists them."""
+    async with a_world(WORLD) as world:
+        packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
+        await world.kill("c")
+        await world.add_bookies("c", incarnation="2")
+        await world.tasks.marking.mark(LEDGER, [BookieId("c")])
+        running, failed = world.worker(), 0
+
+        async def fail_once(operation: str, path: str) -> Fault | None:
+            nonlocal failed
+            if failed or (operation, path) != ("create", task_path(ROOT, LEDGER)):
+                return None
+            failed += 1
+            return Fault.FAIL_BEFORE
+
+        running.store.fault_hook = fail_once
+        await running.worker.run()
+        assert failed
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
 @pytest.mark.parametrize("fail", [dead, lost_session])
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_interrupted(fail: Fail) -> None:
