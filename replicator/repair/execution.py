@@ -306,7 +306,9 @@ class Execution:
         target, key = step.target, _key(ledger, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
         goes_on = partial(self._are_wanted, [step])
-        [outcome] = await self._copier.copy(ledger, [PositionCopy(step, others, incarnation)], goes_on, self._rank)
+        note_lacking = partial(self._mark_lacking, ledger)
+        copies = [PositionCopy(step, others, incarnation)]
+        [outcome] = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
         refusal = outcome.target_failure
         if outcome.is_complete:
             refusal = await self._copier.not_served(ledger, target, [entry_id], self._rank)

@@ -155,6 +155,19 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_p
         assert await world.is_clean()
 
 
+@in_virtual_time
+async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_alone_first() -> None:
+    """One damaged entry of a bookie is stored there before the others, and no later copy reads it."""
+    async with a_world(WORLD) as world:
+        packets = await a_ledger_without(world, UNSTRIPED, {COUNT - 1})
+        without_lists(world)
+        world.bookies["c"].unreadable = {EntryId(each) for each in range(COUNT - 9, COUNT)}
+        await world.tasks.marking.mark(LEDGER, [BookieId("c")])
+        await world.heal()
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
 @pytest.mark.parametrize("fail", [dead, lost_session])
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_interrupted(fail: Fail) -> None:
