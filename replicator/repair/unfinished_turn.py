@@ -42,6 +42,9 @@ _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.UNREACHABLE_BO
 """Park reasons that a newly registered bookie may end, writable or not (R93)."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
 """Park reasons that a bookie may end by accepting copies."""
+_LASTING: Final = frozenset({Status.BAD_REQUEST, Status.CORRUPT})
+"""Refusals that do not end soon. A bookie is CORRUPT if it served wrong bytes again after good ones were stored there:
+an Apache bookie with ``SortedLedgerStorage`` does until its next flush, and each attempt reads all of its entries."""
 _EVIDENCE_MAX: Final = 2_000
 """Most characters kept of a traceback."""
 
@@ -80,7 +83,7 @@ class UnfinishedTurn:
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
             if self._refusals and failed.keys() <= self._refusals.keys():  # nothing was tried
                 return await self.park(ParkReason.TARGETS_REFUSE, detail, bookies)
-            if any(answer.status is not Status.BAD_REQUEST for answer in failed.values()):
+            if any(answer.status not in _LASTING for answer in failed.values()):
                 return await self.fail_or_park(ParkReason.TARGETS_REFUSE, detail, bookies)
         return await self.park(reason, detail, bookies)
 

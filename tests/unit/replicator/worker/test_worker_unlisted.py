@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -345,6 +346,30 @@ async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_whi
             assert [len(batch.entries) for batch in world.bookies["b"].adds] == [1] * len(running.recorder.results)
             world.bookies["b"].read_status = None
             await until(world.is_clean)
+        assert world.version(LEDGER) == 0
+        await world.assert_whole(LEDGER, packets)
+
+
+@in_virtual_time
+async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_while_no_other_can_take_its_place() -> (
+    None
+):
+    """Apache's ``SortedLedgerStorage`` serves the former bytes until its next flush."""
+    async with a_world("a b") as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
+        bookie = world.bookies["b"]
+        bookie.results[EntryId(57)] = flipped
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        running = world.worker(once=False)
+        async with world.running(running):
+            await asyncio.sleep(3 * 3600)
+            assert set(running.recorder.endings()) == {Ending.PARKED}
+            assert running.recorder.results[-1].reason is ParkReason.NO_CANDIDATE_BOOKIE
+            assert "b=CORRUPT" in running.recorder.results[-1].detail
+            assert len(running.recorder.results) <= 7
+            bookie.results.clear()
+            await until(world.is_clean, seconds=3600)
         assert world.version(LEDGER) == 0
         await world.assert_whole(LEDGER, packets)
 
