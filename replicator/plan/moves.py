@@ -229,7 +229,7 @@ class _Moves:
     def _pools(self, candidates: Sequence[BookieId]) -> Sequence[Sequence[BookieId]]:
         """Return the candidates of the primary groups, then those that are no fault in an ensemble, then all.
 
-        A fill knows no groups: among all, it could choose a fault although another candidate is none.
+        A fill ignores groups: among all, it could choose a fault although another candidate is none.
         """
         metadata = self.ledger.metadata
         primary = self._judge.preferred(candidates, metadata.custom)

@@ -166,7 +166,7 @@ def test_a_drain_is_cancelled_after_a_yes_alone(cluster: CommandCluster, typed: 
     assert is_unchanged(cluster, "c")
 
 
-def test_the_drains_that_exist_are_cancelled_and_the_others_are_told(cluster: CommandCluster) -> None:
+def test_the_drains_that_exist_are_cancelled_and_the_others_are_named(cluster: CommandCluster) -> None:
     begin(cluster, "c", "d")
     stopped = call("stop", "c", "e", "-o", "json", "--yes")
     assert (stopped.exit_code, json.loads(stopped.stdout)["stopped"]) == (ExitCode.FAILED, ["c"])

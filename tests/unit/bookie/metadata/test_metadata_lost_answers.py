@@ -522,7 +522,7 @@ async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
 
 
 class LosingStore(MemoryStore):
-    """The connection breaks while deletes are sent: they are not carried out, and nobody can know it."""
+    """The connection breaks while deletes are sent: they are not carried out, and no answer shows this."""
 
     losses = 0
 

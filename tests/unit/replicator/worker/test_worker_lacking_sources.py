@@ -109,24 +109,29 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_canno
         await world.assert_whole(LEDGER, packets)
 
 
+async def heal_with_one_mark_unanswered(world: RepairWorld) -> None:
+    """Run a worker whose first mark fails, because the store does not answer."""
+    running, failed = world.worker(), 0
+
+    async def fail_once(operation: str, path: str) -> Fault | None:
+        nonlocal failed
+        if failed or (operation, path) != ("create", task_path(ROOT, LEDGER)):
+            return None
+        failed += 1
+        return Fault.FAIL_BEFORE
+
+    running.store.fault_hook = fail_once
+    await running.worker.run()
+    assert failed
+
+
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_not_answer_to_their_mark() -> None:
     """The next round of the turn copies the same entries again."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
         await world.lose("c")
-        running, failed = world.worker(), 0
-
-        async def fail_once(operation: str, path: str) -> Fault | None:
-            nonlocal failed
-            if failed or (operation, path) != ("create", task_path(ROOT, LEDGER)):
-                return None
-            failed += 1
-            return Fault.FAIL_BEFORE
-
-        running.store.fault_hook = fail_once
-        await running.worker.run()
-        assert failed
+        await heal_with_one_mark_unanswered(world)
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 
@@ -139,18 +144,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_p
         await world.kill("c")
         await world.add_bookies("c", incarnation="2")
         await world.tasks.marking.mark(LEDGER, [BookieId("c")])
-        running, failed = world.worker(), 0
-
-        async def fail_once(operation: str, path: str) -> Fault | None:
-            nonlocal failed
-            if failed or (operation, path) != ("create", task_path(ROOT, LEDGER)):
-                return None
-            failed += 1
-            return Fault.FAIL_BEFORE
-
-        running.store.fault_hook = fail_once
-        await running.worker.run()
-        assert failed
+        await heal_with_one_mark_unanswered(world)
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 

@@ -199,7 +199,7 @@ class Overloaded(Slow):
 async def test_runs_divide_what_they_read_in_any_case(readers: int) -> None:
     budget, loop = TaskBudget(latency_factor=2, least_nodes_per_s=100, readers=readers), asyncio.get_running_loop()
     store = PacedStore(Overloaded(Server()), Pace(VirtualClock(), budget), SMALL, looks_itself=True)
-    await store.get_many_data([""] * 600)  # by then it knows that the server is slow
+    await store.get_many_data([""] * 600)  # this measures that the server is slow
     began = loop.time()
     await store.get_many_data([""] * 1_000)
     assert loop.time() - began == pytest.approx(10 * readers, rel=0.1)

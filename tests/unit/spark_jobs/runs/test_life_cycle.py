@@ -22,7 +22,7 @@ RECORD = RunRecord(
     "20270115-000000-abcd",
     RunKind.BOOKIES,
     RunCause.COMMAND,
-    "somebody",
+    "alice",
     "host:1",
     RunState.RUNNING,
     is_dry_run=False,
@@ -74,7 +74,7 @@ async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_loc
 async def test_a_request_to_end_a_run_is_forgotten_with_its_end(runs: Unsteady) -> None:
     life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
     await life.begin()
-    await runs.request_cancel(RECORD.run_id, "somebody")
+    await runs.request_cancel(RECORD.run_id, "alice")
     await life.end(DONE)
     assert await runs.cancel_requested_by(RECORD.run_id) is None
 
@@ -83,8 +83,8 @@ async def test_a_pause_that_was_ended_does_not_end_again(runs: Unsteady) -> None
     clock, gate = ManualClock(turns=1), RunGate()
     life = RunLifeCycle(runs, RECORD, gate, clock)
     await life.begin()
-    await life.pause("somebody", 5 * REPORT_INTERVAL_S)
-    await life.resume("resumed by somebody")
+    await life.pause("alice", 5 * REPORT_INTERVAL_S)
+    await life.resume("resumed by alice")
     pause_end_s = clock.now_s + 5 * REPORT_INTERVAL_S
     following = asyncio.create_task(life.follow())
     for _ in range(500):
@@ -93,5 +93,5 @@ async def test_a_pause_that_was_ended_does_not_end_again(runs: Unsteady) -> None
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
-    assert (life.record.state, life.record.detail) == (RunState.RUNNING, "resumed by somebody")
+    assert (life.record.state, life.record.detail) == (RunState.RUNNING, "resumed by alice")
     assert not gate.is_paused
