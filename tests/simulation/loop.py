@@ -111,14 +111,14 @@ class SimLoop(base_events.BaseEventLoop):
 
     Attributes:
         turns: how often it has looked for work.
-        turns_max: a history with more turns counts as endless.
+        turns_max: a history with more turns counts as endless. The longest of the gate has a quarter of them.
     """
 
     _scheduled: list[tuple[float, int, Any]]
     _ready: deque[Any]
     _stopping: bool
 
-    def __init__(self, turns_max: int = 1_000_000) -> None:
+    def __init__(self, turns_max: int = 500_000) -> None:
         super().__init__()
         self._now_s = START_S
         self._selector = self

