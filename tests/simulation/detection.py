@@ -51,7 +51,7 @@ def look_for(work: Search) -> Found | None:
     return None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _holds(seed: int, profile: str | None) -> bool:
     """Whether no rule breaks without a defect. Several defects share a history."""
     return not run_one(seed, profile).violations
