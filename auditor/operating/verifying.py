@@ -189,7 +189,12 @@ async def mark(client: ClusterClient, actor: Actor, result: Verified) -> str:
 
 
 def verified_document(result: Verified, outcome: str | None) -> Document:
-    """Return the result as a document; ``outcome`` is that of ``mark``, None if it was not called. Pure."""
+    """Return the result as a document. Pure.
+
+    Args:
+        result: of one ledger.
+        outcome: that of ``mark``; ``unknown`` if it raised an error, None if it was not called.
+    """
     metadata, copies = result.ledger.metadata, result.copies
     verdict = "bad" if copies.is_bad else "unknown" if copies.is_unknown else "good"
     return {
@@ -286,6 +291,8 @@ def _mark_lines(row: Document) -> list[str]:
             lines.append(f"marked for repair of {names}: see `bkheal underreplicated list`")
         case "marked_already":
             lines.append(f"marked for repair of {names} already: see `bkheal underreplicated list`")
+        case "unknown":
+            lines.append(f"it is unknown whether the ledger is marked for repair of {names}: verify and mark it again")
         case "unreadable_task":
             lines.append("the task of the ledger cannot be read, so it was left as it is; it marks the ledger")
     damaged = [each for each in row["bookies"] if each["damaged"]]

@@ -12,8 +12,10 @@ from auditor.cli.cluster.changing import connected, refuse, whoami
 from auditor.cli.cluster.throttle import number_of_bytes
 from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from bookie.runtime.human import agreeing, counted
 
 
 def verify(
@@ -52,8 +54,13 @@ def verify(
     in place, or on another bookie: an Apache bookie that served wrong bytes loses its position, because it may serve
     them again. Verify the ledger again after `bkheal underreplicated list` does not contain it any more.
 
-    Exit codes: 0 all judged copies are good, 1 some are damaged or absent (also if they are marked now), or there is no
-    such ledger, 2 wrong usage, 3 the store did not answer, 5 some are unknown and the others good.
+    A ledger that is deleted meanwhile, or whose metadata cannot be read any more, is named as not verified, and the
+    others are verified. If the store does not answer any more, what is known by then is printed, with the names of the
+    ledgers that are left.
+
+    Exit codes: 0 all judged copies are good, 1 some are damaged or absent (also if they are marked now), there is no
+    such ledger, or it was deleted meanwhile, 2 wrong usage, 3 the store did not answer, 5 some are unknown and the
+    others good, 69 it is unknown whether a ledger is marked.
 
     Example: `bkheal ledger verify 17 18 --mark`
     """
@@ -70,16 +77,36 @@ def verify(
             print_line(f"  {line}")
 
     rows: list[dict[str, Any]] = []
+    not_verified: dict[LedgerId, str] = {}
 
     def take(row: dict[str, Any]) -> None:
         rows.append(row)
         if output is OutputFormat.TABLE:
             show(row)
 
+    def leave(ledger_id: LedgerId, reason: str) -> None:
+        not_verified[ledger_id] = reason
+        if output is OutputFormat.TABLE:
+            print_line(f"ledger {ledger_id}: not verified: {reason}")
+
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
-    run(_verify(metadata_uri(uri, config), ids, bytes_per_second, take, is_marking=is_marking))
+    ended: BkhealError | None = None
+    try:
+        run(_verify(metadata_uri(uri, config), ids, bytes_per_second, take, leave, is_marking=is_marking))
+    except BkhealError as error:
+        if not rows and not not_verified:
+            raise
+        ended = error
+        for ledger_id in ids[len(rows) + len(not_verified) :]:
+            leave(ledger_id, "the command ended before")
     if output is OutputFormat.JSON:
-        print_json("LedgerVerification", marking=is_marking, ledgers=rows)
+        left = [{"ledger_id": ledger_id, "reason": reason} for ledger_id, reason in not_verified.items()]
+        print_json("LedgerVerification", marking=is_marking, ledgers=rows, not_verified=left)
+    if ended is not None:
+        raise ended
+    if not_verified:
+        are = f"{counted(len(not_verified), 'ledger')} {agreeing(len(not_verified), 'was', 'were')}"
+        refuse(f"{are} not verified: {', '.join(map(str, not_verified))}")
     verdicts = {row["verdict"] for row in rows}
     if "bad" in verdicts:
         raise typer.Exit(ExitCode.FINDINGS)
@@ -92,12 +119,15 @@ async def _verify(
     ledgers: Sequence[LedgerId],
     bytes_per_second: int | None,
     take: Callable[[dict[str, Any]], None],
+    leave: Callable[[LedgerId, str], None],
     *,
     is_marking: bool,
 ) -> None:
-    """Hand over the row of each ledger as soon as it is verified, and marked."""
+    """Hand over the row of each ledger as soon as it is verified, and marked, or the reason why it is not verified."""
     from auditor.operating.client import Actor
     from auditor.operating.verifying import BYTES_PER_SECOND_DEFAULT, Verifier, mark, verified_document
+    from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+    from bookie.metadata.ledgers.serde_message import UnreadableMetadataError
 
     async with connected(uri) as client:
         if is_marking and await client.ports.tasks.switches.is_disabled():
@@ -109,6 +139,14 @@ async def _verify(
             await client.ports.ledgers.read(ledger_id)  # a wrong id ends the command before anything is read
         verifier = Verifier(client, BYTES_PER_SECOND_DEFAULT if bytes_per_second is None else bytes_per_second)
         for ledger_id in ledgers:
-            result = await verifier.verify(ledger_id, partial(counting, f"ledger {ledger_id}"))
-            outcome = await mark(client, Actor(whoami(), "command"), result) if is_marking else None
+            try:
+                result = await verifier.verify(ledger_id, partial(counting, f"ledger {ledger_id}"))
+            except (NoSuchLedgerError, UnreadableMetadataError) as error:  # they concern this ledger alone
+                leave(ledger_id, str(error))
+                continue
+            try:
+                outcome = await mark(client, Actor(whoami(), "command"), result) if is_marking else None
+            except BkhealError:
+                take(verified_document(result, "unknown"))
+                raise
             take(verified_document(result, outcome))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from auditor.cli.ledgers import verify
 from auditor.cli.main import main
-from bookie.metadata.port import StoreUnavailableError
+from auditor.operating import verifying
+from bookie.metadata.ledgers.ledgers import LedgerStore, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.serde_message import UnreadableMetadataError
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LedgerId
 from tests.worlds.commands import CommandCluster
@@ -72,3 +78,76 @@ def test_without_a_store_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(verify, "connected", connected)
     assert exit_code(monkeypatch, "7") == ExitCode.STORE_UNREACHABLE
     assert exit_code(monkeypatch) == ExitCode.USAGE
+
+
+class _Failing(LedgerStore):
+    """The metadata of one ledger is read once, for the check of the ids; each later reading raises an error."""
+
+    failing: LedgerId
+    error: Exception
+    is_checked = False
+
+    @override
+    async def read(self, ledger_id: LedgerId) -> Versioned:
+        if ledger_id == self.failing and self.is_checked:
+            raise self.error
+        self.is_checked = self.is_checked or ledger_id == self.failing
+        return await super().read(ledger_id)
+
+
+def fail_later(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, error: Exception, failing: LedgerId = ABSENT
+) -> None:
+    @asynccontextmanager
+    async def connected(uri: str) -> AsyncIterator[Any]:
+        async with cluster.connected(uri) as client:
+            ledgers = _Failing(client.store, client.cluster, random.Random(1))
+            ledgers.failing, ledgers.error = failing, error
+            client.ports = replace(client.ports, ledgers=ledgers)
+            yield client
+
+    monkeypatch.setattr(verify, "connected", connected)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoSuchLedgerError(f"ledger {ABSENT} does not exist"), UnreadableMetadataError("wrong magic")],
+    ids=["deleted", "unreadable"],
+)
+def test_a_ledger_that_cannot_be_read_any_more_takes_no_result_of_the_others(
+    error: Exception, cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_later(cluster, monkeypatch, error)
+    assert exit_code(monkeypatch, str(EMPTY), str(ABSENT), "7", "-o", "json") == ExitCode.FAILED
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["ledger_id"] for row in shown["ledgers"]] == [EMPTY, 7]
+    assert shown["not_verified"] == [{"ledger_id": ABSENT, "reason": str(error)}]
+    assert exit_code(monkeypatch, str(EMPTY), str(ABSENT), "7") == ExitCode.FAILED
+    assert f"ledger {ABSENT}: not verified: {error}" in capsys.readouterr().out
+
+
+def test_what_was_verified_before_the_store_stopped_answering_is_printed(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_later(cluster, monkeypatch, StoreUnavailableError("no answer"))
+    assert exit_code(monkeypatch, str(EMPTY), str(ABSENT), "7", "-o", "json") == ExitCode.STORE_UNREACHABLE
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)
+    assert [row["ledger_id"] for row in shown["ledgers"]] == [EMPTY]
+    assert [row["ledger_id"] for row in shown["not_verified"]] == [ABSENT, 7]
+    assert "no answer" in printed.err
+
+
+def test_copies_are_shown_although_the_mark_is_unknown(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def mark(client: Any, actor: Any, result: Any) -> str:
+        raise WriteOutcomeUnknownError("the answer was lost")
+
+    monkeypatch.setattr(verifying, "mark", mark)
+    assert exit_code(monkeypatch, str(ABSENT), "7", "--mark", "-o", "json") == ExitCode.UNAVAILABLE
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["ledger_id"], row["mark"]["outcome"]) for row in shown["ledgers"]] == [(ABSENT, "unknown")]
+    assert [row["ledger_id"] for row in shown["not_verified"]] == [7]
+    assert exit_code(monkeypatch, str(ABSENT), "--mark") == ExitCode.UNAVAILABLE
+    assert "unknown whether the ledger is marked" in capsys.readouterr().out
