@@ -14,13 +14,14 @@ from bookie.metadata.port import NotEmptyError
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339, rfc3339_if_known
 
 EXAMINED_MAX: Final = 20_000
 """Records read for one page in a search for those with its reason."""
 _READ_LEDGERS: Final = 1_000
+_ENDS: Final = frozenset({Outcome.UNKNOWN, Outcome.FAILED, Outcome.NOT_TRIED})
 ACCEPT: Final = "accept-loss"
 DROP: Final = "drop"
 
@@ -166,18 +167,20 @@ def is_final(expected: Sequence[DeadLetterResult]) -> bool:
 async def decide(
     client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId], reason: str
 ) -> list[DeadLetterResult]:
-    """Accept the losses of dead letters, or drop them, one after the other; stop when the store does not answer.
+    """Accept the losses of dead letters, or drop them, one after the other; stop at the first error.
+
+    So the results name each change that was made before the error.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer to the record; nothing was changed.
+        PermanentError, ConflictError: from the record, or from the first ledger; the others were not changed.
     """
     await actor.record(client, f"dead-letters {verb}", f"{_named(ledgers)}: {reason}")
     letters = _letters(client, actor)
     results: list[DeadLetterResult] = []
     for ledger_id in ledgers:
-        if results and results[-1].outcome in (Outcome.UNKNOWN, Outcome.NOT_TRIED):
-            detail = "the command ended before, because the store did not answer"
-            results.append(DeadLetterResult(ledger_id, Outcome.NOT_TRIED, detail))
+        if results and results[-1].outcome in _ENDS:
+            results.append(DeadLetterResult(ledger_id, Outcome.NOT_TRIED, "an error ended the command before"))
             continue
         try:
             change = letters.accept if verb == ACCEPT else letters.drop
@@ -185,6 +188,11 @@ async def decide(
         except (TransientError, OutcomeUnknownError) as error:
             detail = f"the store did not answer, and the change may have been made: repeat the command ({error})"
             results.append(DeadLetterResult(ledger_id, Outcome.UNKNOWN, detail))
+        except (PermanentError, ConflictError) as error:
+            if not results:
+                raise
+            detail = f"an error ended the change, which may have been made: {error}"
+            results.append(DeadLetterResult(ledger_id, Outcome.FAILED, detail))
     return results
 
 

@@ -242,9 +242,21 @@ async def mark_drained(
 
 
 async def stop_drains(
-    client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], *, is_dry_run: bool = False
+    client: ClusterClient,
+    actor: Actor,
+    bookies: Sequence[BookieId],
+    *,
+    is_dry_run: bool = False,
+    on_stopped: Callable[[BookieId], None] = lambda bookie: None,
 ) -> Document:
     """Cancel drains; ``stopped`` names the existing ones. If there is none, nothing is changed. Idempotent.
+
+    Args:
+        client: of the cluster.
+        actor: who asks.
+        bookies: which ones.
+        is_dry_run: change nothing.
+        on_stopped: called after each drain is cancelled, so a caller knows what was done before an error.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; stopping again is safe.
@@ -255,4 +267,9 @@ async def stop_drains(
     if is_dry_run or not known:
         return {"dry_run": is_dry_run, "stopped": known}
     await actor.record(client, "drain stop", ", ".join(known))
-    return {"dry_run": False, "stopped": [bookie for bookie in known if await drains.stop(bookie)]}
+    stopped = []
+    for bookie in known:
+        if await drains.stop(bookie):
+            stopped.append(bookie)
+            on_stopped(bookie)
+    return {"dry_run": False, "stopped": stopped}

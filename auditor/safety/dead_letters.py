@@ -75,6 +75,8 @@ class Outcome(enum.StrEnum):
     """Nothing was changed, for the reason in the detail."""
     UNKNOWN = "unknown"
     """The answer of ZooKeeper was lost. Repeating the command is safe, and shows what happened."""
+    FAILED = "failed"
+    """An error that a retry does not end, named in the detail. Some of the change may have been made."""
     NOT_TRIED = "not_tried"
     """The command ended before this ledger. Nothing was changed."""
 

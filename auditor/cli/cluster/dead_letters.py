@@ -209,8 +209,8 @@ def accept_loss(
     lacks other copies keeps its task: after these are made, it is parked again, and this command closes the task.
     Repeating the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
 
-    Exit codes: 0 accepted, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
-    If one ledger is refused before the confirmation, nothing is changed.
+    Exit codes: 0 accepted, also before, 1 refused or failed, 2 wrong usage, 3 the store did not answer, 75 a worker
+    holds a lock. If one ledger is refused before the confirmation, nothing is changed.
 
     Example: `bkheal dead-letters accept-loss 17 --reason "both disks were destroyed"`
     """
@@ -239,8 +239,8 @@ def drop(
     task, the acceptance is withdrawn. Metadata and entries stay as they are. The operator is recorded. Repeating the
     command is safe.
 
-    Exit codes: 0 dropped, also before, 1 refused, 2 wrong usage, 3 the store did not answer, 75 a worker holds a lock.
-    If one ledger is refused before the confirmation, nothing is changed.
+    Exit codes: 0 dropped, also before, 1 refused or failed, 2 wrong usage, 3 the store did not answer, 75 a worker
+    holds a lock. If one ledger is refused before the confirmation, nothing is changed.
 
     Example: `bkheal dead-letters drop 17 18 --reason "tests, to be deleted"`
     """
@@ -399,6 +399,12 @@ def _decide(
     outcomes = {row["outcome"] for row in document["ledgers"]}
     if "unknown" in outcomes:
         raise typer.Exit(ExitCode.STORE_UNREACHABLE)
+    failed = [
+        f"ledger {row['ledger_id']}: {row['detail']}" for row in document["ledgers"] if row["outcome"] == "failed"
+    ]
+    if failed:
+        print_error("; ".join(failed))
+        raise typer.Exit(ExitCode.FAILED)
     if outcomes & {"refused", "changed"}:
         print_error(f"not every ledger could be changed; correct the command, or repeat `bkheal dead-letters {verb}`")
         raise typer.Exit(ExitCode.FAILED)
@@ -453,6 +459,7 @@ _DONE: Final = {
     "changed": "not changed",
     "refused": "refused",
     "unknown": "unknown",
+    "failed": "failed",
     "not_tried": "not tried",
 }
 

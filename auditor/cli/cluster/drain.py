@@ -31,7 +31,7 @@ from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
 from auditor.cli.cluster.recovery import ForceOption
-from auditor.cli.output import OutputFormat, StreamFormat, counting, print_line
+from auditor.cli.output import OutputFormat, StreamFormat, counting, print_error, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
 from bookie.model.errors import BkhealError
@@ -156,6 +156,8 @@ def stop(
 
     An Apache bookie made read-only for the drain stays read-only until its own setting is reversed.
 
+    After an error, the drains that were cancelled before it are shown, and the others are named.
+
     Exit codes: 0 cancelled, 1 one of them is not being drained (the other drains are cancelled), 3 no answer.
     """
     bookies = bookie_ids(names)
@@ -164,16 +166,30 @@ def stop(
         raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
     if not is_dry_run:
         confirm(f"Cancel the drain of {', '.join(bookies)}?", is_sure=is_sure)
-    if service is not None:
-        parts = [service.ask("DELETE", f"/drains/{quote(bookie, safe='')}") for bookie in bookies]
-        stopped = [bookie for part in parts for bookie in part["stopped"]]
-    else:
-        stopped = run(_stop(target, bookies, is_dry_run))
+    stopped: list[str] = []
+    problem: BkhealError | None = None
+    try:
+        if service is not None:
+            for bookie in bookies:
+                stopped += service.ask("DELETE", f"/drains/{quote(bookie, safe='')}")["stopped"]
+        else:
+            run(_stop(target, bookies, stopped, is_dry_run=is_dry_run))
+    except BkhealError as error:
+        if not stopped:
+            raise
+        problem = error
+    left = [bookie for bookie in bookies if bookie not in stopped]
     would = "would be" if is_dry_run else "is"
     lines = [f"the drain of {bookie} {would} cancelled" for bookie in stopped]
-    lines += [f"{bookie} is not being drained" for bookie in bookies if bookie not in stopped]
+    if problem is None:
+        lines += [f"{bookie} is not being drained" for bookie in left]
     show(output, "DrainStop", {"dry_run": is_dry_run, "stopped": stopped}, lines)
-    if len(stopped) < len(bookies):
+    if problem is not None:
+        from auditor.cli.exit_codes import exit_code_of
+
+        print_error(f"{problem}; these drains were not cancelled, or it is unknown: {', '.join(left)}")
+        raise typer.Exit(exit_code_of(problem))
+    if left:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -312,13 +328,15 @@ async def _to_the_end(
     end(document, failure, timeout_s)
 
 
-async def _stop(uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool) -> list[str]:
+async def _stop(uri: str, bookies: tuple[BookieId, ...], stopped: list[str], *, is_dry_run: bool) -> None:
+    """Cancel drains, and add each one to ``stopped`` at once."""
     from auditor.operating.client import Actor
     from auditor.operating.drains import stop_drains
 
     async with connected(uri) as client:
-        done = await stop_drains(client, Actor(whoami(), "command"), bookies, is_dry_run=is_dry_run)
-    return list(done["stopped"])
+        actor = Actor(whoami(), "command")
+        done = await stop_drains(client, actor, bookies, is_dry_run=is_dry_run, on_stopped=stopped.append)
+        stopped[:] = done["stopped"]
 
 
 async def _status(

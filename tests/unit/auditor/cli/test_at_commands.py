@@ -226,6 +226,24 @@ async def test_drains_begin_and_end(world: ApiWorld) -> None:
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
 
 
+async def test_drains_cancelled_by_the_service_before_an_error_are_shown(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await document(world, "drain", "start", "c", "--yes")
+    ask = Remote.ask
+
+    def refusing(remote: Remote, method: str, path: str, body: Any = None) -> Any:
+        if path.endswith("/d"):
+            raise RemoteRefusedError("refused", 403)
+        return ask(remote, method, path, body)
+
+    monkeypatch.setattr(Remote, "ask", refusing)
+    ended = await call(world, "drain", "stop", "c", "d", "--yes", "-o", "json")
+    assert (ended.exit_code, json.loads(ended.stdout)["stopped"]) == (ExitCode.FAILED, ["c"])
+    assert "refused" in ended.stderr
+    assert await Drains(world.upkeep.cluster.keeper, ROOT).read() == {}
+
+
 async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     words, drains = ("drain", "start", "c", "d", "--yes"), Drains(world.upkeep.cluster.keeper, ROOT)
     async with world.upkeep.cluster.connected("") as client:

@@ -14,7 +14,7 @@ from auditor.cli.cluster import changing, dead_letters
 from auditor.cli.main import app
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
 from bookie.metadata.nodes import put
-from bookie.metadata.port import WriteOutcomeUnknownError
+from bookie.metadata.port import AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.exit_codes import ExitCode
@@ -178,6 +178,25 @@ def test_an_answer_that_is_lost_ends_the_command(cluster: CommandCluster, monkey
     result = call(*ACCEPT, "--yes", "-o", "json")
     assert (result.exit_code, outcomes(result)) == (ExitCode.STORE_UNREACHABLE, {7: "unknown", 8: "not_tried"})
     assert "repeat the command" in result.stdout
+
+
+@pytest.mark.parametrize("words", [ACCEPT, ("drop", "7", "8")], ids=["accept-loss", "drop"])
+def test_changes_before_a_refusal_of_the_store_are_shown(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    unpark = ParkedTasks.unpark
+
+    async def refused(parked: ParkedTasks, ledger_id: LedgerId) -> None:
+        if ledger_id == 8:
+            raise AccessDeniedError("the store refused it")
+        await unpark(parked, ledger_id)
+
+    monkeypatch.setattr(ParkedTasks, "unpark", refused)
+    ran(cluster.add_marked(10, MESSAGES, is_parked=True))
+    result = call(*words, "10", "--yes", "-o", "json")
+    assert outcomes(result) == {7: "accepted" if words == ACCEPT else "dropped", 8: "failed", 10: "not_tried"}
+    assert (result.exit_code, "the store refused it" in result.stderr) == (ExitCode.FAILED, True)
+    assert ran(cluster.marked()) == [9, 10]
 
 
 def test_decisions_are_records_of_the_cluster(cluster: CommandCluster) -> None:

@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import drain
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.port import ANY_VERSION, AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.changes import Changes
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import SystemClock
@@ -171,3 +173,23 @@ def test_the_drains_that_exist_are_cancelled_and_the_others_are_named(cluster: C
     stopped = call("stop", "c", "e", "-o", "json", "--yes")
     assert (stopped.exit_code, json.loads(stopped.stdout)["stopped"]) == (ExitCode.FAILED, ["c"])
     assert drained(cluster) == ["d"]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("refused"), WriteOutcomeUnknownError("no answer")], ids=repr)
+def test_drains_cancelled_before_an_error_are_shown(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, error: BkhealError
+) -> None:
+    begin(cluster, "c", "d", "e")
+    stop = Drains.stop
+
+    async def failing(drains: Drains, bookie: BookieId) -> bool:
+        if bookie == "d":
+            raise error
+        return await stop(drains, bookie)
+
+    monkeypatch.setattr(Drains, "stop", failing)
+    ended = call("stop", "c", "d", "e", "-o", "json", "--yes")
+    assert (ended.exit_code, json.loads(ended.stdout)["stopped"]) == (exit_code_of(error), ["c"])
+    assert (str(error) in ended.stderr, "d, e" in ended.stderr) == (True, True)
+    assert drained(cluster) == ["d", "e"]
+    assert call("stop", "d", "e", "--yes").exception is error
