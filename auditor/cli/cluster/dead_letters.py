@@ -116,8 +116,13 @@ def show_parked(
     service: Service | None = None,
 ) -> None:
     """Show all facts about one parked task, and what would help."""
-    page = _page(service, uri, config, 1, ledger - 1 if ledger else None, None)
+    page = _part(service, uri, config, 1, ledger - 1 if ledger else None, None)
     row = next((row for row in page["items"] if row["ledger_id"] == ledger), None)
+    if ledger in page.get("unreadable", ()):
+        refuse(
+            f"the record of ledger {ledger} cannot be read: it is damaged, or of a newer version of bkheal. "
+            f"Replicators do not use it; `bkheal dead-letters retry {ledger}` removes it"
+        )
     if row is None:
         refuse(f"ledger {ledger} is not parked; `bkheal underreplicated list` shows all that is marked")
     known = {name: value for name, value in row.items() if value is not None}

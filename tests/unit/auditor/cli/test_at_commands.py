@@ -29,6 +29,7 @@ from bookie.metadata.nodes import put
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
+from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -72,6 +73,8 @@ async def test_dead_letters_are_listed_in_pages_and_as_lines(world: ApiWorld) ->
     assert "--after 7" in first.stderr
     assert "no_live_copy" in (await call(world, "dead-letters", "show", "8")).stdout
     assert (await call(world, "dead-letters", "show", "9")).exit_code == ExitCode.FAILED
+    await put(world.upkeep.cluster.keeper, ParkedTasks(world.upkeep.cluster.keeper, ROOT).path(LedgerId(8)), b"x")
+    assert "record of ledger 8 cannot be read" in (await call(world, "dead-letters", "show", "8")).stderr
 
 
 async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) -> None:

@@ -254,3 +254,16 @@ def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluste
     assert call("retry", "6", "--yes").exit_code == ExitCode.FAILED
     ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))
     assert (call("retry", "8", "--yes").exit_code, ran(parked.ids())) == (ExitCode.OK, {6})
+
+
+@pytest.mark.parametrize("damage", [b'{"format":99}', b"\xff\x00", b""], ids=repr)
+def test_a_record_that_cannot_be_read_is_named_as_such(cluster: CommandCluster, damage: bytes) -> None:
+    parked = ParkedTasks(cluster.keeper, ROOT)
+    ran(put(cluster.keeper, parked.path(LedgerId(7)), damage))
+    shown = call("show", "7")
+    assert (shown.exit_code, shown.stdout) == (ExitCode.FAILED, "")
+    assert ("record of ledger 7 cannot be read" in shown.stderr, "is not parked" in shown.stderr) == (True, False)
+    assert "bkheal dead-letters retry 7" in shown.stderr
+    assert "no_live_copy" in call("show", "8").stdout
+    assert call("retry", "7", "--yes").exit_code == ExitCode.OK
+    assert "is not parked" in call("show", "7").stderr
