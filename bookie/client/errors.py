@@ -71,6 +71,10 @@ class CloseOutcomeUnknownError(OutcomeUnknownError):
     """The ledger's end is being decided, or was decided, by another client."""
 
 
+class InvalidPollError(PermanentError):
+    """The interval between two polls is not greater than 0, so a reader would poll without a pause."""
+
+
 class NoSuchEntryError(ConflictError):
     """The entry lies outside the readable part of the ledger."""
 

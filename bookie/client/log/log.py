@@ -13,7 +13,7 @@ await log.truncate(position)                 # frees whole ledgers before that p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,7 +118,9 @@ class Log:
         )
         return LogWriter(author, listed, writer)
 
-    def read(self, first: LogPosition | None = None, *, password: bytes | None = None) -> AsyncIterator[LogEntry]:
+    def read(
+        self, first: LogPosition | None = None, *, password: bytes | None = None
+    ) -> AsyncGenerator[LogEntry, None]:
         """Entries from ``first`` (None: the start) to the end as it is now, in order.
 
         Args:
@@ -137,11 +139,12 @@ class Log:
 
     def tail(
         self, first: LogPosition | None = None, *, password: bytes | None = None, poll_s: float | None = None
-    ) -> AsyncIterator[LogEntry]:
+    ) -> AsyncGenerator[LogEntry, None]:
         """As ``read``, and then every entry as it is appended, over roll-overs and takeovers, without end.
 
         The newest entries become readable with the entries after them, or with explicit confirmations
-        (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed.
+        (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed. After the generator
+        is closed (``contextlib.aclosing``), nothing of it runs any more.
 
         Args:
             first: the start; None: the start of the log.
@@ -149,6 +152,7 @@ class Log:
             poll_s: see ``LedgerReader.tail``.
 
         Raises:
+            InvalidPollError: see ``LedgerReader.tail``.
             NoSuchLogError: there is no such log, or it was deleted.
             LogTruncatedError, InvalidPositionError, WrongPasswordError, EntryUnavailableError, EntryLostError: see
                 ``read``.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from bookie.client.errors import NoSuchEntryError
 from bookie.client.log.values import InvalidPositionError, LogEntry, LogPosition, LogTruncatedError
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.reader import LedgerReader, open_reader
+from bookie.client.reader.reader import LedgerReader, open_reader, poll_interval_s
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.logs.log_list import LogList
 from bookie.metadata.logs.log_store import ListedLog, LogLists
@@ -68,7 +69,7 @@ class LogReader:
         self._gone = 0
         """Consecutive listed ledgers without metadata; after these the list is read again to find out why they left."""
 
-    async def read(self, first: LogPosition | None) -> AsyncIterator[LogEntry]:
+    async def read(self, first: LogPosition | None) -> AsyncGenerator[LogEntry, None]:
         """Read entries in the order of the log."""
         cursor = None if first is None else Cursor(first)
         while True:
@@ -81,10 +82,11 @@ class LogReader:
                 reader = await self._open(listed, place.ledger_id)
                 end = await reader.last_entry_id()
                 if end >= place.entry_id:
-                    async for entry in reader.read_range(place.entry_id, end):
-                        position = LogPosition(place.ledger_id, entry.entry_id)
-                        cursor = Cursor(position.following())
-                        yield LogEntry(position, entry.payload)
+                    async with aclosing(reader.read_range(place.entry_id, end)) as entries:
+                        async for entry in entries:
+                            position = LogPosition(place.ledger_id, entry.entry_id)
+                            cursor = Cursor(position.following())
+                            yield LogEntry(position, entry.payload)
             except (NoSuchLedgerError, NoSuchEntryError):
                 self._gone += 1
                 if self._gone >= _GONE_MAX:
@@ -96,8 +98,9 @@ class LogReader:
             # The metadata may have been read again since: the ledger then goes on after the end known before.
             cursor = Cursor(cursor.position, is_done=end == reader.metadata.last_entry_id)
 
-    async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncIterator[LogEntry]:
-        """Read entries, and wait for new ones."""
+    async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncGenerator[LogEntry, None]:
+        """Read entries, and wait for new ones. For ``poll_s`` see ``LedgerReader.tail``."""
+        wait_s = poll_interval_s(self._ports, poll_s)
         cursor = None if first is None else Cursor(first)
         failures = 0
         while True:
@@ -109,10 +112,11 @@ class LogReader:
                     continue
                 cursor = Cursor(place)
                 reader = await self._open(listed, place.ledger_id)
-                async for entry in reader.tail(place.entry_id, poll_s=poll_s):
-                    position = LogPosition(place.ledger_id, entry.entry_id)
-                    cursor, failures = Cursor(position.following()), 0
-                    yield LogEntry(position, entry.payload)
+                async with aclosing(reader.tail(place.entry_id, poll_s=wait_s)) as entries:
+                    async for entry in entries:
+                        position = LogPosition(place.ledger_id, entry.entry_id)
+                        cursor, failures = Cursor(position.following()), 0
+                        yield LogEntry(position, entry.payload)
                 self._gone = failures = 0
                 cursor = Cursor(cursor.position, is_done=True)
             except (NoSuchLedgerError, NoSuchEntryError):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from bookie.client.access import access_to
 from bookie.client.errors import (
     EntryLostError,
     EntryUnavailableError,
+    InvalidPollError,
     LastConfirmedUnknownError,
     NoSuchEntryError,
     WrongDigestTypeError,
@@ -109,7 +110,7 @@ class LedgerReader:
         [entry] = await self._read_some([entry_id])
         return entry
 
-    async def read_range(self, first: EntryId, last: EntryId) -> AsyncIterator[Entry]:
+    async def read_range(self, first: EntryId, last: EntryId) -> AsyncGenerator[Entry, None]:
         """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; entries yielded before are valid."""
         await self._check_range(first, last)
         start = first
@@ -119,39 +120,43 @@ class LedgerReader:
                 start = EntryId(entry.entry_id + 1)
                 yield entry
 
-    async def read_all(self) -> AsyncIterator[Entry]:
+    async def read_all(self) -> AsyncGenerator[Entry, None]:
         """Every readable entry, in order."""
         last = await self.last_entry_id()
         if last >= 0:
-            async for entry in self.read_range(EntryId(0), last):
-                yield entry
+            async with contextlib.aclosing(self.read_range(EntryId(0), last)) as entries:
+                async for entry in entries:
+                    yield entry
 
-    async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncIterator[Entry]:
+    async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncGenerator[Entry, None]:
         """Every entry from ``first`` on, in order, as it becomes readable; ends at the end of the closed ledger.
 
         An entry becomes readable after a later one, or an explicit last add confirmed, shows its acknowledgement. While
-        nothing new is confirmed, silent bookies and a silent store only delay later entries.
+        nothing new is confirmed, silent bookies and a silent store only delay later entries. After the generator is
+        closed (``contextlib.aclosing``), nothing of it runs any more.
 
         Args:
             first: the start; it may lie in the future.
             poll_s: longest wait before the metadata is looked at again, in seconds; None for ``tail_poll_s``.
 
         Raises:
+            InvalidPollError: the wait is not greater than 0.
             NoSuchEntryError: ``first`` is negative.
             EntryUnavailableError, EntryLostError: a confirmed entry cannot be read; follow again from there.
             NoSuchLedgerError, UnreadableMetadataError: the ledger was deleted, or its metadata has become unreadable.
         """
         if first < 0:
             raise NoSuchEntryError(f"ledger {self.ledger_id} begins at entry 0; asked for {first}")
-        wait_s = self._ports.settings.tail_poll_s if poll_s is None else poll_s
+        wait_s = poll_interval_s(self._ports, poll_s)
         start, polls = first, Polls()
         try:
             while True:
                 last = self._last if self._last is not None else EntryId(-1)
                 if start <= last:
-                    async for entry in self.read_range(start, last):
-                        start = EntryId(entry.entry_id + 1)
-                        yield entry
+                    async with contextlib.aclosing(self.read_range(start, last)) as entries:
+                        async for entry in entries:
+                            start = EntryId(entry.entry_id + 1)
+                            yield entry
                 if self.metadata.is_closed and self._last == self.metadata.last_entry_id:
                     return
                 news = await self._look_beyond(last, wait_s, polls)
@@ -248,6 +253,18 @@ class LedgerReader:
             if not await self._has_changed_since(asked):
                 break
         raise EntryUnavailableError(self.ledger_id, confirmed.entry_id, confirmed.evidence)
+
+
+def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
+    """Return the longest wait between two looks of a tail at the metadata; None for that in the settings.
+
+    Raises:
+        InvalidPollError: it is not greater than 0.
+    """
+    wait_s = ports.settings.tail_poll_s if poll_s is None else poll_s
+    if not wait_s > 0:  # also if it is not a number
+        raise InvalidPollError(f"the interval between two polls must be greater than 0 s, not {wait_s:g} s")
+    return wait_s
 
 
 def open_reader(

@@ -1,0 +1,43 @@
+"""Following a log: what a reader leaves behind, and which waits it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from bookie.client.errors import InvalidPollError
+from tests.worlds.log import NAME, SMALL, log_world
+from tests.worlds.virtual_time import in_virtual_time
+
+
+@in_virtual_time
+async def test_nothing_of_a_tail_runs_after_it_is_closed() -> None:
+    async with log_world() as world:
+        writer = await world.client(1).log(NAME).write(SMALL)
+        for payload in (b"one", b"two", b"three"):
+            await writer.append(payload)
+        reader, listed = world.client(2), world.listed_now()
+        ledger = None if listed is None or listed.list.last is None else world.ledger_now(listed.list.last)
+        assert ledger is not None
+        before = asyncio.all_tasks()
+        async with aclosing(reader.log(NAME).tail()) as entries:
+            assert [(await anext(entries)).payload for _ in range(2)] == [b"one", b"two"]
+            reader.transport.faults(ledger.metadata.last_fragment.members[0]).is_request_lost = True
+            waiting = asyncio.ensure_future(anext(entries))
+            await world.clock.sleep(0.1)
+            await writer.close()
+            assert (await waiting).payload == b"three"  # by the metadata: the poll of one bookie has no answer yet
+            assert asyncio.all_tasks() - before - {waiting}
+        assert not asyncio.all_tasks() - before
+
+
+@pytest.mark.parametrize("poll_s", [0.0, -1.0, float("nan")])
+@in_virtual_time
+async def test_a_poll_interval_without_a_wait_is_refused(poll_s: float) -> None:
+    async with log_world() as world:
+        client = world.client()
+        await client.log(NAME).create(SMALL)  # an empty log has no ledger to follow yet
+        with pytest.raises(InvalidPollError):
+            await anext(client.log(NAME).tail(poll_s=poll_s))
