@@ -78,7 +78,7 @@ async def what_if(
     losses = Losses(worst_max)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        loss = loss_of(ledger_id, metadata, before.registered - doubted.of(ledger_id, metadata), going)
+        loss = loss_of(ledger_id, metadata, before.registered, going, doubted.of(ledger_id, metadata))
         if loss is not None:
             losses.add(loss, metadata)
 

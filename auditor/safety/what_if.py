@@ -1,7 +1,9 @@
 """What would it cost if these bookies went now? Pure functions of ledger metadata and of who is registered.
 
 The severities are those of an audit (``bookie.model.severity``), as if the bookies were not registered. A member that
-the ledger is marked for does not count as a copy, as nothing proves that it has one.
+the ledger is marked for does not count as a copy that is left, as nothing proves that it has one. But it may have one,
+such as after its return with the same disks, so its loss may take the last copy away: without any other copy, the
+ledger counts as worse off without it, as in ``auditor.safety.stopping``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class LedgerLoss:
 
     ledger_id: LedgerId
     before: Severity | None
-    """As it is now; None: it has all of its copies."""
+    """As it is now; None: it has all of its copies. Doubted copies that would go count if there is no other one."""
     after: Severity
     copies_left: int
     """Of the entry with the fewest copies."""
@@ -48,32 +50,44 @@ def loss_of(
     metadata: LedgerMetadata,
     live: AbstractSet[BookieId],
     going: AbstractSet[BookieId],
+    doubted: AbstractSet[BookieId] = frozenset(),
 ) -> LedgerLoss | None:
     """The loss of a ledger; None if it names none of the bookies to go.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
-        live: complete bookies, including those to go.
+        live: registered bookies, including those to go.
         going: bookies to go; those that are not live are gone already, so their loss makes no ledger worse.
+        doubted: bookies that may lack their copies.
     """
     named = going & metadata.members()
     if not named:
         return None
-    before = [health_of(metadata, index, live) for index in range(len(metadata.fragments))]
-    after = [health_of(metadata, index, live - going) for index in range(len(metadata.fragments))]
+    copies = live - doubted
+    before = _severity(metadata, copies)
+    if before is Severity.NO_LIVE_COPY:
+        copies |= live & going
+        before = _severity(metadata, copies)
+    after = [health_of(metadata, index, live - doubted - going) for index in range(len(metadata.fragments))]
+    going_copies = named & copies
     levels = [each.severity for each in after if each.severity is not None]
     return LedgerLoss(
         ledger_id=ledger_id,
-        before=min((each.severity for each in before if each.severity is not None), default=None),
+        before=before,
         after=min(levels),
         copies_left=min(each.copies_min for each in after),
         bookies=tuple(sorted(named)),
         bytes_estimate=sum(
-            round(bytes_to_copy(metadata, index, sum(each in named & live for each in fragment.members), then.severity))
+            round(bytes_to_copy(metadata, index, sum(each in going_copies for each in fragment.members), then.severity))
             for index, (fragment, then) in enumerate(zip(metadata.fragments, after, strict=True))
         ),
     )
+
+
+def _severity(metadata: LedgerMetadata, copies: AbstractSet[BookieId]) -> Severity | None:
+    found = [health_of(metadata, index, copies).severity for index in range(len(metadata.fragments))]
+    return min((each for each in found if each is not None), default=None)
 
 
 @dataclass(slots=True)

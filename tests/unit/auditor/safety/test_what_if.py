@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from auditor.safety.stopping import risk_of
 from auditor.safety.what_if import LedgerLoss, Losses, loss_of
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -17,12 +20,12 @@ def closed(*fragments: tuple[int, str], last: int = 9, quorum: tuple[int, int] =
     return make_metadata(*fragments, quorum=quorum).closed(EntryId(last), 10 * (last + 1))
 
 
-def loss(metadata: LedgerMetadata, live: str, going: str) -> LedgerLoss | None:
-    return loss_of(LEDGER, metadata, name_set(live), name_set(going))
+def loss(metadata: LedgerMetadata, live: str, going: str, doubted: str = "") -> LedgerLoss | None:
+    return loss_of(LEDGER, metadata, name_set(live), name_set(going), name_set(doubted))
 
 
-def levels(metadata: LedgerMetadata, live: str, going: str) -> tuple[Severity | None, Severity, int]:
-    found = loss(metadata, live, going)
+def levels(metadata: LedgerMetadata, live: str, going: str, doubted: str = "") -> tuple[Severity | None, Severity, int]:
+    found = loss(metadata, live, going, doubted)
     assert found is not None
     return found.before, found.after, found.copies_left
 
@@ -37,6 +40,32 @@ def test_what_is_missing_already_counts_with_it() -> None:
     metadata = closed((0, "a b c"), quorum=(3, 2))
     assert levels(metadata, "a b c", "a") == (None, Severity.BELOW_WRITE_QUORUM, 2)
     assert levels(metadata, "a b", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
+
+
+def test_a_marked_copy_is_no_copy_that_is_left() -> None:
+    metadata = closed((0, "a b c"), quorum=(3, 2))
+    assert levels(metadata, "a b c", "a", "b") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
+    assert levels(metadata, "a b c", "a", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.BELOW_WRITE_QUORUM, 2)
+
+
+def test_the_loss_of_a_marked_copy_may_take_the_only_one() -> None:
+    metadata = closed((0, "a b"))
+    assert levels(metadata, "a", "a", "a") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
+    assert levels(metadata, "a b", "a", "a b") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
+    assert levels(metadata, "a b", "a b", "a b") == (None, Severity.NO_LIVE_COPY, 0)
+    assert levels(metadata, "b", "a", "a b") == (Severity.NO_LIVE_COPY, Severity.NO_LIVE_COPY, 0), "a is gone already"
+
+
+@pytest.mark.parametrize("doubted", ["", "a", "b", "a b", "c", "a b c"])
+@pytest.mark.parametrize("going", ["a", "b", "a b"])
+@pytest.mark.parametrize("live", ["a", "a b", "a b c", "b c"])
+def test_each_ledger_that_ok_to_stop_would_lose_is_worse_off(live: str, going: str, doubted: str) -> None:
+    metadata = closed((0, "a b c"), quorum=(3, 2))
+    stopping, doubts = name_set(going), name_set(doubted)
+    risk = risk_of(LEDGER, metadata, name_set(live), stopping, is_strict=False, doubted=doubts)
+    found = loss(metadata, live, going, doubted)
+    assert found is not None
+    assert (found.is_worse and found.after is Severity.NO_LIVE_COPY) == (risk is not None)
 
 
 def test_a_bookie_without_entries_or_registration_costs_nothing() -> None:
