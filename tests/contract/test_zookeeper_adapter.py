@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -426,6 +427,32 @@ async def test_connection_comes_back_after_a_failure_inside_kazoo(
     await store.close()
     assert set(threading.enumerate()) <= threads_before
     assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_connection_comes_back_after_failures_without_a_session(
+    zookeeper: EmbeddedZooKeeper, threads_before: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kazoo does not report the end of its thread without a session, as after a malformed answer to a handshake."""
+    connect, failures = ConnectionHandler._connect, [2]
+
+    def connect_or_fail(connection: Any, *server: Any) -> Any:
+        if failures[0]:
+            failures[0] -= 1
+            raise struct.error("unpack requires a buffer of 4 bytes")
+        return connect(connection, *server)
+
+    monkeypatch.setattr(ConnectionHandler, "_connect", connect_or_fail)
+    store = await ZooKeeperStore.connect(zookeeper.connect_string, connect_timeout_s=STATE_S)
+    assert failures == [0]
+    seen, client, failures[0] = store.session, _client(store), 2
+    client._call(_Poison(), client.handler.async_result())
+    async with asyncio.timeout(STATE_S):
+        await store.wait_session_changed(seen)
+        await _reconnected(store)
+    assert (failures, store.session.epoch) == ([0], seen.epoch + 1)
+    assert await store.stat("/missing") is None
+    await store.close()
+    assert set(threading.enumerate()) <= threads_before
 
 
 async def test_closing_while_the_connection_is_started_again_leaves_no_thread(

@@ -155,13 +155,21 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     """kazoo's thread handler with its own TLS, and without four of kazoo's hazards; see the methods."""
 
     def __init__(
-        self, access: ZooKeeperAccess, prepare: Callable[[], None], refused: Callable[[Address, str, bool], None]
+        self,
+        access: ZooKeeperAccess,
+        prepare: Callable[[], None],
+        refused: Callable[[Address, str, bool], None],
+        failed: Callable[[], None],
     ) -> None:
-        """Call ``prepare`` before each connection, and ``refused`` after a failure, with its reason and certainty."""
+        """Call ``prepare`` before each connection, ``refused`` after a failure, ``failed`` after the end of a thread.
+
+        A failure has a reason and a certainty. A thread ended by an unexpected error is not started again by kazoo.
+        """
         super().__init__()
         self._access = access
         self._prepare = prepare
         self._refused = refused
+        self._failed = failed
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
         """Start a thread that ends quietly: kazoo stops reconnecting by an uncaught ``InterruptedError``."""
@@ -173,6 +181,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
                 return
             except Exception as error:  # noqa: BLE001  # the boundary of a thread; the connection is restarted
                 _log.error("zookeeper connection thread failed", exc_info=error)
+                self._failed()
 
         thread: threading.Thread = super().spawn(run)
         return thread
@@ -262,7 +271,12 @@ class KazooConnection:
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self.bridge = LoopBridge(self._loop)
         self.tracker = SessionTracker(Session(SessionState.LOST, 0, 0))
-        handler = _Handler(access, self._prepare, lambda *why: self.bridge.push(self._on_refused, *why))
+        handler = _Handler(
+            access,
+            self._prepare,
+            refused=lambda *why: self.bridge.push(self._on_refused, *why),
+            failed=lambda: self.bridge.push(self._start_again),
+        )
         retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
         now_s = SystemClock().monotonic_s
         self._outage = OutageLog(logging.getLogger(KazooClient.__module__), hosts, now_s)
@@ -273,6 +287,7 @@ class KazooConnection:
         self._client.add_listener(self._listen)
         self._client._connection._expand_client_hosts = self._find_servers
         self._granted_s = session_timeout_s
+        self._restart_task: asyncio.Task[None] | None = None
         self._watch_handshakes()
         self._watch_logins()
 
@@ -461,10 +476,18 @@ class KazooConnection:
             session = replace(known, state=SessionState.LOST)
             self._is_login_refused = keeper_state == KeeperState.AUTH_FAILED
             if keeper_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
-                guarded("restart of the zookeeper connection", self._restart())
+                self._start_again()
         self.tracker.update(session)
         fields = {"state": session.state.value, "epoch": session.epoch, "session": f"{session.session_id:#x}"}
         _log.info("zookeeper session changed", extra=fields)
+
+    def _start_again(self) -> None:
+        """Have kazoo's thread started again after its end.
+
+        kazoo reports the end as a change of the state, but not while there is no session: the state is LOST already.
+        """
+        if not self.tracker.is_closed and (self._restart_task is None or self._restart_task.done()):
+            self._restart_task = guarded("restart of the zookeeper connection", self._restart())
 
     async def _restart(self) -> None:
         """Start kazoo's thread again after a malformed reply ended it; otherwise it would not run again."""
