@@ -40,7 +40,7 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
     """Check everything, one result after the other.
 
     Raises:
-        StoreUnavailableError: the store stopped answering.
+        StoreUnavailableError, WriteOutcomeUnknownError: the store stopped answering.
     """
     yield layout_check(client.cluster)
     if (old := await state_check(client)) is not None:

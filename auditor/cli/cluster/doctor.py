@@ -18,7 +18,7 @@ from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import examine
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.exit_codes import ExitCode
@@ -83,7 +83,7 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
     checks += run(_server_checks(hosts))
     try:
         run(_examined(target, checks))
-    except StoreUnavailableError as error:
+    except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
         advice = "start ZooKeeper, or open the way to it from this machine"
         checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
         return ExitCode.STORE_UNREACHABLE

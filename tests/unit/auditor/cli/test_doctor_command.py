@@ -25,6 +25,9 @@ from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.store.memory import MemoryStore
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from tests.worlds.clocks import ManualClock
@@ -286,6 +289,23 @@ def test_a_clock_that_differs_is_reported(cluster: CommandCluster, skew_ms: int,
             return await clock_check(client)
 
     assert asyncio.run(check()).state is state
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("no connection"), WriteOutcomeUnknownError("the answer was lost")]
+)
+@pytest.mark.parametrize("write", ["multi", "set"], ids=["at a permission", "at the clock"])
+def test_a_store_that_stops_answering_ends_the_checks_and_those_done_are_shown(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, write: str, error: BkhealError
+) -> None:
+    async def lost(*_: Any, **__: Any) -> None:
+        raise error
+
+    diagnosis()  # its node for the clock exists
+    monkeypatch.setattr(MemoryStore, write, lost)
+    code, rows = diagnosis()
+    assert (code, rows["cluster", ROOT]["state"]) == (ExitCode.STORE_UNREACHABLE, "ok")
+    assert rows["zookeeper", "h:1"]["state"] == "failed"
 
 
 def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandCluster) -> None:
