@@ -42,7 +42,7 @@ class ExitCode(enum.IntEnum):
 def audit_exit_code(error: Exception) -> ExitCode:
     """Return the exit code of an audit ended by ``error``."""
     match error:
-        case TransientError():
+        case TransientError() | OutcomeUnknownError():
             return ExitCode.STORE_UNREACHABLE
         case PermanentError():
             return ExitCode.CONFIGURATION

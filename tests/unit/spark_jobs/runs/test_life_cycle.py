@@ -7,14 +7,16 @@ import contextlib
 
 import pytest
 
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import Runs, lane_of
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from spark_jobs.one_shot.run import exit_code_of
 from spark_jobs.runs.gate import RunGate
-from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome
+from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome, outcome_of_error
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 
@@ -58,6 +60,12 @@ async def test_a_run_that_could_not_be_put_on_record_leaves_no_lock(runs: Unstea
     async with asyncio.timeout(5):
         await runs.wait_free(lane_of(RECORD))
     await RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1)).begin()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("no connection"), WriteOutcomeUnknownError("no answer")])
+def test_a_run_ended_by_a_store_without_an_answer_has_the_exit_code_for_another_attempt(error: BkhealError) -> None:
+    codes = (exit_code_of(error), outcome_of_error(error, None).exit_code)
+    assert codes == (ExitCode.STORE_UNREACHABLE, ExitCode.STORE_UNREACHABLE)
 
 
 async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_lock_is_held(runs: Unsteady) -> None:
