@@ -84,7 +84,7 @@ def run_one_shot(
 
     Raises:
         RunLockedError: a run of this kind is under way.
-        OneShotStoppedError: it was cancelled, or its lock was lost.
+        OneShotStoppedError: it was cancelled or ended by signals, or its lock was lost.
         BkhealError: any error of ``run_check``.
     """
     clock, gate = SystemClock(), RunGate()
@@ -109,7 +109,7 @@ def run_one_shot(
     with _signals(gate) as take_over:
         try:
             keeper.begin(shot.wait_s)
-        except RunStoppedError as error:
+        except (RunStoppedError, KeyboardInterrupt) as error:
             raise _stopped(gate) from error
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
@@ -123,9 +123,9 @@ def run_one_shot(
             path, limit = Path(result.summary_path).resolve(), shot.settings.namespaces_in_metrics
             outcome = outcome_of(result.summary, path, result.report_problem, namespaces_max=limit)
             return result
-        except RunStoppedError as error:
+        except (RunStoppedError, KeyboardInterrupt) as error:  # the latter is a second signal
             stopped = _stopped(gate)
-            outcome = replace(outcome_of_error(error, gate.stopped), detail=str(stopped))
+            outcome = replace(outcome_of_error(stopped, gate.stopped), detail=str(stopped))
             raise stopped from error
         except BaseException as error:
             outcome = outcome_of_error(error, None)

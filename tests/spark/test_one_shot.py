@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from auditor.cli.audit import command as audit_cli
@@ -35,6 +36,7 @@ from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.lent_session import lend_session
 from tests.spark.audit_world import Place, closed, opened
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -141,6 +143,31 @@ def test_signals_that_the_process_ignores_stay_ignored() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def two_signals() -> None:
+    """Send them in the order of their numbers, which is that of their handlers if both are pending."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+
+
+def test_a_second_signal_ends_a_run_at_once_and_the_first_one_is_the_reason(
+    place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lend_session(monkeypatch, spark, two_signals)
+    assert audit_module.main(arguments(place, "--quiet")) == 130
+    (record,) = place.do(runs_of(place).list(10, now_ms=0))
+    assert (record.state, record.exit_code) == (RunState.CANCELLED, 130)
+    assert "ended by SIGINT" in record.detail
+    assert place.do(runs_of(place).holder(RunLane(RunKind.BOOKIES))) is None
+
+
+def test_two_signals_end_the_wait(place: Place) -> None:
+    place.do(runs_of(place).acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
+    shot = OneShot(RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), SessionSettings(), "me", STATE_S)
+    with pytest.raises(OneShotStoppedError, match="SIGINT") as stopped:
+        run_one_shot(shot, lambda event: two_signals())
+    assert exit_code_of(stopped.value) == 130
 
 
 def a_record(place: Place) -> RunRecord:
