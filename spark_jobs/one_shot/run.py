@@ -77,7 +77,8 @@ def run_one_shot(
 
     Args:
         shot: what to run.
-        progress: receives the phases and their progress.
+        progress: receives the phases and their progress. An ``OSError`` of it does not end the run: its output may be a
+            closed terminal or pipe.
         ended: receives the run's record after its end, with any result.
         then: called with the result while Spark still runs and the run still holds its lock; an error that it raises
             becomes the result of the run.
@@ -99,12 +100,12 @@ def run_one_shot(
         shot.settings.is_dry_run,
         started_ms=now_ms,
     )
-    keeper = RunKeeper(shot.settings, record, gate, clock, progress, is_change=not shot.is_shadow)
+    shown = _best_effort(progress)
+    keeper = RunKeeper(shot.settings, record, gate, clock, shown, is_change=not shot.is_shadow)
 
     def on_progress(event: ProgressEvent) -> None:
         keeper.on_progress(event)
-        if progress is not None:
-            progress(event)
+        shown(event)
 
     with _signals(gate) as take_over:
         try:
@@ -134,6 +135,15 @@ def run_one_shot(
             over = keeper.end(outcome)
             if ended is not None:
                 ended(over)
+
+
+def _best_effort(progress: Progress | None) -> Progress:
+    def show(event: ProgressEvent) -> None:
+        with contextlib.suppress(OSError):
+            if progress is not None:
+                progress(event)
+
+    return show
 
 
 def _load_run() -> None:

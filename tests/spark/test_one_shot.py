@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -168,6 +169,15 @@ def test_two_signals_end_the_wait(place: Place) -> None:
     with pytest.raises(OneShotStoppedError, match="SIGINT") as stopped:
         run_one_shot(shot, lambda event: two_signals())
     assert exit_code_of(stopped.value) == 130
+
+
+def test_progress_that_cannot_be_shown_does_not_end_the_run(place: Place, running: None) -> None:
+    def closed_terminal(event: ProgressEvent) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    settings = AuditSettings(place.uri, place.report_dir)
+    result = run_one_shot(OneShot(RunKind.BOOKIES, settings, SessionSettings(), "me"), closed_terminal)
+    assert (result.exit_code(), place.marked()) == (ExitCode.OK, {1: ["x:1"]})
 
 
 def a_record(place: Place) -> RunRecord:

@@ -250,9 +250,9 @@ def _here(
         with shown_progress() as shown:
 
             def progress(event: ProgressEvent) -> None:
-                shown(event)
                 if on_progress is not None:
                     on_progress(event)
+                shown(event)
 
             result = run_one_shot(shot, progress, ended)
     except KeyboardInterrupt:
