@@ -81,6 +81,15 @@ def test_gc_waits_for_the_end_of_the_collection_that_it_started(bookie: Administ
     assert result.stderr.count("garbage collection runs") == 2
 
 
+def test_gc_that_has_not_begun_is_shown_as_it_was_requested(bookie: Administered, pauses: Pauses) -> None:
+    pauses.then = [lambda: run_collection(bookie)]
+    assert command(bookie, "gc", "--minor", "--wait").exit_code == ExitCode.OK
+    for words in (("gc", "--major"), ("gc",)):
+        found = json.loads(command(bookie, *words, "-o", "json").stdout)
+        shown = (found["running"], found["level"], found["begun_at"], found["finished_at"])
+        assert shown == (True, "major", None, None)
+
+
 def test_gc_ends_its_wait_when_the_time_is_up_and_the_collection_goes_on(bookie: Administered, pauses: Pauses) -> None:
     pauses.then = [nothing] * 10
     result = command(bookie, "gc", "--minor", "--wait", "--interval", "4", "--timeout", "10", "-o", "json")

@@ -316,6 +316,8 @@ class Node:
             _fill(state, last)
         if present is not None:
             state.begun_ms, state.finished_ms, state.is_major = present.begun_ms, 0, present.is_major
+        elif (asked := self.collector.asked) is not None:
+            state.begun_ms, state.finished_ms, state.is_major = 0, 0, asked
         return state
 
 

@@ -171,8 +171,8 @@ class Collector:
         self._is_holding: bool | None = None
         """Whether there is a record of this bookie; None: an earlier process may have made one."""
         self._pause = Pause(clock)
-        self._asked: bool | None = None
-        """Whether the next pass is a major one, if a pass was requested; None: none was."""
+        self.asked: bool | None = None
+        """Whether the next pass is a major one, if a pass was requested and has not begun; None: none was."""
         self.present: CollectorReport | None = None
         """The running pass."""
         self.last: CollectorReport | None = None
@@ -185,7 +185,7 @@ class Collector:
         while True:
             # Bookies that were started together must not always query the store at the same time.
             await self._rest(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
-            is_major, self._asked = bool(self._asked), None
+            is_major, self.asked = bool(self.asked), None
             report = await self.run_pass(is_major=is_major)
             if on_pass is not None:
                 on_pass(report)
@@ -194,14 +194,14 @@ class Collector:
         """Begin a pass now; False if one runs already, or was requested."""
         if self.is_pending:
             return False
-        self._asked = is_major
+        self.asked = is_major
         self._pause.end()
         return True
 
     @property
     def is_pending(self) -> bool:
         """Whether a pass runs, or was requested and begins now."""
-        return self.present is not None or self._asked is not None
+        return self.present is not None or self.asked is not None
 
     @property
     def is_scheduled(self) -> bool:
@@ -211,7 +211,7 @@ class Collector:
     async def _rest(self, seconds: float) -> None:
         """Wait for the next pass. Release remaining locks before it: each keeps repair off a ledger."""
         end_s = self._clock.monotonic_s() + (seconds if self.is_scheduled else math.inf)
-        while self._asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
+        while self.asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
             await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _LOOK_S))
             with suppress(BkhealError):  # the store does not answer; the next round tries again
                 await self._settle_locks()
