@@ -123,6 +123,17 @@ def test_gc_fails_if_the_collection_that_it_waits_for_ends_early(bookie: Adminis
     assert "it ended early" in result.stdout
 
 
+def test_gc_fails_if_the_collection_that_it_waits_for_ends_with_the_process(
+    bookie: Administered, pauses: Pauses
+) -> None:
+    def start_again() -> None:
+        bookie.node.collector.asked = None  # as in another process, in which no collection has ended
+
+    pauses.then = [start_again]
+    result = command(bookie, "gc", "--major", "--wait")
+    assert (result.exit_code, "was started again" in result.stderr) == (ExitCode.FAILED, True)
+
+
 def test_a_bookie_that_stops_answering_ends_the_wait(bookie: Administered, pauses: Pauses) -> None:
     pauses.then = [lambda: setattr(bookie.servicer, "node", None)]
     error = command(bookie, "gc", "--minor", "--wait").exception

@@ -57,8 +57,8 @@ def collect(
     stopped bookie is impossible: it needs ZooKeeper.
 
     Exit codes: 0 shown, started, or completed; 1 refused (one runs already, or a token is missing), or with --wait: it
-    ended early, with the reason in the output; 2 wrong usage; 69 the bookie did not answer; 75 with --wait: the
-    collection did not end in time. It continues.
+    ended early, with the reason in the output, or with the process of the bookie; 2 wrong usage; 69 the bookie did not
+    answer; 75 with --wait: the collection did not end in time. It continues.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """
@@ -68,6 +68,7 @@ def collect(
         raise typer.BadParameter("give one of --minor and --major", param_hint="--minor / --major")
     bookie = RunningBookie.at(at, token_file)
     document = run(bookie.collect("MAJOR" if is_major else "MINOR" if is_minor else "SHOW"))
+    was_running = document["running"]
     if is_waiting:
         document = collected(document, lambda: run(bookie.collect()), interval, timeout)
     if output is not StreamFormat.TABLE:
@@ -78,6 +79,9 @@ def collect(
     if is_waiting and document["running"]:
         print_error(f"the collection was not over after {timeout:g} s; it goes on")
         raise typer.Exit(ExitCode.BUSY)
+    if was_running and not document["running"] and document["finished_at"] is None:
+        print_error("the bookie was started again, and the collection ended with its former process")
+        raise typer.Exit(ExitCode.FAILED)
     if is_waiting and document["stopped"]:
         raise typer.Exit(ExitCode.FAILED)
 
