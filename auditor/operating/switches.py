@@ -32,6 +32,7 @@ async def switch_recovery(client: ClusterClient, actor: Actor, *, is_on: bool, i
         StoreUnavailableError, WriteOutcomeUnknownError: no answer.
     """
     tasks = client.ports.tasks
+    await client.store.sync(client.cluster.root)  # a change made just before is seen
     if await tasks.switches.is_disabled() is not is_on:
         error = AlreadyEnabledError if is_on else AlreadyDisabledError
         raise error(f"auto-recovery of {client.cluster.root} is {'enabled' if is_on else 'disabled'} already")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+from typing_extensions import override
 
 from auditor.service.watch.repairs import RepairWatch
 from bookie.client.ports import ClientPorts
@@ -15,7 +18,7 @@ from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.store.memory import MemoryCell, MemoryStore, Readable
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -28,6 +31,23 @@ from tests.worlds.pulsar_nodes import Custom
 from tests.worlds.repair import Bookies, RepairWorld
 
 
+class BehindStore(MemoryStore):
+    """A session with a server that has seen nothing newer than ``past`` before its first ``sync``."""
+
+    def __init__(self, cell: MemoryCell, past: MemoryCell) -> None:
+        super().__init__(cell)
+        self._past: MemoryCell | None = past
+
+    @override
+    def view(self) -> Readable:
+        return self._past or super().view()
+
+    @override
+    async def sync(self, path: str) -> None:
+        await super().sync(path)
+        self._past = None
+
+
 class CommandCluster:
     """Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 9 is marked, and not parked."""
 
@@ -36,11 +56,12 @@ class CommandCluster:
         self.clock: Clock = SystemClock()
         self.keeper = MemoryStore(self.cell)
         """A session with the registrations, which outlives the commands."""
+        self._past: MemoryCell | None = None
 
     @asynccontextmanager
     async def connected(self, uri: str, **_: Any) -> AsyncIterator[Any]:
         """Connect as ``auditor.cli.cluster.changing.connected`` does."""
-        store = MemoryStore(self.cell)
+        store = MemoryStore(self.cell) if self._past is None else BehindStore(self.cell, self._past)
         cluster = await open_cluster(store, ROOT)
         ports = ClientPorts(
             ledgers=LedgerStore(store, cluster, random.Random(1)),
@@ -52,6 +73,21 @@ class CommandCluster:
         )
         yield SimpleNamespace(ports=ports, store=store, cluster=cluster, parked=ParkedTasks(store, cluster.root))
         await store.close()
+
+    def copy(self) -> MemoryCell:
+        """Return the present state."""
+        made = MemoryCell()
+        made._nodes = deepcopy(self.cell._nodes)
+        return made
+
+    @contextmanager
+    def behind(self, past: MemoryCell) -> Iterator[None]:
+        """Let the commands begun in the context use a server that has seen nothing newer than ``past``."""
+        self._past = past
+        try:
+            yield
+        finally:
+            self._past = None
 
     async def fill(self) -> None:
         """Create everything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from aiohttp import web
@@ -28,7 +28,7 @@ from auditor.operating.what_if import TOPICS_DEFAULT, WORST_DEFAULT, bookies_of,
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.metadata.tasks.switches import DELAY_S_MAX
+from bookie.metadata.tasks.switches import DELAY_S_MAX, AlreadyDisabledError, AlreadyEnabledError
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, LedgerId
 from bookie.runtime.access.tokens import Role
 
@@ -323,8 +323,9 @@ class UpkeepRoutes:
         async def work(client: ClusterClient) -> Document:
             if delay_s is not None:
                 await switches.set_delay(client, actor, delay_s)
-            if is_on is not None and await client.ports.tasks.switches.is_disabled() is is_on:
-                await switches.switch_recovery(client, actor, is_on=is_on)
+            if is_on is not None:
+                with suppress(AlreadyEnabledError, AlreadyDisabledError):
+                    await switches.switch_recovery(client, actor, is_on=is_on)
             return await switches.read_switches(client)
 
         return _answer("RecoveryStatus", await self._upkeep.ask(work))

@@ -326,6 +326,14 @@ async def test_recovery_and_the_delay_are_read_and_set(world: ApiWorld) -> None:
     assert await changes(world) == [("recovery disable", ""), ("recovery delay", "60 s, was 0")]
 
 
+async def test_recovery_that_was_disabled_just_before_is_enabled_by_a_server_that_is_behind(world: ApiWorld) -> None:
+    switches, past = RecoverySwitches(world.upkeep.cluster.keeper, ROOT), world.upkeep.cluster.copy()
+    await switches.disable()
+    with world.upkeep.cluster.behind(past):
+        assert (await good(world, "PUT", "/api/v1/recovery", json={"enabled": True})).json["enabled"] is True
+    assert not await switches.is_disabled()
+
+
 async def test_copy_limits_are_set_in_part_and_removed(world: ApiWorld) -> None:
     path = "/api/v1/copy-limits"
     await good(world, "PUT", path, json={"bytes_per_second": 50, "profile": "client-first"})

@@ -131,6 +131,27 @@ def test_what_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     assert [action for *_, action, _ in recorded()] == ["throttle clear"]
 
 
+@pytest.mark.parametrize(
+    ("done", "undone", "action"),
+    [
+        (["recovery", "disable"], ["recovery", "enable"], "recovery enable"),
+        (["throttle", "set", "--requests-per-second", "5"], ["throttle", "clear"], "throttle clear"),
+        (["maintenance", "start", "c"], ["maintenance", "end", "c"], "maintenance end"),
+        (["underreplicated", "boost", "9"], ["underreplicated", "boost", "9", "--stop"], "boost end"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_was_changed_just_before_is_changed_back_on_a_server_that_is_behind(
+    cluster: CommandCluster, done: list[str], undone: list[str], action: str
+) -> None:
+    call("throttle", "clear")
+    past = cluster.copy()
+    call(*done)
+    with cluster.behind(past):
+        call(*undone)
+    assert recorded()[0][2] == action
+
+
 def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before_is_not(
     cluster: CommandCluster,
 ) -> None:
