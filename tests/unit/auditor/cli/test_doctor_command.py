@@ -21,8 +21,9 @@ from bookie.metadata.access import ZooKeeperAccess, use_access
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.service_info import ServiceInfo, encode_service_info
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.layout import cookie_path
+from bookie.metadata.layout import bookie_path, cookie_path
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
@@ -30,6 +31,9 @@ from bookie.metadata.store.memory import MemoryStore
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
+from bookie.wire.memory import MemoryTransport
+from bookie.wire.port import BookieInfo, InfoReply, Status
+from bookie.wire.requests import Info
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
@@ -266,6 +270,73 @@ def test_bookies_that_do_not_answer_fail_and_a_disabled_switch_warns(cluster: Co
     text = call().stdout
     assert "next\n" in text
     assert "bkheal recovery enable" in text
+
+
+def answering(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, **answers: BookieInfo) -> None:
+    """Let bookies answer, in a cluster whose clock is right."""
+    cluster.cell._now_ms = cluster.clock.epoch_ms
+
+    async def ask(_: MemoryTransport, bookie: BookieId, request: Info, timeout_s: float) -> InfoReply:
+        info = answers.get(bookie)
+        return InfoReply(Status.UNREACHABLE) if info is None else InfoReply(Status.OK, info)
+
+    monkeypatch.setattr(MemoryTransport, "ask", ask)
+
+
+def info(free: int = 50, total: int = 100, version: str = "1") -> BookieInfo:
+    return BookieInfo("uuid", version, False, total, free, None)
+
+
+def test_bookies_that_answer_are_fine_and_what_cannot_be_known_is_no_failure(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(cluster, monkeypatch, c=info(free=5), d=info(free=0, total=0, version=""))
+    asyncio.run(put(cluster.keeper, cookie_path(ROOT, BookieId("c")), b""))
+    code, rows = diagnosis()
+    assert [rows["bookie", name]["state"] for name in ("c", "d")] == ["ok", "ok"]
+    assert not {("bookies", "versions"), ("bookies", "writable")} & rows.keys()
+    asyncio.run(delete_all(cluster, f"{ROOT}/00"))
+    code, rows = diagnosis()
+    assert (code, rows["permission", f"{ROOT}/<ledgers>"]["state"]) == (ExitCode.OK, "unknown")
+
+
+def test_a_full_disk_and_two_versions_are_warnings(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(cluster, monkeypatch, c=info(free=4), d=info(version="2"))
+    code, rows = diagnosis()
+    assert (code, rows["bookie", "c"]["state"], rows["bookie", "d"]["state"]) == (ExitCode.OK, "warning", "ok")
+    assert "4 % of its disk is free" in rows["bookie", "c"]["detail"]
+    assert (rows["bookies", "versions"]["state"], rows["bookies", "versions"]["detail"]) == (
+        "warning",
+        "different versions: 1, 2",
+    )
+
+
+def test_a_cluster_whose_bookies_are_all_read_only_cannot_be_written(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(cluster, monkeypatch, c=info(), d=info())
+
+    async def make_read_only() -> None:
+        for name in map(BookieId, ("c", "d")):
+            writable = bookie_path(ROOT, name, is_read_only=False)
+            await cluster.keeper.create(
+                bookie_path(ROOT, name, is_read_only=True), (await cluster.keeper.get(writable)).data
+            )
+            await cluster.keeper.delete(writable)
+
+    asyncio.run(make_read_only())
+    code, rows = diagnosis()
+    assert (code, rows["bookies", "writable"]["state"]) == (ExitCode.FAILED, "failed")
+
+
+def test_a_registration_without_an_endpoint_is_a_failure(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(cluster, monkeypatch, c=info(), d=info())
+    nowhere = encode_service_info(ServiceInfo(()))
+    asyncio.run(put(cluster.keeper, bookie_path(ROOT, BookieId("c"), is_read_only=False), nowhere))
+    code, rows = diagnosis()
+    assert (code, rows["bookie", "c"]["state"], rows["bookie", "d"]["state"]) == (ExitCode.FAILED, "failed", "ok")
 
 
 @pytest.mark.parametrize(
