@@ -133,6 +133,46 @@ async def test_a_bad_answer_names_the_bookie_and_the_address(reply: Reply, exit_
     assert [asked.method for asked in api.asked] == ["GET"]
 
 
+@pytest.mark.parametrize("answer", [Reply(500), Reply(200, b'{"readOnly": false}'), Reply(200, b"<html>")])
+async def test_a_bookie_that_became_read_only_with_a_bad_answer_is_writable_again(answer: Reply) -> None:
+    registrations = await registrations_of()
+    bookies = Bookies(registrations, APACHE)
+
+    def reply(asked: Asked) -> Reply:
+        done = bookies.reply(asked)
+        return answer if changes_of([asked]) == [True] else done
+
+    with serving(reply) as api, pytest.raises(BkhealError, match="no drain was begun"):
+        await asked_for(api.url, registrations)
+    assert changes_of(api.asked) == [True, False]
+    assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE
+
+
+async def test_an_interruption_on_the_way_back_does_not_leave_the_bookie_read_only() -> None:
+    registrations, is_asked, may_go_on = await registrations_of(), asyncio.Event(), threading.Event()
+    bookies = Bookies(registrations, APACHE)
+
+    def reply(asked: Asked) -> Reply:
+        if changes_of([asked]) == [False]:
+            bookies.loop.call_soon_threadsafe(is_asked.set)
+            assert may_go_on.wait(20)
+        return bookies.reply(asked)
+
+    async def begin() -> None:
+        raise StoreUnavailableError("no answer")
+
+    notes: list[str] = []
+    with serving(reply) as api:
+        starting = asyncio.ensure_future(asked_for(api.url, registrations, begin, notes))
+        await is_asked.wait()
+        starting.cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await asyncio.wait([starting])
+    assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE
+    assert notes[-1] == f"the bookie at {api.url} is writable again"
+
+
 @pytest.mark.parametrize("is_drained", [False, True])
 async def test_an_interruption_during_the_request_makes_the_bookie_writable_again_unless_it_is_drained(
     is_drained: bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -65,6 +66,13 @@ def test_a_window_of_a_rack_names_its_bookies(cluster: CommandCluster) -> None:
     assert (again.exit_code, "rack:/dc1/r1 has no open window" in again.stderr) == (ExitCode.FAILED, True)
     assert call("end", "d", "--dry-run").exit_code == ExitCode.FAILED
     assert opened(cluster) == []
+
+
+def test_the_racks_of_a_given_file_count(cluster: CommandCluster, tmp_path: Path) -> None:
+    file = tmp_path / "racks.json"
+    file.write_text(json.dumps({"c": "/dc1/r1", "d": "/dc1/r2"}))
+    assert call("start", "rack:/dc1/r1", "--topology-file", str(file)).exit_code == ExitCode.OK
+    assert [window.bookies for window in opened(cluster)] == [(C,)]
 
 
 def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
