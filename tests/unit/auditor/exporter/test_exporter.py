@@ -16,11 +16,13 @@ from auditor.metrics import definitions as names
 from auditor.metrics.cluster_metrics import CLUSTER, exporter_metrics
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.watch.backlog import backlog_counter
+from auditor.service.watch.overview import Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.election import Election
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryStore
@@ -148,6 +150,35 @@ async def test_nothing_is_shown_before_the_cluster_was_read() -> None:
     async with exporting(cluster) as watched:
         assert watched.shown() == set()
         assert watched.exporter.status() is None
+
+
+@in_virtual_time
+async def test_nothing_is_shown_before_the_runs_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(*_: object) -> list[RunRecord]:
+        raise StoreUnavailableError("no answer")
+
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    with monkeypatch.context() as patched:
+        patched.setattr(Runs, "list", no_answer)
+        async with exporting(cluster) as watched:
+            await asyncio.sleep(FRESH_S / 2)
+            assert watched.shown() == set()
+            patched.undo()
+            await asyncio.sleep(FRESH_S / 2)
+            assert watched.value(names.BOOKIES, state="writable") == 1
+
+
+@in_virtual_time
+async def test_a_part_that_ends_by_a_defect_ends_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def defect(_: Overview) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Overview, "run", defect)
+    cluster = await MemoryCluster().found()
+    async with exporting(cluster) as watched:
+        with pytest.raises(RuntimeError, match="a defect"):
+            await watched.exporter.run(watched.stop)
 
 
 @in_virtual_time
@@ -328,3 +359,17 @@ async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_de
             (lost,) = status.lost
             due.append(lost.critical_due_ms - lost.first_seen_down_ms)
     assert due == [300_000, 42_000]
+    delays = replace(SETTINGS, critical_delay_s=1, rack_outage_delay_s=2, flapping_delay_s=3)
+    assert delays.marking_rules == MarkingRules(1, 2, 3, None)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("share", "is_held"), [(0.3, 1), (0.4, 0)])
+async def test_the_brake_is_shown_as_audits_with_the_same_share_decide_it(share: float, is_held: int) -> None:
+    cluster = await MemoryCluster().found()
+    await cluster.register(A)
+    await cluster.register(B)
+    await ensure_path(cluster.store, cookie_path(ROOT, C))
+    async with exporting(cluster, replace(SETTINGS, missing_share_max=share)) as watched:
+        await asyncio.sleep(1)
+        assert watched.value(names.BRAKE_HELD) == is_held
