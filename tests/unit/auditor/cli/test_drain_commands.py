@@ -17,6 +17,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
@@ -71,6 +72,14 @@ def begin(cluster: CommandCluster, *bookies: str) -> None:
 def is_unchanged(cluster: CommandCluster, *drains: str) -> bool:
     changes = asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(9))
     return drained(cluster) == sorted(drains) and not changes and asyncio.run(cluster.marked()) == [7, 8, 9]
+
+
+def test_the_status_shows_whether_recovery_is_enabled(cluster: CommandCluster) -> None:
+    switches = RecoverySwitches(cluster.keeper, ROOT)
+    for is_enabled in (True, False):
+        assert json.loads(call("status", "c", "-o", "json").stdout)["recovery_enabled"] is is_enabled
+        if is_enabled:
+            asyncio.run(switches.disable())
 
 
 @pytest.mark.parametrize("option", ["--yes", "--dry-run"])
