@@ -8,7 +8,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypedDict
 
 from auditor.service.events import EventFanout
 from auditor.service.runs.manager import RunRequest
@@ -38,6 +38,17 @@ from tests.worlds.virtual_time import run_virtual, when
 
 BOOKIES = tuple(BookieId(f"bk{number}:3181") for number in range(1, 6))
 SESSION_TIMEOUT_S = 10.0
+
+
+class Pace(TypedDict):
+    """How often a leader does what it does without an event."""
+
+    session_timeout_s: float
+    backlog_interval_s: float
+
+
+UNHURRIED: Pace = {"session_timeout_s": 40.0, "backlog_interval_s": 3600.0}
+"""Settings of a leader that leads for hours: it confirms its vote and counts the backlog less often."""
 
 P = ParamSpec("P")
 

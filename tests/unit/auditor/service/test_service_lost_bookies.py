@@ -18,7 +18,7 @@ from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, UNHURRIED, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, C, D, _ = BOOKIES
@@ -27,7 +27,7 @@ DAY_MS = 86_400_000
 
 @in_service_world
 async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) -> None:
-    auditor = await world.leader()
+    auditor = await world.leader(**UNHURRIED)
     lost_s = world.clock.monotonic_s()
     await world.down(A)
     await when(lambda: bool(world.marked))
@@ -57,7 +57,7 @@ async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not
 @in_service_world
 async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    auditor = await world.leader()
+    auditor = await world.leader(**UNHURRIED)
     await world.down(A)
     start_s = world.clock.monotonic_s()
     await asyncio.sleep(100)
@@ -344,7 +344,7 @@ async def test_a_bookie_that_stops_after_its_cookie_was_deleted_is_audited_once(
     world: ServiceWorld, delay_s: int
 ) -> None:
     await world.set_delay(delay_s)
-    auditor = await world.leader()
+    auditor = await world.leader(**UNHURRIED)
     await world.store.delete(cookie_path(ROOT, A))
     await asyncio.sleep(60)
     start_s = world.clock.monotonic_s()
@@ -365,8 +365,8 @@ async def test_a_loss_whose_cookie_is_deleted_during_the_delay_is_audited_once_b
     world: ServiceWorld,
 ) -> None:
     await world.set_delay(100)
-    first = await world.leader("a")
-    follower = await world.auditor("b")
+    first = await world.leader("a", **UNHURRIED)
+    follower = await world.auditor("b", **UNHURRIED)
     start_s = world.clock.monotonic_s()
     await world.down(A)
     await asyncio.sleep(10)
@@ -454,7 +454,7 @@ async def test_a_blink_of_the_connection_delays_no_reaction(world: ServiceWorld)
 
 @in_service_world
 async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(world: ServiceWorld) -> None:
-    first = await world.leader("a")
+    first = await world.leader("a", **UNHURRIED)
     await world.down(A)
     await when(lambda: bool(world.marked))
     await asyncio.sleep(5)
@@ -462,7 +462,7 @@ async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(wor
     await world.up(A)
     await asyncio.sleep(60)
     await world.down(A)
-    second = await world.leader("b")
+    second = await world.leader("b", **UNHURRIED)
     await when(lambda: len(world.marked) == 2, 60)
     await asyncio.sleep(3600)
     assert world.marked_bookies == [{A}, {A}]
