@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from asyncio import base_events
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -14,6 +15,9 @@ T = TypeVar("T")
 
 class VirtualTimeLoop(base_events.BaseEventLoop):
     """A loop that runs ready callbacks at once and jumps to the next timer; ``turns`` counts its turns."""
+
+    _ready: Collection[asyncio.Handle]
+    _scheduled: Sequence[asyncio.TimerHandle]
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +31,12 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
     def pass_time(self, seconds: float) -> None:
         """Let time pass without a run of the process."""
         self._now_s += seconds
+
+    def next_change_s(self) -> float:
+        """The earliest time at which anything but the running callback can happen."""
+        if self._ready or not self._scheduled:
+            return self._now_s
+        return self._scheduled[0].when()
 
     def select(self, timeout: float | None) -> list[Any]:
         self.turns += 1
@@ -65,10 +75,17 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600, every_s: float = 0.1) -> None:
-    """Wait until the condition is true."""
+    """Wait until the condition is true at one of the moments that are ``every_s`` apart.
+
+    On virtual time, moments before which nothing has happened are left out.
+    """
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 (virtual time: looking costs nothing)
-            await asyncio.sleep(every_s)
+        while not await condition():
+            steps = 1
+            if isinstance(loop, VirtualTimeLoop):
+                steps = max(1, math.ceil((loop.next_change_s() - loop.time()) / every_s))
+            await asyncio.sleep(steps * every_s)
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
