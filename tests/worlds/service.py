@@ -229,14 +229,15 @@ class FakeCheck:
         self.requests.append(request)
         if world.failures:
             raise world.failures.pop(0)
-        steps = max(1, round(world.check_s * 10))
+        step_s = 0.1 if world.check_s <= 100 else 1.0
+        steps = max(1, round(world.check_s / step_s))
         for step in range(steps):
             gate.check()
             while gate.is_paused:
-                await world.clock.sleep(0.1)
+                await world.clock.sleep(1)
                 gate.check()
             progress(ProgressEvent(Phase.SCAN, step, steps))
-            await world.clock.sleep(0.1)
+            await world.clock.sleep(step_s)
         gate.check()
         return (
             await self._publish(request, gate)

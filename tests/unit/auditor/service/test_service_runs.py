@@ -24,7 +24,7 @@ from spark_jobs.runs.life_cycle import RunOutcome
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, UNHURRIED, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import in_virtual_time, when
 
 
@@ -255,26 +255,26 @@ async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next(world: S
 
 @in_service_world
 async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(world: ServiceWorld) -> None:
-    first = await world.leader("a", bookies_schedule="1h")
+    first = await world.leader("a", bookies_schedule="1h", **UNHURRIED)
     began_s = world.clock.monotonic_s()
     await when(lambda: len(first.counted.ended) == 1, 30)
     assert first.runner.requests[0].cause is RunCause.SCHEDULE
     await asyncio.sleep(1800)
     await first.stop()
     await asyncio.sleep(600)
-    second = await world.leader("b", bookies_schedule="1h")
+    second = await world.leader("b", bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(second.counted.ended) == 1, 3600)
     assert 3600 <= world.clock.monotonic_s() - began_s <= 3610
     await second.stop()
     await asyncio.sleep(20_000)
-    third = await world.leader("c", bookies_schedule="1h")
+    third = await world.leader("c", bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
 
 
 @in_service_world
 async def test_a_schedule_follows_a_step_of_the_date(world: ServiceWorld, caplog: pytest.LogCaptureFixture) -> None:
-    clock, auditor = world.clock, await world.leader(bookies_schedule="2h")
+    clock, auditor = world.clock, await world.leader(bookies_schedule="2h", **UNHURRIED)
     assert isinstance(clock, VirtualClock)
     ended = auditor.counted.ended
     await when(lambda: len(ended) == 1, 30)
@@ -294,7 +294,7 @@ async def test_a_schedule_follows_a_step_of_the_date(world: ServiceWorld, caplog
 @in_service_world
 async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceWorld) -> None:
     world.check_s = 100
-    auditor = await world.leader()
+    auditor = await world.leader(**UNHURRIED)
     run = await start(auditor.service)
     paused = await auditor.service.pause_run(run.run_id, owner="me", via="http")
     assert paused.pause_ends_ms == world.clock.epoch_ms() + PAUSE_S * 1000
@@ -328,7 +328,7 @@ async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
 @in_service_world
 async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceWorld) -> None:
     """It is not dropped for a whole period: a week, for a weekly check."""
-    auditor = await world.leader(bookies_schedule="1h")
+    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
     world.check_s = 1200
@@ -343,7 +343,7 @@ async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceW
 
 @in_service_world
 async def test_a_schedule_does_not_wait_for_a_dry_run(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="1h")
+    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     world.check_s = 50_000
     await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
@@ -366,10 +366,10 @@ async def test_a_follower_knows_the_schedules_without_their_times(world: Service
 
 @in_service_world
 async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="1h")
+    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
-    for _ in range(4):  # each pause extends the previous one
+    for _ in range(3):  # each pause extends the previous one; two runs come due
         await asyncio.sleep(PAUSE_S - 100)
         pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
         assert (pause.owner, pause.until_ms) == ("me", world.clock.epoch_ms() + PAUSE_S * 1000)
@@ -387,9 +387,9 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
 
 @in_service_world
 async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="24h", session_timeout_s=40.0, backlog_interval_s=3600.0)
+    auditor = await world.leader(bookies_schedule="2h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
-    await asyncio.sleep(24 * 3600 - 100)
+    await asyncio.sleep(2 * 3600 - 100)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
     await asyncio.sleep(PAUSE_S - 100)
     assert len(auditor.counted.ended) == 1
@@ -399,7 +399,7 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
 
 @in_service_world
 async def test_a_run_of_everything_counts_for_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", session_timeout_s=40.0)
+    auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     status = auditor.service.status()
     assert status.last_success_ms.keys() == {RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT}
