@@ -146,12 +146,12 @@ async def test_a_bookie_whose_collector_deleted_the_ledger_is_not_asked_again_be
         await world.lose("b")
         target = world.bookies["t"]
         target.add_replies = [Status.FENCED] * 100
-        running = world.worker(once=False).start()
+        running = world.worker(once=False, poll_interval_s=60.0).start()
         await wait_parked(world)
         asked = len(target.adds)
         await asyncio.sleep(3600)
         await running.stop()
-        running = world.worker(once=False, seed=1).start()
+        running = world.worker(once=False, seed=1, poll_interval_s=60.0).start()
         await asyncio.sleep(3600)
         assert len(target.adds) == asked
         [parked] = await world.parked.list()

@@ -27,8 +27,8 @@ WORKERS = 3
 """As many as look at all tasks."""
 
 
-def start(world: RepairWorld, count: int = WORKERS) -> list[Running]:
-    return [world.worker(once=False, seed=seed).start() for seed in range(count)]
+def start(world: RepairWorld, count: int = WORKERS, *, poll_interval_s: float = 5.0) -> list[Running]:
+    return [world.worker(once=False, seed=seed, poll_interval_s=poll_interval_s).start() for seed in range(count)]
 
 
 def endings(workers: list[Running], ending: Ending) -> int:
@@ -120,7 +120,7 @@ async def test_a_parked_ledger_is_tried_again_once_per_period_by_the_fleet() -> 
         await world.lose("b")
         for name in "ac":
             world.bookies[name].results[EntryId(3)] = answers(Status.NO_ENTRY)
-        workers = start(world)
+        workers = start(world, poll_interval_s=60.0)
         await asyncio.sleep(4.5 * RECHECK_S)
         assert endings(workers, Ending.PARKED) == 1 + 4
         [record] = await world.parked.list()

@@ -361,7 +361,7 @@ async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_w
         bookie = world.bookies["b"]
         bookie.results[EntryId(57)] = flipped
         await world.tasks.marking.mark(LEDGER, names("b"))
-        running = world.worker(once=False)
+        running = world.worker(once=False, poll_interval_s=60.0)
         async with world.running(running):
             await asyncio.sleep(3 * 3600)
             assert set(running.recorder.endings()) == {Ending.PARKED}
