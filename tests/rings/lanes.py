@@ -71,11 +71,18 @@ class Lanes:
             *(sys.executable, "-m", "pytest", "-q", f"--basetemp={home / 'tmp'}", f"--report-log={report}"),
             *("-p", "no:cacheprovider", *self.options, *map(str, part.files)),
         ]
+        # Images of containers set this variable. Every process of the tests would then compile what it imports, and
+        # pytest would rewrite the assertions of each file again.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         began_s = time.monotonic()
         with (home / "pytest.log").open("wb") as log:
-            # In its own session, an interrupt in the terminal reaches only the runner.
             process = subprocess.Popen(  # noqa: ASYNC220  # asyncio would wait for it, and lose its CPU time
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt in the terminal reaches only the runner
             )
         reading = _Reading(report, result)
         waiting = asyncio.create_task(_wait4(process.pid))
