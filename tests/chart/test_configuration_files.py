@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,18 @@ def test_arguments_are_those_of_the_commands(name: str) -> None:
                 check_arguments(words[words.index("bkheal") + 1 :])
 
 
-def check_arguments(words: list[str]) -> None:
+@functools.cache
+def bkheal() -> Any:
+    """The tree of commands; to make it takes a fifth of a second."""
     from typer.main import get_command
 
     from auditor.cli.main import app
 
-    command: Any = get_command(app)
+    return get_command(app)
+
+
+def check_arguments(words: list[str]) -> None:
+    command: Any = bkheal()
     rest = words[2:] if words[0] == "--log-level" else words
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
