@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import logging
 import signal
@@ -12,8 +11,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-import typer.main
-import typer.testing
 from hypothesis import settings
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
@@ -86,17 +83,6 @@ def access_undone() -> Iterator[None]:
     before = list(access._in_use)
     yield
     access._in_use[:] = before
-
-
-@pytest.fixture(scope="session", autouse=True)
-def commands_made_once() -> Iterator[None]:
-    """Make the command of each Typer application once for all tests that call it in this process.
-
-    ``CliRunner`` makes it for each call, which takes a fifth of a second for ``bkheal``. A call does not change it.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
-        yield
 
 
 @pytest.fixture(scope="session")

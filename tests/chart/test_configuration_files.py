@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from click.testing import CliRunner, Result
 
 from bookie.runtime.configuration.options import build, options_of
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -35,14 +35,10 @@ def environment(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", VALUES)
 def test_files_are_valid(name: str, tmp_path: Path) -> None:
     """With the variables of the containers ``bkheal config validate`` gives the same result as in a pod."""
-    from typer.testing import CliRunner
-
-    from auditor.cli.main import app
-
     for key, text in files(name).items():
         path = tmp_path / key
         path.write_text(text)
-        done = CliRunner().invoke(app, ["config", "validate", "--config", str(path)], env=environment(name))
+        done = CliRunner().invoke(bkheal(), ["config", "validate", "--config", str(path)], env=environment(name))
         assert problems_here(done) == [], done.output
 
 
