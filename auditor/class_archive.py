@@ -53,10 +53,12 @@ def make_class_archive(path: Path, java: Java) -> None:
     if not is_possible(java) and is_wrapped(java):
         try:
             make_base(java)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        except subprocess.CalledProcessError as error:
             raise ClassArchiveError(
                 f"Java made no archive of its own classes: {error}; {_end_of(error.stdout)}"
             ) from error
+        except subprocess.TimeoutExpired as error:
+            raise ClassArchiveError(f"Java made no archive of its own classes in time: {error}") from error
     if not is_possible(java):
         raise ClassArchiveError(
             f"Java at {java.home} came without an archive of its own classes, which others extend. "
@@ -91,6 +93,8 @@ async def _make(archive: Path, java: Java, directory: Path) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
                 timeout=_AUDIT_S,
                 check=False,
             )
@@ -101,8 +105,8 @@ async def _make(archive: Path, java: Java, directory: Path) -> None:
         raise ClassArchiveError(f"the audit that loads the classes ended with {done.returncode}: {printed}")
 
 
-def _end_of(output: bytes | None) -> str:
-    return (output or b"").decode(errors="replace")[-_OUTPUT_CHARS:].strip() or "it printed nothing"
+def _end_of(output: str) -> str:
+    return output[-_OUTPUT_CHARS:].strip() or "it printed nothing"
 
 
 async def _fill(hosts: str) -> None:

@@ -47,6 +47,8 @@ def make_base(java: Java) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             timeout=_BASE_S,
             check=True,
         )
