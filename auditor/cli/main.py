@@ -1,4 +1,4 @@
-"""The ``bkheal`` command. Each command imports its modules only when it runs, which keeps ``--help`` fast."""
+"""The ``bkheal`` command. A command is imported and built when it is used, so each one starts fast."""
 
 from __future__ import annotations
 
@@ -7,48 +7,18 @@ import os
 import re
 import shutil
 import sys
-from importlib import metadata
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module, metadata
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
-from auditor.cli import bench, quickstart
-from auditor.cli.audit import command as audit
-from auditor.cli.audit import impact, remote, report
-from auditor.cli.cluster import (
-    bookies,
-    boost,
-    changes,
-    collection,
-    dead_letters,
-    debts,
-    decommission,
-    doctor,
-    drain,
-    maintenance,
-    ok_to_stop,
-    progress,
-    recovery,
-    status,
-    throttle,
-    what_if,
-)
-from auditor.cli.configuration import command as config
 from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
 from auditor.cli.configuration.settings import with_options
 from auditor.cli.exit_codes import exit_code_of
-from auditor.cli.ledgers import ledger, log, simpletest
 from auditor.cli.output import print_error, print_line
-from auditor.cli.services import (
-    auditor,
-    bookie_commands,
-    bookie_cookie,
-    bookie_format,
-    bookie_upkeep,
-    exporter,
-    processes,
-)
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -60,11 +30,113 @@ BOXES_FROM_COLUMNS: Final = 120
 """Below this width, long option names leave only a few letters for the explanations, and words are cut off."""
 
 
+prepare_grpc()
+
+_SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
+"""Long-running commands: their logs are kept, and should contain lost connections."""
+
+_COMMANDS: Final = {
+    "quickstart": "auditor.cli.quickstart:quickstart",
+    "demo": "auditor.cli.quickstart:demo",
+    "status": "auditor.cli.cluster.status:status",
+    "doctor": "auditor.cli.cluster.doctor:doctor",
+    "progress": "auditor.cli.cluster.progress:progress",
+    "audit": "auditor.cli.audit.command:app",
+    "auditor": "auditor.cli.services.auditor:auditor",
+    "exporter": "auditor.cli.services.exporter:exporter",
+    "auditor-token": "auditor.cli.audit.remote:auditor_token",
+    "bookies": "auditor.cli.cluster.bookies:bookies",
+    "bookie": "auditor.cli.services.bookie_upkeep:bookie_app",
+    "replicator": "auditor.cli.services.processes:replicator",
+    "simpletest": "auditor.cli.ledgers.simpletest:simpletest",
+    "ledger": "auditor.cli.ledgers.ledger:app",
+    "log": "auditor.cli.ledgers.log:app",
+    "underreplicated": "auditor.cli.cluster.boost:underreplicated_app",
+    "recovery": "auditor.cli.cluster.recovery:app",
+    "recover": "auditor.cli.cluster.recovery:recover",
+    "throttle": "auditor.cli.cluster.throttle:app",
+    "dead-letters": "auditor.cli.cluster.dead_letters:app",
+    "debts": "auditor.cli.cluster.debts:app",
+    "ok-to-stop": "auditor.cli.cluster.ok_to_stop:ok_to_stop",
+    "what-if": "auditor.cli.cluster.what_if:what_if",
+    "drain": "auditor.cli.cluster.drain:app",
+    "maintenance": "auditor.cli.cluster.maintenance:app",
+    "collection": "auditor.cli.cluster.collection:app",
+    "decommission": "auditor.cli.cluster.decommission:decommission",
+    "changes": "auditor.cli.cluster.changes:changes",
+    "report": "auditor.cli.audit.report:app",
+    "impact": "auditor.cli.audit.impact:impact",
+    "cluster": "auditor.cli.cluster.bookies:cluster_app",
+    "config": "auditor.cli.configuration.command:app",
+    "bench": "auditor.cli.bench:app",
+}
+"""The place of each command, or group of commands, by its name; in the order of the help."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands of ``_COMMANDS`` by name. Each one is imported and built when it is used first."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+        self.is_plain = False
+        """Whether the help of a command that is built from now on has no boxes."""
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            module, _, variable = _COMMANDS[name].partition(":")
+            self._built[name] = _built(name, getattr(import_module(module), variable))
+            if self.is_plain:
+                _plain(self._built[name])
+        return self._built[name]
+
+    @override
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._built[name] = command
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("the commands are fixed")
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in _COMMANDS
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    @override
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Root(TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands()
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+
+def _built(name: str, place: Any) -> Any:
+    parent = typer.Typer(callback=lambda: None)  # with a callback it is a group, also of one command
+    if isinstance(place, typer.Typer):
+        parent.add_typer(place, name=name)
+    else:
+        parent.command(name)(place)
+    group: Any = typer.main.get_group(parent)
+    return group.commands[name]
+
+
 def command_for_terminal(app: typer.Typer) -> Any:
     """Return the command of ``app``, to be called; it fits the terminal of this process, or ``COLUMNS``."""
     command: Any = typer.main.get_command(app)
-    if shutil.get_terminal_size().columns < BOXES_FROM_COLUMNS:
-        _plain(command)
+    command.commands.is_plain = shutil.get_terminal_size().columns < BOXES_FROM_COLUMNS
     return command
 
 
@@ -72,61 +144,20 @@ def _plain(command: Any) -> None:
     if isinstance(command, TyperGroup):
         for below in command.commands.values():
             _plain(below)
-            if isinstance(below, TyperGroup) and below.invoke_without_command:  # it has options of its own
-                below.rich_markup_mode = None
-    else:
-        command.rich_markup_mode = None
+        if not command.invoke_without_command:  # it has no options of its own
+            return
+    command.rich_markup_mode = None
 
-
-prepare_grpc()
-
-_SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
-"""Long-running commands: their logs are kept, and should contain lost connections."""
 
 app = typer.Typer(
     name="bkheal",
+    cls=_Root,
     help="Keep the ledgers of a BookKeeper cluster fully replicated: audit, repair and status.",
     epilog="Start with `bkheal quickstart`: it builds a cluster on this machine, kills a bookie and heals it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("quickstart")(quickstart.quickstart)
-app.command("demo")(quickstart.demo)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
-app.command("progress")(progress.progress)
-app.add_typer(audit.app, name="audit")
-app.command("auditor")(auditor.auditor)
-app.command("exporter")(exporter.exporter)
-app.command("auditor-token")(remote.auditor_token)
-app.command("bookies")(bookies.bookies)
-bookie_commands.bookie_app.add_typer(bookie_cookie.app, name="cookie")
-bookie_commands.bookie_app.command("format")(bookie_format.format_directories)
-app.add_typer(bookie_upkeep.bookie_app, name="bookie")
-app.command("replicator")(processes.replicator)
-app.command("simpletest")(simpletest.simpletest)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(log.app, name="log")
-status.underreplicated_app.command("boost")(boost.boost)
-app.add_typer(status.underreplicated_app, name="underreplicated")
-app.add_typer(recovery.app, name="recovery")
-app.command("recover")(recovery.recover)
-app.add_typer(throttle.app, name="throttle")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(debts.app, name="debts")
-app.command("ok-to-stop")(ok_to_stop.ok_to_stop)
-app.command("what-if")(what_if.what_if)
-app.add_typer(drain.app, name="drain")
-app.add_typer(maintenance.app, name="maintenance")
-app.add_typer(collection.app, name="collection")
-app.command("decommission")(decommission.decommission)
-app.command("changes")(changes.changes)
-app.add_typer(report.app, name="report")
-app.command("impact")(impact.impact)
-app.add_typer(bookies.cluster_app, name="cluster")
-app.add_typer(config.app, name="config")
-app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import random
 import sys
@@ -41,8 +40,6 @@ SERVERS = {
 }
 """Further processes, for what every process has in common."""
 MOVE = {"move-state": ("cluster", "move-state", "/elsewhere/moved", "--yes")}
-_command: Final = functools.cache(command_line.command_for_terminal)
-"""The tree of commands, made once for all runs; to make it takes a fifth of a second."""
 
 
 def owners_alone() -> list[ACL]:
@@ -121,7 +118,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
                 patch.delenv(name)
             patch.setenv("BKHEAL_METADATA_URI", uri)
             patch.chdir(directory)
-            patch.setattr(command_line, "command_for_terminal", _command)
             patch.setattr(sys, "argv", ["bkheal", *options, *(COMMANDS | SERVERS | MOVE)[command]])
             with pytest.raises(SystemExit) as ended:
                 command_line.main()

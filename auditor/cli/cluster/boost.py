@@ -10,11 +10,14 @@ import typer
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, whoami
 from auditor.cli.cluster.spans import span_s
+from auditor.cli.cluster.status import underreplicated_app
 from auditor.cli.output import OutputFormat, print_error
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.operating.boosting import SPAN_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+
+__all__ = ["underreplicated_app"]
 
 _NOT_DONE: Final = {
     "not_boosted": "not boosted",
@@ -24,6 +27,7 @@ _NOT_DONE: Final = {
 }
 
 
+@underreplicated_app.command("boost")
 @reachable
 def boost(
     ledgers: Annotated[

@@ -1,4 +1,4 @@
-"""``bkheal bookie gc``, ``readonly`` and ``force``: operators' requests to a bookie."""
+"""``bkheal bookie gc``, ``readonly`` and ``force``: operators' requests; and the group of all commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from auditor.cli.cluster.changing import whoami
 from auditor.cli.cluster.watching import IntervalOption
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption, run
+from auditor.cli.services import bookie_cookie, bookie_format
+from auditor.cli.services.bookie_commands import bookie_app
 from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
 from auditor.cli.services.bookie_place import (
     CHANGING_EXIT_CODES,
@@ -22,7 +24,6 @@ from auditor.cli.services.bookie_place import (
     place_of,
     print_document,
 )
-from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
 from bookie.model.exit_codes import ExitCode
 
@@ -190,3 +191,7 @@ async def _stopped_read_only(
         "read_only_asked_by": (found.asked_by if found else "") or None,
         "read_only_asked_at": rfc3339_if_known(found.asked_ms, "seconds") if found else None,
     }
+
+
+bookie_app.command("format")(bookie_format.format_directories)
+bookie_app.add_typer(bookie_cookie.app, name="cookie")

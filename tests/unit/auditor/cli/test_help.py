@@ -74,6 +74,21 @@ def test_each_command_that_lists_prints_lines_of_json_too() -> None:
     assert {words: kind for words, kind in choices.items() if kind is not StreamFormat} == {}
 
 
+def test_a_call_imports_only_the_modules_of_its_command() -> None:
+    program = """
+import sys
+from auditor.cli.main import main
+sys.argv = ["bkheal", "throttle", "--help"]
+try:
+    main()
+except SystemExit:
+    print(sorted(name for name in sys.modules if name.startswith("auditor.cli.cluster")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROGRAM_S, check=True)
+    assert "auditor.cli.cluster.throttle" in done.stdout.splitlines()[-1]
+    assert "auditor.cli.cluster.status" not in done.stdout.splitlines()[-1]
+
+
 def test_the_list_of_commands_is_not_cut_off(shown: Shown) -> None:
     text = shown(80, "--help")
     assert "proved whole." in text
