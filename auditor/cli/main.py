@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
-from auditor.cli.configuration.settings import with_options
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, use_access

@@ -16,7 +16,8 @@ from auditor.cli.audit import options as opt
 from auditor.cli.audit import prepare as audit_prepare
 from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
-from auditor.cli.configuration.settings import Options, audit_settings, with_options
+from auditor.cli.configuration.settings import Options, audit_settings
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.metadata.uri import parse_uri

@@ -10,7 +10,7 @@ import typer
 
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import BookiesArgument, bookie_ids, connected, refuse, show
-from auditor.cli.configuration.settings import with_options
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.operating.stopping import stop_lines

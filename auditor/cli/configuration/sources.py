@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from auditor.cli.configuration.settings import LIVE, STAYING
 from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError, config_file, read_config
 
 Command: TypeAlias = Any
@@ -159,6 +158,8 @@ def words_of(context: typer.Context) -> tuple[str, ...]:
 
 
 def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
+    from auditor.cli.configuration.settings import LIVE, STAYING  # the settings of all processes
+
     if words not in STAYING:
         return TakesEffect.NEXT_CALL
     return TakesEffect.LIVE if name in LIVE.get(words, ()) else TakesEffect.RESTART

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.entry_format import EntryFormat, custom_pairs, formatted, payloads_from
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,

@@ -13,9 +13,9 @@ import typer
 from auditor.cli.cluster.changing import confirm, text_only, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.configuration.settings import check_quorums, digest_named
 from auditor.cli.ledgers.entries import FormatOption, describe
 from auditor.cli.ledgers.entry_format import EntryFormat, formatted, payloads_from
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.configuration.settings import check_quorums, digest_named
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,

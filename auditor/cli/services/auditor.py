@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from auditor.cli.configuration.reloading import config_source
-from auditor.cli.configuration.settings import auditor_settings, with_options
+from auditor.cli.configuration.settings import auditor_settings
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
 from auditor.service.settings import ServiceSettings
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from auditor.cli.configuration.settings import exporter_settings, with_options
+from auditor.cli.configuration.settings import exporter_settings
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
 from auditor.exporter.settings import ExporterSettings
 

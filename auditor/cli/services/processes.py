@@ -9,7 +9,8 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from auditor.cli.configuration.reloading import config_source
-from auditor.cli.configuration.settings import bookie_settings, replicator_settings, with_options
+from auditor.cli.configuration.settings import bookie_settings, replicator_settings
+from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
 from bookie.server.settings import BookieSettings

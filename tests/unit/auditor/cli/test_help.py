@@ -84,7 +84,9 @@ try:
 except SystemExit:
     print(sorted(name for name in sys.modules if name.startswith("auditor.cli.cluster")))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROGRAM_S, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROGRAM_S, check=True
+    )
     assert "auditor.cli.cluster.throttle" in done.stdout.splitlines()[-1]
     assert "auditor.cli.cluster.status" not in done.stdout.splitlines()[-1]
 
