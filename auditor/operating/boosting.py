@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, NoSuchObjectError
-from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError
+from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError, check_room
 from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339
 
@@ -44,11 +44,16 @@ async def boost_ledgers(
         await actor.record(client, "boost", f"{_named(ledgers)} for {span_s} s")
     boosts, now_ms = Boosts(client.store, client.cluster.root), client.ports.clock.epoch_ms()
     until_ms = now_ms + span_s * 1000
+    await boosts.active(now_ms)  # ended boosts need no room
+    recorded = set(await boosts.recorded())
     rows: list[Document] = []
     problem = ""
     for ledger_id in ledgers:
         try:
-            if not is_dry_run and not problem:
+            if is_dry_run and not problem:
+                check_room(recorded, ledger_id)
+                recorded.add(ledger_id)
+            elif not problem:
                 await boosts.start(Boost(ledger_id, actor.name, now_ms, until_ms))
         except TooManyBoostsError as error:
             problem = f"ledger {ledger_id} was not boosted: {error}"
@@ -68,8 +73,9 @@ async def end_boosts(
     """
     boosts = Boosts(client.store, client.cluster.root)
     await client.store.sync(client.cluster.root)  # a change made just before is seen
-    active = {each.ledger_id for each in await boosts.active(client.ports.clock.epoch_ms())}
-    boosted = [ledger_id for ledger_id in ledgers if ledger_id in active]
+    await boosts.active(client.ports.clock.epoch_ms())
+    recorded = await boosts.recorded()
+    boosted = [ledger_id for ledger_id in ledgers if ledger_id in recorded]
     if boosted and not is_dry_run:
         await actor.record(client, "boost end", _named(boosted))
         for ledger_id in boosted:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,11 +77,7 @@ class Boosts:
             if parent is None:
                 continue
             known = ledger_ids(await child_names(self._store, self._parent))
-            if boost.ledger_id not in known and len(known) >= BOOSTS_MAX:
-                raise TooManyBoostsError(
-                    f"{len(known)} ledgers are boosted, which is the bound: wait until a boost ends, or end one with "
-                    "`bkheal underreplicated boost --stop`"
-                )
+            check_room(known, boost.ledger_id)
             write = SetData(path, data) if boost.ledger_id in known else Create(path, data)
             try:
                 # The version of the parent grows with each change, so two clients cannot exceed the bound together.
@@ -119,6 +116,14 @@ class Boosts:
                 await self._remove_ended(ledger_id, node.stat.version)
         return active
 
+    async def recorded(self) -> frozenset[LedgerId]:
+        """Return the ledgers with a record of a boost, also an ended or unreadable one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        return frozenset(ledger_ids(await child_names(self._store, self._parent)))
+
     def path(self, ledger_id: LedgerId) -> str:
         """Return the path of a ledger's boost."""
         return f"{self._parent}/{ledger_id}"
@@ -130,6 +135,19 @@ class Boosts:
             return
         except (TransientError, OutcomeUnknownError) as error:
             _log.info("an ended boost remains for now", extra={"ledger_id": ledger_id, "error": str(error)})
+
+
+def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
+    """Check that a ledger may be boosted beside those with a record.
+
+    Raises:
+        TooManyBoostsError: it may not.
+    """
+    if ledger_id not in recorded and len(recorded) >= BOOSTS_MAX:
+        raise TooManyBoostsError(
+            f"{len(recorded)} ledgers are boosted, which is the bound: wait until a boost ends, or end one with "
+            "`bkheal underreplicated boost --stop`"
+        )
 
 
 def _decode(ledger_id: LedgerId, data: bytes) -> Boost | None:

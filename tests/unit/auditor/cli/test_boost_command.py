@@ -10,9 +10,11 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import boost
 from auditor.cli.main import app
+from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks import boosts as boosts_module
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import LedgerId
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
@@ -70,6 +72,22 @@ def test_the_bound_is_reported_for_each_ledger(cluster: CommandCluster, monkeypa
     outcomes = [row["outcome"] for row in json.loads(result.stdout)["ledgers"]]
     assert (result.exit_code, outcomes) == (ExitCode.FAILED, ["boosted", "not_boosted", "not_boosted"])
     assert "ledger 8 was not boosted: 1 ledgers are boosted, which is the bound" in result.stderr
+
+
+def test_a_dry_run_reports_the_bound_too(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boosts_module, "BOOSTS_MAX", 1)
+    result = call("7", "8", "--dry-run", "-o", "json")
+    outcomes = [row["outcome"] for row in json.loads(result.stdout)["ledgers"]]
+    assert (result.exit_code, outcomes) == (ExitCode.FAILED, ["boosted", "not_boosted"])
+    assert active(cluster) == []
+
+
+def test_a_boost_that_cannot_be_read_can_be_ended(cluster: CommandCluster) -> None:
+    call("9")
+    path = Boosts(cluster.keeper, ROOT).path(LedgerId(9))
+    asyncio.run(cluster.keeper.set(path, b"damaged", ANY_VERSION))
+    assert call("9", "--stop").exit_code == ExitCode.OK
+    assert asyncio.run(cluster.keeper.stat(path)) is None
 
 
 @pytest.mark.parametrize("span", ["0m", "8d", "1", "h", "1w", "-1h", "1.5h", ""])
