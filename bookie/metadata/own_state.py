@@ -33,6 +33,7 @@ SHARED_KINDS: Final = (
     "collections",
     "copy-limits",
     "copying",
+    "damage",
     "debts",
     "decisions",
     "doubts",

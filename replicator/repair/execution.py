@@ -112,7 +112,7 @@ class Execution:
         self._counted: set[BookieId] = set()
         """Bookies with shown damage whose copies were stored again in this turn."""
         self._marked: set[BookieId] = set()
-        """Sources that lack entries of the closed ledger, or have damaged copies."""
+        """Sources that lack entries, or have damaged copies: in the task, or recorded if the ledger is not closed."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -423,12 +423,18 @@ class Execution:
     async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
         """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
 
-        The task so changed outlives this turn. Its next one asks them for all of their entries.
+        The task so changed outlives this turn. Its next one asks them for all of their entries. Sources of an unclosed
+        ledger are recorded, and marked after it is closed.
         """
-        fresh = sources - self._marked if ledger.metadata.is_closed else frozenset()
+        fresh = sources - self._marked
         if not fresh:
             return
         extra = {"ledger_id": ledger.ledger_id, "bookies": ", ".join(sorted(fresh))}
+        if not ledger.metadata.is_closed:
+            if not await self._ports.damage_notes.add(ledger.ledger_id, fresh):
+                _log.warning("sources without good copies are not recorded: there are too many records", extra=extra)
+            self._marked.update(fresh)
+            return
         try:
             await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
         except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now

@@ -24,8 +24,9 @@ from pyspark.sql import DataFrame
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.tasks.decisions import Decision
-from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
@@ -239,6 +240,8 @@ class BookieRun:
             # Before the report: a full disk here must not stop repair there.
             published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)
+            if not self._settings.is_dry_run and published.outcome.is_all:
+                self._mark_noted_damage()
             if self._image_marks is not None:
                 changed = published.tasks_changed + self._image_marks.tasks_changed
                 published = replace(published, tasks_changed=changed)
@@ -329,6 +332,13 @@ class BookieRun:
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)
         return published
+
+    def _mark_noted_damage(self) -> None:
+        self._context.gate.pass_through()
+        try:
+            self._cluster.mark_noted_damage()
+        except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+            _log.warning("damage recorded by workers is not marked yet", extra={"reason": str(error)})
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:

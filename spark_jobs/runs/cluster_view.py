@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, contextmanager
@@ -20,12 +21,14 @@ from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import available_path, ledger_path, locks_path, tasks_path
+from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.migration import read_migration
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError, Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
@@ -57,6 +60,8 @@ class ClusterView:
         self._down = FirstSeenDown(connection.store, connection.cluster.root)
         self._drains = Drains(connection.store, connection.cluster.root)
         self._decisions = Decisions(connection.store, connection.cluster.root)
+        self._damage_notes = DamageNotes(connection.store, connection.cluster.root)
+        self._ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
         self._withdrawal = Withdrawal(connection.store, connection.cluster, self._tasks, self._staying)
 
     @property
@@ -144,6 +149,14 @@ class ClusterView:
     def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
         """Withdraw marks whose reason has ended; see ``Withdrawal.step``."""
         return self._runner.run(self._withdrawal.step(after, count_max, found))
+
+    def mark_noted_damage(self) -> int:
+        """Mark the closed ledgers of which a worker recorded damage; see ``mark_noted``.
+
+        Raises:
+            StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).
+        """
+        return self._runner.run(mark_noted(self._damage_notes, self._ledgers, self._mark))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
         """The current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.

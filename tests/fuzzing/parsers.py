@@ -46,6 +46,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.metadata.store.jute": "zookeeper-data",
     "bookie.metadata.tasks.boosts": "records",
     "bookie.metadata.tasks.changes": "records",
+    "bookie.metadata.tasks.damage_notes": "records",
     "bookie.metadata.tasks.debts": "records",
     "bookie.metadata.tasks.decisions": "records",
     "bookie.metadata.tasks.doubts": "records",

@@ -20,6 +20,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.port import NODE_DATA_MAX, StoreUnavailableError
 from bookie.metadata.runs.readers import Readers
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.decisions import Verdict as Verdict_
 from bookie.model.exit_codes import ExitCode
@@ -160,6 +161,17 @@ def test_while_auto_recovery_is_disabled_nothing_is_marked(spark: SparkSession, 
     result = place.audit(spark)
     assert place.marked() == {}
     assert (result.summary.published.outcome, result.exit_code()) == (PublishOutcome.DISABLED, ExitCode.OK)
+
+
+def test_damage_recorded_by_a_worker_is_marked_after_the_ledger_is_closed(spark: SparkSession, place: Place) -> None:
+    notes = DamageNotes(place.store, place.cluster.root)
+    place.do(notes.add(LedgerId(1), names("b:1")))
+    place.do(notes.add(LedgerId(5), names("a:1")))  # not closed
+    place.audit(spark, is_dry_run=True)
+    assert (place.marked(), len(place.do(notes.all()))) == ({}, 2)
+    place.audit(spark)
+    assert place.marked() == LOST | {1: ["b:1"]}
+    assert [note.ledger_id for note in place.do(notes.all())] == [5]
 
 
 def test_a_clean_cluster_is_clean(spark: SparkSession, place: Place) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.store.memory import Fault
+from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
@@ -189,3 +190,41 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_inter
             async with world.running(after):
                 await until(world.is_clean, seconds=900, every_s=1)
         await world.assert_whole(LEDGER, packets)
+
+
+@pytest.mark.parametrize("fail", [dead, lost_session])
+@in_virtual_time
+async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_after_it_is_closed(fail: Fail) -> None:
+    """The member must not be named while the ledger is open: a recovery would not believe it any more (R91)."""
+    count, rate = 8000, 1 << 18
+    metadata = make_metadata((0, "a b c"), (count, "b d e"), quorum=(3, 2))
+    async with a_world("a b c d e t") as world:
+        packets = await world.ledger(LEDGER, metadata, count + 9, payload_bytes=2000)
+        await world.kill("a")
+        await world.add_bookies("a", incarnation="2")
+        await world.bookies.put("a", LEDGER, [packets[EntryId(each)] for each in range(2500, count)])
+        await world.lose("c")
+        running = world.worker(once=False, bytes_per_second=rate)
+
+        async def is_far() -> bool:
+            reserved = await world.reservations.read(LEDGER)
+            return reserved is not None and reserved.reservations[0].end_entry_id > 2500
+
+        async with world.running(running):
+            await until(is_far)
+            after = await fail(world, running)
+            if after is running:
+                await until(world.is_clean, seconds=900, every_s=1)
+        if after is not running:
+            async with world.running(after):
+                await until(world.is_clean, seconds=900, every_s=1)
+        repaired = await world.ledgers.read(LEDGER)
+        assert not repaired.metadata.is_closed
+        await world.ledgers.write(
+            LEDGER, repaired.metadata.closed(EntryId(count + 8), 2000 * (count + 9)), repaired.version
+        )
+        notes, marking = DamageNotes(world.store, ROOT), world.tasks.marking
+        assert await mark_noted(notes, world.ledgers, marking.mark_many) == 1
+        await world.heal()
+        await world.assert_whole(LEDGER, packets)
+        assert (await world.is_clean(), await notes.all()) == (True, [])

@@ -1,0 +1,106 @@
+"""Damage of unclosed ledgers: recorded by workers and marked later, the same on the twin and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.tasks import damage_notes as notes_module
+from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
+from bookie.model.ids import BookieId, LedgerId
+from bookie.model.metadata import LedgerState
+from tests.worlds.ledgers import make_metadata, names
+
+CLOSED = make_metadata((0, "a b c"), quorum=(3, 2), last=9)
+OPEN = make_metadata((0, "a b c"), quorum=(3, 2), state=LedgerState.OPEN)
+L1, L2, L3 = LedgerId(1), LedgerId(2), LedgerId(3)
+
+
+class Marks:
+    """Receives the marks, unless recovery is disabled."""
+
+    def __init__(self) -> None:
+        self.marked: list[tuple[LedgerId, tuple[BookieId, ...]]] = []
+        self.is_disabled = False
+
+    async def mark(self, batch: Sequence[tuple[LedgerId, tuple[BookieId, ...]]]) -> int | None:
+        if self.is_disabled:
+            return None
+        self.marked += batch
+        return len(batch)
+
+
+@pytest.fixture
+def notes(store: MetadataStore, base: str) -> DamageNotes:
+    return DamageNotes(store, base)
+
+
+@pytest.fixture
+def ledgers(store: MetadataStore, cluster: Cluster) -> LedgerStore:
+    return LedgerStore(store, cluster, random.Random(1))
+
+
+async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledgers: LedgerStore) -> None:
+    marks = Marks()
+    opened = await ledgers.create(L1, OPEN)
+    await notes.add(L1, names("a"))
+    await notes.add(L1, names("b z"))
+    assert await mark_noted(notes, ledgers, marks.mark) == 0
+    await ledgers.write(L1, CLOSED, opened.version)
+    assert await mark_noted(notes, ledgers, marks.mark) == 1
+    assert marks.marked == [(L1, names("a b"))], "z is no member"
+    assert await notes.all() == []
+
+
+async def test_nothing_is_forgotten_while_recovery_is_disabled(notes: DamageNotes, ledgers: LedgerStore) -> None:
+    marks = Marks()
+    marks.is_disabled = True
+    await ledgers.create(L1, CLOSED)
+    await notes.add(L1, names("a"))
+    assert await mark_noted(notes, ledgers, marks.mark) == 0
+    marks.is_disabled = False
+    assert await mark_noted(notes, ledgers, marks.mark) == 1
+
+
+async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
+    notes: DamageNotes, ledgers: LedgerStore
+) -> None:
+    marks = Marks()
+    await ledgers.create(L2, CLOSED)
+    await notes.add(L1, names("a"))
+    await notes.add(L2, names("z"))
+    assert (await mark_noted(notes, ledgers, marks.mark), marks.marked) == (0, [])
+    assert await notes.all() == []
+
+
+async def test_a_damaged_record_may_name_any_member_and_is_not_replaced(
+    store: MetadataStore, notes: DamageNotes, ledgers: LedgerStore
+) -> None:
+    marks = Marks()
+    await ledgers.create(L1, CLOSED)
+    await create_with_parents(store, notes.path(L1), b"damaged", "/")
+    assert await notes.add(L1, names("a"))
+    await mark_noted(notes, ledgers, marks.mark)
+    assert marks.marked == [(L1, names("a b c"))]
+    assert await notes.all() == []
+
+
+async def test_a_record_that_changed_since_it_was_read_stays(notes: DamageNotes) -> None:
+    await notes.add(L1, names("a"))
+    [read] = await notes.all()
+    await notes.add(L1, names("b"))
+    await notes.remove(read)
+    assert [note.members for note in await notes.all()] == [frozenset(names("a b"))]
+
+
+async def test_the_number_of_records_is_bounded(notes: DamageNotes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes_module, "NOTES_MAX", 2)
+    assert [await notes.add(each, names("a")) for each in (L1, L2, L3)] == [True, True, False]
+    assert await notes.add(L2, names("b")), "it has a record"
+    assert [note.ledger_id for note in await notes.all()] == [L1, L2]
