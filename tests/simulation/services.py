@@ -13,6 +13,7 @@ from typing import Final
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies, Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
+from bookie.metadata.own_state import own_path
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
 from bookie.metadata.tasks.doubts import DoubtedMembers
@@ -64,7 +65,8 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     markings = [
         (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
     ]
-    await mark_noted(DamageNotes(client.store, world.cluster.root), ports.ledgers, Publisher(ports.tasks).mark)
+    if world.cell.stat(own_path("damage", world.cluster.root)) is not None:  # a history without damage asks nothing
+        await mark_noted(DamageNotes(client.store, world.cluster.root), ports.ledgers, Publisher(ports.tasks).mark)
     if world.marks_misplaced:
         await _mark_misplaced(world, client, ledgers, bookies)
     if not markings:
