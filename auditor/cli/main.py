@@ -36,45 +36,60 @@ _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 """Long-running commands: their logs are kept, and should contain lost connections."""
 
 _COMMANDS: Final = {
-    "quickstart": "auditor.cli.quickstart:quickstart",
-    "demo": "auditor.cli.quickstart:demo",
-    "status": "auditor.cli.cluster.status:status",
-    "doctor": "auditor.cli.cluster.doctor:doctor",
-    "progress": "auditor.cli.cluster.progress:progress",
-    "audit": "auditor.cli.audit.command:app",
-    "auditor": "auditor.cli.services.auditor:auditor",
-    "exporter": "auditor.cli.services.exporter:exporter",
-    "auditor-token": "auditor.cli.audit.remote:auditor_token",
-    "bookies": "auditor.cli.cluster.bookies:bookies",
-    "bookie": "auditor.cli.services.bookie_upkeep:bookie_app",
-    "replicator": "auditor.cli.services.processes:replicator",
-    "simpletest": "auditor.cli.ledgers.simpletest:simpletest",
-    "ledger": "auditor.cli.ledgers.ledger:app",
-    "log": "auditor.cli.ledgers.log:app",
-    "underreplicated": "auditor.cli.cluster.boost:underreplicated_app",
-    "recovery": "auditor.cli.cluster.recovery:app",
-    "recover": "auditor.cli.cluster.recovery:recover",
-    "throttle": "auditor.cli.cluster.throttle:app",
-    "dead-letters": "auditor.cli.cluster.dead_letters:app",
-    "debts": "auditor.cli.cluster.debts:app",
-    "ok-to-stop": "auditor.cli.cluster.ok_to_stop:ok_to_stop",
-    "what-if": "auditor.cli.cluster.what_if:what_if",
-    "drain": "auditor.cli.cluster.drain:app",
-    "maintenance": "auditor.cli.cluster.maintenance:app",
-    "collection": "auditor.cli.cluster.collection:app",
-    "decommission": "auditor.cli.cluster.decommission:decommission",
-    "changes": "auditor.cli.cluster.changes:changes",
-    "report": "auditor.cli.audit.report:app",
-    "impact": "auditor.cli.audit.impact:impact",
-    "cluster": "auditor.cli.cluster.bookies:cluster_app",
-    "config": "auditor.cli.configuration.command:app",
-    "bench": "auditor.cli.bench:app",
+    "Try it": {
+        "quickstart": "auditor.cli.quickstart:quickstart",
+        "demo": "auditor.cli.quickstart:demo",
+    },
+    "State of the cluster": {
+        "status": "auditor.cli.cluster.status:status",
+        "progress": "auditor.cli.cluster.progress:progress",
+        "bookies": "auditor.cli.cluster.bookies:bookies",
+        "underreplicated": "auditor.cli.cluster.boost:underreplicated_app",
+        "dead-letters": "auditor.cli.cluster.dead_letters:app",
+        "debts": "auditor.cli.cluster.debts:app",
+        "doctor": "auditor.cli.cluster.doctor:doctor",
+        "changes": "auditor.cli.cluster.changes:changes",
+    },
+    "Audits": {
+        "audit": "auditor.cli.audit.command:app",
+        "report": "auditor.cli.audit.report:app",
+        "impact": "auditor.cli.audit.impact:impact",
+    },
+    "Maintenance and repair": {
+        "ok-to-stop": "auditor.cli.cluster.ok_to_stop:ok_to_stop",
+        "what-if": "auditor.cli.cluster.what_if:what_if",
+        "maintenance": "auditor.cli.cluster.maintenance:app",
+        "drain": "auditor.cli.cluster.drain:app",
+        "decommission": "auditor.cli.cluster.decommission:decommission",
+        "recover": "auditor.cli.cluster.recovery:recover",
+        "recovery": "auditor.cli.cluster.recovery:app",
+        "throttle": "auditor.cli.cluster.throttle:app",
+        "collection": "auditor.cli.cluster.collection:app",
+    },
+    "Processes": {
+        "auditor": "auditor.cli.services.auditor:auditor",
+        "replicator": "auditor.cli.services.processes:replicator",
+        "exporter": "auditor.cli.services.exporter:exporter",
+        "bookie": "auditor.cli.services.bookie_upkeep:bookie_app",
+    },
+    "Ledgers and logs": {
+        "ledger": "auditor.cli.ledgers.ledger:app",
+        "log": "auditor.cli.ledgers.log:app",
+        "simpletest": "auditor.cli.ledgers.simpletest:simpletest",
+    },
+    "Set-up": {
+        "cluster": "auditor.cli.cluster.bookies:cluster_app",
+        "config": "auditor.cli.configuration.command:app",
+        "auditor-token": "auditor.cli.audit.remote:auditor_token",
+        "bench": "auditor.cli.bench:app",
+    },
 }
-"""The place of each command, or group of commands, by its name; in the order of the help."""
+"""The place of each command, or group of commands, below its heading in the help."""
+_PLACES: Final = {name: (heading, place) for heading, commands in _COMMANDS.items() for name, place in commands.items()}
 
 
 class _Commands(MutableMapping[str, Any]):
-    """The commands of ``_COMMANDS`` by name. Each one is imported and built when it is used first."""
+    """All commands by name. Each one is imported and built when it is used first."""
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
@@ -84,8 +99,9 @@ class _Commands(MutableMapping[str, Any]):
     @override
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            module, _, variable = _COMMANDS[name].partition(":")
-            self._built[name] = _built(name, getattr(import_module(module), variable))
+            heading, place = _PLACES[name]
+            module, _, variable = place.partition(":")
+            self._built[name] = _built(name, heading, getattr(import_module(module), variable))
             if self.is_plain:
                 _plain(self._built[name])
         return self._built[name]
@@ -100,15 +116,15 @@ class _Commands(MutableMapping[str, Any]):
 
     @override
     def __contains__(self, name: object) -> bool:
-        return name in _COMMANDS
+        return name in _PLACES
 
     @override
     def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
+        return iter(_PLACES)
 
     @override
     def __len__(self) -> int:
-        return len(_COMMANDS)
+        return len(_PLACES)
 
 
 class _Root(TyperGroup):
@@ -120,15 +136,15 @@ class _Root(TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
+        return list(_PLACES)
 
 
-def _built(name: str, place: Any) -> Any:
+def _built(name: str, heading: str, command: Any) -> Any:
     parent = typer.Typer(callback=lambda: None)  # with a callback it is a group, also of one command
-    if isinstance(place, typer.Typer):
-        parent.add_typer(place, name=name)
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name, rich_help_panel=heading)
     else:
-        parent.command(name)(place)
+        parent.command(name, rich_help_panel=heading)(command)
     group: Any = typer.main.get_group(parent)
     return group.commands[name]
 
