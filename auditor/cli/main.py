@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
 from auditor.cli.configuration.settings_options import with_options
-from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
@@ -211,6 +210,8 @@ def main() -> None:
     try:
         command_for_terminal(app)()
     except BkhealError as error:
+        from auditor.cli.exit_codes import exit_code_of  # the modules of all errors
+
         print_error(str(error))
         sys.exit(exit_code_of(error))
     except OSError as error:
