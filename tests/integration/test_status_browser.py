@@ -46,3 +46,23 @@ async def test_a_person_reads_the_status_and_follows_a_run_to_its_report(browser
             assert "No live copy" in browser.find_element(By.TAG_NAME, "body").text
 
         await asyncio.to_thread(read)
+
+
+async def test_the_page_fits_a_narrow_screen_and_its_tables_scroll(browser: Chrome, tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.start()
+        await world.control.finish(run_id)
+
+        def read() -> None:
+            screen = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+            browser.get(f"{world.url}/status")
+            assert browser.execute_script("return innerWidth") == 390
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+            heading = browser.find_element(By.TAG_NAME, "h1")
+            assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", heading)
+            hidden = "return [...document.querySelectorAll('table')].filter(e => e.getBoundingClientRect().right > 390"
+            hidden += " && getComputedStyle(e.parentElement).overflowX != 'auto').length"
+            assert browser.execute_script(hidden) == 0, "the rest of a wide table can be scrolled to"
+
+        await asyncio.to_thread(read)

@@ -18,7 +18,7 @@ from tests.worlds.html import read
 STATUS = replace(TwinControl().status(), metadata_uri="zk://zk:2181/ledgers", lost=())
 RUN = RunRecord("r1", RunKind.BOOKIES, RunCause.COMMAND, "alice", "host:1", RunState.DONE, verdict="clean")
 ALLOWED = {"meta"} | {
-    *("html", "head", "title", "style", "body", "h1", "h2", "p", "a", "span"),
+    *("html", "head", "title", "style", "body", "h1", "h2", "div", "p", "a", "span"),
     *("table", "tr", "th", "td"),
 }
 
