@@ -92,5 +92,15 @@ def test_a_person_runs_watches_and_cancels_audits(browser: Chrome, ui_url: str) 
 
     log = browser.get_log("browser")  # type: ignore[no-untyped-call]  # selenium has no type for it
     assert [line for line in log if line["level"] == "SEVERE"] == []
+    screen = {"width": 360, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    beyond = browser.execute_script(
+        "return [...document.querySelectorAll('table')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+        ".map(e => [e.id, getComputedStyle(e.parentElement).overflowX])"
+    )
+    assert ["auditor-runs", "auto"] in beyond, "the table is wider than this window, and can be scrolled"
+    assert {scrolling for _, scrolling in beyond} == {"auto"}
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
     browser.find_element(By.LINK_TEXT, "Jobs").click()
     assert "Completed Jobs" in browser.page_source
