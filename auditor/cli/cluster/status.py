@@ -269,9 +269,9 @@ async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, af
                 "ledger_id": task.ledger_id,
                 "state": state.value,
                 "park_reason": park.reason.value if park else None,
-                "since": rfc3339_if_known(task.ctime_ms, "seconds"),
+                "since": rfc3339_if_known(task.ctime_ms),
                 "missing": list(task.missing),
-                "boosted_until": rfc3339_if_known(ends.get(task.ledger_id, -1), "seconds"),
+                "boosted_until": rfc3339_if_known(ends.get(task.ledger_id, -1)),
                 "detail": park.detail if park else "",
             }
         )

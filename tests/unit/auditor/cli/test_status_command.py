@@ -15,9 +15,11 @@ from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.records import Runs
+from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.exit_codes import ExitCode
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import SystemClock
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
@@ -144,6 +146,16 @@ def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
     ]  # fmt: skip
     table = call("underreplicated", "list").stdout.splitlines()
     assert table[1].split()[:3] == ["7", "parked:", "no_live_copy"]
+
+
+def test_times_of_marked_ledgers_are_those_of_the_service(cluster: CommandCluster) -> None:
+    async def boost() -> None:
+        async with cluster.connected("") as client:
+            await Boosts(client.store, client.cluster.root).start(Boost(LedgerId(9), "me", EPOCH_MS, EPOCH_MS + 60_001))
+
+    asyncio.run(boost())
+    row = shown("underreplicated", "list")["items"][2]
+    assert (row["since"], row["boosted_until"]) == (rfc3339(EPOCH_MS), rfc3339(EPOCH_MS + 60_001))
 
 
 def test_a_marked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> None:
