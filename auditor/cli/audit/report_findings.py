@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, note_if_empty
 from auditor.cli.audit.report_there import rows_there, run_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
@@ -76,6 +76,8 @@ def findings(
     print_page(output, "FindingList", page, headings, cells, right=right, nothing="nothing was found", member="finding")
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")
+    if since is not None and service is None:
+        note_if_empty(report_dir)
 
 
 def _cells_of_runs(row: dict[str, Any]) -> Sequence[object]:

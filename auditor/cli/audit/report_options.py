@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from auditor.cli.output import print_note
 from bookie.model.severity import Severity
+from bookie.runtime.human import printable
 
 SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
 """The severities by their names in documents."""
@@ -23,3 +25,14 @@ ReportDirOption = Annotated[
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
+
+
+def note_if_empty(report_dir: Path) -> None:
+    """Print a note if the tables of a directory contain no run: their empty answer says nothing about a cluster."""
+    from spark_jobs.report.table_files import table_files
+    from spark_jobs.report.table_schemas import RUNS
+
+    found = table_files(report_dir, RUNS.name)
+    if not (found.partitioned or found.flat):
+        place = printable(str(report_dir.resolve()))
+        print_note(f"{place} holds no run; `bkheal audit run` writes one, --report-dir names another place")

@@ -99,3 +99,11 @@ def test_findings_of_one_run_are_lines_of_json(reports: Path) -> None:
 )
 def test_since_goes_with_neither_a_run_nor_the_end_of_its_page(reports: Path, words: list[str]) -> None:
     assert bkheal("findings", *words, reports=reports).exit_code == ExitCode.USAGE
+
+
+def test_an_empty_answer_from_a_place_without_runs_has_a_note(reports: Path, tmp_path: Path) -> None:
+    for words in (["sql", WORST], ["sql", WORST, "-o", "csv"], ["findings", "--since", "1d"]):
+        elsewhere = bkheal(*words, reports=tmp_path / "misspelt")
+        assert elsewhere.exit_code == ExitCode.OK
+        assert f"note: {tmp_path / 'misspelt'} holds no run" in elsewhere.stderr
+        assert "note" not in bkheal(*words, reports=reports).stderr
