@@ -80,7 +80,7 @@ RUNS: Final = TableSchema(
         *_sizes(),
         Column("publish_outcome", "VARCHAR", "what became of the findings, as in `summary.json`"),
         Column("ledgers_published", "BIGINT", "ledgers that were marked"),
-        Column("tasks_changed", "BIGINT", "tasks that were created or extended"),
+        Column("tasks_changed", "BIGINT", "tasks that were created or extended, in two passes after a loss"),
         Column("ledgers_waiting", "BIGINT", "ledgers of which nothing was marked yet"),
         Column("tables_version", "BIGINT", "the version of the tables; null: a release without the table `findings`"),
     ),
@@ -140,7 +140,7 @@ TASKS: Final = TableSchema(
     (
         _RUN_ID,
         _DAY,
-        Column("marked_at", "TIMESTAMP", "when the metadata store confirmed the mark, UTC"),
+        Column("marked_at", "TIMESTAMP", "when the metadata store confirmed the mark, UTC; not that by the image"),
         Column("ledger_id", "BIGINT", "the ledger"),
         Column("missing", "VARCHAR[]", "the bookies that the mark names; empty: a better placement is requested"),
     ),
