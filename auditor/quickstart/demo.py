@@ -152,6 +152,7 @@ def tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: D
         f"Hurt it:  kill -9 {victim.running.pid}   (bookie {victim.bookie_id})",
         f"After about {session_s + LOST_BOOKIE_DELAY_S:g} s it is audited and healed, while you watch:",
         f"its session ends after {session_s:g} s, and the lost-bookie delay is {LOST_BOOKIE_DELAY_S} s.",
+        "Some ledgers have a single copy. If it was on that bookie, they stay: `bkheal dead-letters list`.",
         "In another terminal:",
         f"  export BKHEAL_METADATA_URI='{cluster.metadata_uri}'",
         "  bkheal status; bkheal underreplicated list; bkheal audit list",
