@@ -115,7 +115,7 @@ def set_limits(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen:
-        refuse("no limit is named: see `bkheal throttle set --help`; `bkheal throttle clear` removes all limits")
+        raise typer.BadParameter("no limit is named; `bkheal throttle clear` removes all limits")
     _shown(_change(service, uri, config, chosen, is_dry_run=is_dry_run), output, is_dry_run=is_dry_run)
 
 

@@ -63,6 +63,7 @@ def test_each_option_sets_its_own_limit_and_zero_removes_it(cluster: CommandClus
         assert numbers(cluster) == tuple(values)
     assert call("clear", "--dry-run").exit_code == ExitCode.OK
     assert numbers(cluster) == (0, 0, 0, 0, 0)
+    assert call("set").exit_code == ExitCode.USAGE
     assert call("clear").exit_code == ExitCode.OK
     assert numbers(cluster) is None
 
