@@ -201,7 +201,7 @@ def open_page(
         address = f"{service.base}/reports/{run_id}/"
         print_line(address)
     if not webbrowser.open(address):
-        print_note("no browser could be started here; open the file yourself")
+        print_note("no browser could be started here; open the page yourself")
 
 
 def _page(report_dir: Path, run: str) -> Path:
