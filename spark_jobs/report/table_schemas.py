@@ -66,7 +66,7 @@ RUNS: Final = TableSchema(
         Column("instance_id", "VARCHAR", "the cluster"),
         Column("run_kind", "VARCHAR", "the check: bookies, placement, replicas, references or everything"),
         Column("dry_run", "BOOLEAN", "whether it was not to mark anything"),
-        Column("started", "TIMESTAMP", "start of the run, UTC"),
+        Column("started", "TIMESTAMP", "start of the check, UTC: after the start of Spark"),
         _FINISHED,
         Column("verdict", "VARCHAR", "the run in a word, as in `summary.json`"),
         Column("complete", "BOOLEAN", "whether every ledger was checked"),
