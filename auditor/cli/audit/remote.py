@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote, urlsplit
@@ -356,7 +357,12 @@ class Remote:
         raise self._refusal(status, found)
 
     def _refusal(self, status: int, problem: Mapping[str, Any]) -> Exception:
-        text = f"{self._settings.url}: {problem.get('detail') or problem.get('title') or f'status {status}'}"
+        reason = problem.get("detail") or problem.get("title")
+        if not reason and status == HTTPStatus.NOT_FOUND:
+            return RemoteRefusedError(
+                f"{self._settings.url} answered {status} with no reason: is it an auditor?", status
+            )
+        text = f"{self._settings.url}: {reason or f'status {status}'}"
         kind = problem.get("type")
         if kind == _NOT_LEADER:
             return RemoteNotLeaderError(text)

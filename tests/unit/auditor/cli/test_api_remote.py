@@ -209,6 +209,15 @@ def test_another_server_is_recognised(body: bytes) -> None:
             Remote(RemoteSettings(url)).ask("GET", "/api/v1/drains")
 
 
+def test_a_server_without_the_paths_of_an_auditor_is_recognised() -> None:
+    class Spark(Listener):
+        def reply(self) -> None:
+            self.answer(404, b'{"url": "/api/v1/status", "status": "404", "message": "Not Found"}')
+
+    with served(Spark) as url, pytest.raises(RemoteRefusedError, match="is it an auditor"):
+        Remote(RemoteSettings(url)).ask("GET", "/status")
+
+
 def test_a_redirect_is_not_followed() -> None:
     """Another host would receive the token."""
 
