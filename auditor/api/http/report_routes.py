@@ -155,7 +155,10 @@ class ReportRoutes:
             if answer is not None and not answer.location:
                 found = web.Response(body=answer.body, headers=_headers(paths[0]))
         if found is None:
-            raise NotFoundError("there is no such report, or no such file in it")
+            raise NotFoundError(
+                "there is no such report, or no such file in it; a run by a command leaves its report in the "
+                "--report-dir of the command: `bkheal audit show RUN` shows where"
+            )
         return found
 
     async def _fetch(self, run_id: str) -> None:
