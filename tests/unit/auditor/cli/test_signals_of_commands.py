@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import typer
 
 from auditor.cli.running import run
+from tests.deadlines import PROGRAM_S
 
 
 async def hung_up() -> str:
@@ -36,3 +39,33 @@ def test_a_command_under_nohup_goes_on() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+{before}
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "auditor.cli.output":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["bkheal", "--version"]
+from auditor.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        ("signal.signal(signal.SIGINT, signal.default_int_handler)", -signal.SIGINT),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 0),
+    ],
+    ids=["ended", "ignored"],
+)
+def test_an_interrupt_during_the_imports_leaves_no_traceback(before: str, code: int) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT.format(before=before)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
