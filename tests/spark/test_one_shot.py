@@ -79,7 +79,7 @@ def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: 
     over = commands.invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])
     assert (over.exit_code, "has ended" in over.stderr) == (1, True)
     unknown = commands.invoke(audit_cli.app, ["show", "nothing", "--metadata-uri", place.uri])
-    assert (unknown.exit_code, "no run 'nothing' is on record" in unknown.stderr) == (2, True)
+    assert (unknown.exit_code, "no run 'nothing' is on record" in unknown.stderr) == (1, True)
 
 
 def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(

@@ -9,12 +9,12 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from auditor.cli.audit import options as opt
-from auditor.cli.cluster.changing import connected, whoami
+from auditor.cli.cluster.changing import connected, refuse, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri
@@ -99,7 +99,7 @@ def show(
     else:
         record = run_to_end(_get(metadata_uri(uri, config), run_id))
         if record is None:
-            raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+            _refuse_unknown(run_id)
         fields = record.to_json()
     if output is OutputFormat.JSON:
         print_json("AuditRun", run=fields)
@@ -126,11 +126,15 @@ def cancel(
         return
     record = run_to_end(_request_cancel(metadata_uri(uri, config), run_id))
     if record is None:
-        raise typer.BadParameter(f"no run {run_id!r} is on record; see `bkheal audit list`")
+        _refuse_unknown(run_id)
     if record.state.is_final:
         print_error(f"run {run_id} has ended: it is {record.state.value}")
         raise typer.Exit(ExitCode.FAILED)
     print_line(f"{record.process} is asked to end run {run_id}")
+
+
+def _refuse_unknown(run_id: str) -> NoReturn:
+    refuse(f"no run {run_id!r} is on record; `bkheal audit list` lists those that are")
 
 
 def pause(
