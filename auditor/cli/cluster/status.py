@@ -195,7 +195,7 @@ def list_tasks(
             printable(owner_text(row)), row["detail"],
         ),
         right=(0,),
-        nothing="no ledger is marked under-replicated",
+        nothing="no ledger is marked under-replicated" + (f" because of {printable(missing)}" if missing else ""),
     )  # fmt: skip
 
 

@@ -140,6 +140,8 @@ def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
     second = shown("underreplicated", "list", "--limit", "2", "--after", "8")
     assert ([row["ledger_id"] for row in second["items"]], second["next_after"]) == ([9], None)
     assert shown("underreplicated", "list", "--missing", "nobody")["items"] == []
+    elsewhere = call("underreplicated", "list", "--missing", "nobody").stdout
+    assert "because of nobody" in elsewhere, "other ledgers are marked"
     rows = shown("underreplicated", "list", "--missing", "a")["items"]
     assert [(row["state"], row["park_reason"]) for row in rows] == [
         ("parked", "no_live_copy"), ("parked", "no_live_copy"), ("waiting", None),
