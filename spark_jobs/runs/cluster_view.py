@@ -28,7 +28,7 @@ from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError, Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
-from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.metadata.uri import MetadataUri
@@ -40,6 +40,7 @@ from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import read_metadata
 from spark_jobs.pacing.budget import Budget
+from spark_jobs.runs.noted_damage import mark_noted
 from spark_jobs.runs.publish import Marking, Publisher
 from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S

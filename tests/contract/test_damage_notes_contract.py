@@ -12,9 +12,10 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks import damage_notes as notes_module
-from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
+from spark_jobs.runs.noted_damage import mark_noted
 from tests.worlds.ledgers import make_metadata, names
 
 CLOSED = make_metadata((0, "a b c"), quorum=(3, 2), last=9)

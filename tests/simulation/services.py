@@ -15,7 +15,7 @@ from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies, Reg
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
 from bookie.metadata.own_state import own_path
 from bookie.metadata.store.combining import CombiningStore
-from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.parked import ParkedTasks
@@ -32,6 +32,7 @@ from replicator.ports import RepairPorts
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
 from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.noted_damage import mark_noted
 from spark_jobs.runs.publish import Publisher
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import SimWorld

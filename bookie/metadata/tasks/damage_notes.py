@@ -2,8 +2,8 @@
 
 If a worker meets such a member of a closed ledger, it adds the member to the task. It must not do this with a member of
 an unclosed one, because a recovery would not believe this member any more (R91). So it records the member here, before
-it sends the entry to a target. After the ledger is closed, an audit marks it with these members (``mark_noted``), and a
-worker asks them for all of their entries.
+it sends the entry to a target. After the ledger is closed, an audit marks it with these members, and a worker asks them
+for all of their entries.
 
 A lost record costs nothing but the knowledge of the damage, so there are at most ``NOTES_MAX`` records.
 
@@ -13,11 +13,10 @@ Source: R41 and R140, docs/failure-model.md#R140.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.nodes import change, child_names, ledger_ids
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError, NotEmptyError
@@ -101,45 +100,6 @@ class DamageNotes:
     def path(self, ledger_id: LedgerId) -> str:
         """Return the path of a ledger's record."""
         return f"{self._parent}/{ledger_id}"
-
-
-async def mark_noted(
-    notes: DamageNotes,
-    ledgers: LedgerStore,
-    mark: Callable[[Sequence[tuple[LedgerId, tuple[BookieId, ...]]]], Awaitable[int | None]],
-) -> int:
-    """Mark the recorded ledgers that are closed, and delete their records and those of deleted ledgers.
-
-    Args:
-        notes: the records.
-        ledgers: the metadata of the ledgers.
-        mark: marks ledgers with members, and returns None, with nothing done, while recovery is disabled.
-
-    Returns:
-        The number of ledgers given to ``mark``.
-
-    Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay or are marked.
-    """
-    noted = await notes.all()
-    found = await ledgers.read_many([note.ledger_id for note in noted])
-    ended: list[DamageNote] = []
-    markings: list[tuple[LedgerId, tuple[BookieId, ...]]] = []
-    for note, ledger in zip(noted, found, strict=True):
-        if isinstance(ledger, Unreadable) or (ledger is not None and not ledger.metadata.is_closed):
-            continue
-        ended.append(note)
-        members = frozenset() if ledger is None else ledger.metadata.members()
-        named = members if note.members is None else members & note.members
-        if named:
-            markings.append((note.ledger_id, tuple(sorted(named))))
-    if markings and await mark(markings) is None:
-        return 0
-    for note in ended:
-        await notes.remove(note)
-    if markings:
-        _log.info("closed ledgers with recorded damage are marked", extra={"ledgers": len(markings)})
-    return len(markings)
 
 
 def _decode(path: str, data: bytes) -> frozenset[BookieId] | None:

@@ -8,11 +8,12 @@ import pytest
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.store.memory import Fault
-from bookie.metadata.tasks.damage_notes import DamageNotes, mark_noted
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
+from spark_jobs.runs.noted_damage import mark_noted
 from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata

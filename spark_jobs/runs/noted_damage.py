@@ -1,0 +1,55 @@
+"""Mark the ledgers of which a worker recorded damage while they were open.
+
+Source: R140, docs/failure-model.md#R140.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
+from bookie.model.ids import BookieId
+from spark_jobs.runs.publish import Marking
+
+_log = logging.getLogger(__name__)
+
+
+async def mark_noted(
+    notes: DamageNotes,
+    ledgers: LedgerStore,
+    mark: Callable[[Sequence[Marking]], Awaitable[int | None]],
+) -> int:
+    """Mark the recorded ledgers that are closed, and delete their records and those of deleted ledgers.
+
+    Args:
+        notes: the records.
+        ledgers: the metadata of the ledgers.
+        mark: marks ledgers with members, and returns None, with nothing done, while recovery is disabled.
+
+    Returns:
+        The number of ledgers given to ``mark``.
+
+    Raises:
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay or are marked.
+    """
+    noted = await notes.all()
+    found = await ledgers.read_many([note.ledger_id for note in noted])
+    ended: list[DamageNote] = []
+    markings: list[Marking] = []
+    for note, ledger in zip(noted, found, strict=True):
+        if isinstance(ledger, Unreadable) or (ledger is not None and not ledger.metadata.is_closed):
+            continue
+        ended.append(note)
+        members: frozenset[BookieId] = frozenset() if ledger is None else ledger.metadata.members()
+        named = members if note.members is None else members & note.members
+        if named:
+            markings.append((note.ledger_id, tuple(sorted(named))))
+    if markings and await mark(markings) is None:
+        return 0
+    for note in ended:
+        await notes.remove(note)
+    if markings:
+        _log.info("closed ledgers with recorded damage are marked", extra={"ledgers": len(markings)})
+    return len(markings)
