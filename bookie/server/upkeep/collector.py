@@ -290,8 +290,7 @@ class Collector:
         if not is_mass_deletion(
             report.suspects, report.known, ratio_max=settings.ratio_max, known_min=settings.known_min
         ):
-            may_hold = report.known > settings.known_min if self._is_holding is None else self._is_holding
-            if may_hold:
+            if self._is_holding is not False:
                 await self._held.end(self._bookie)
                 self._is_holding = False
             return True

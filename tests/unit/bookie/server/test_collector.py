@@ -547,6 +547,26 @@ def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_se
 
 
 @in_virtual_time
+async def test_the_record_of_a_held_collection_ends_although_the_bookie_was_restarted_and_has_few_ledgers() -> None:
+    """An allowance in it would also be one for the next implausible collection."""
+    settings = CollectorSettings(confirm_after_s=30, known_min=5)
+    world = await CollectorWorld().open(settings)
+    records = HeldCollections(world.store, world.cluster.root)
+    for number in range(6):
+        await ledger(world, LedgerId(number), OURS if number < 2 else None)
+    await world.collector.run_pass()
+    now_ms = world.clock.epoch_ms()
+    await records.allow(US, "ops", now_ms, now_ms + 3_600_000)
+    assert (await world.collector.run_pass()).collected == 4
+    assert len(await records.all()) == 1
+    restarted = Collector(
+        world.bookie_session, world.cluster, world.storage, US, world.clock, random.Random(3), settings
+    )
+    assert (await restarted.run_pass()).stopped == ""
+    assert await records.all() == []
+
+
+@in_virtual_time
 async def test_what_is_allowed_is_still_judged_ledger_by_ledger() -> None:
     world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
     records = HeldCollections(world.store, world.cluster.root)
