@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.runtime.waiting import within_running_time
+from bookie.server.upkeep.operator_read_only import READ_ONLY_FILE
 from bookie.storage.port import SILENT_S, Disk, StalledDiskError
 
 CURRENT: Final = "current"
@@ -23,8 +24,11 @@ VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
 LIMBO_FILE: Final = "limbo-pending"
 REBUILT_FILE: Final = "rebuilt-from"
-_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, ".")
-"""Prefixes of names that are not data, including the lock and the remains of an interrupted write of such a file."""
+_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, READ_ONLY_FILE, ".")
+"""Prefixes of names that are not data, including the lock and the remains of an interrupted write of such a file.
+
+An operator may request the read-only mode before the first start.
+"""
 
 
 class Role(enum.Enum):

@@ -32,6 +32,7 @@ from bookie.server.joining.identity import (
     Refusal,
     decide,
 )
+from bookie.server.upkeep.operator_read_only import ReadOnlyWish, write_wish
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.port import DiskError, StalledDiskError
@@ -383,6 +384,22 @@ async def test_what_counts_as_data(tmp_path: Path) -> None:
         assert (await look(Role.JOURNAL, "/j", disk)).has_data
     finally:
         await disk.close()
+
+
+@pytest.mark.parametrize("dies_at", [None, 6])
+async def test_the_read_only_mode_may_be_requested_before_the_first_start(
+    machine: Machine, dies_at: int | None
+) -> None:
+    """Also after an interrupted first start."""
+    machine.dies_at = dies_at
+    if dies_at is not None:
+        with pytest.raises(Interrupted):
+            await machine.start()
+    disk = await FileDisk.acquire(machine.root / "ledgers" / "current")
+    await write_wish(disk, ReadOnlyWish("ops", 1))
+    await disk.close()
+    admitted = await machine.start()
+    assert [item.uuid for item in await machine.history("bookie-1")] == [admitted.incarnation]
 
 
 TWO = replace(OURS, ledger_dirs=("/ledgers", "/more"))
