@@ -121,6 +121,17 @@ async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
         await restart(bookie)
 
 
+async def test_a_copy_added_to_a_collected_ledger_is_listed_after_a_crash(bookie: Bookie) -> None:
+    await bookie.store.add(batch(*range(10)))
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    await bookie.store.checkpoint()  # the index has the ledger as a collected one
+    assert (await bookie.store.add(batch(3, is_recovery=True))).status is Status.OK
+    for is_clean in (False, True):
+        await restart(bookie, cleanly=is_clean)
+        assert await bookie.store.ledger_ids() == [LEDGER]
+        assert list((await bookie.store.list_entries(LEDGER)).entries) == [3]
+
+
 @ON_ALL
 @pytest.mark.parametrize("touch", ["add", "list", "fence", "limbo", "mark", "unmark"])
 async def test_a_mark_that_was_cleared_keeps_everything(bookie: Bookie, touch: str) -> None:
@@ -634,6 +645,21 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
     done = await bookie.store.compact(SETTINGS.compact_below)
     assert (done.removed_logs, done.kept_damaged) == (1, 0)
     assert await served(bookie, OTHER, 5) == {Status.OK}
+
+
+async def test_a_log_with_damage_between_its_records_is_kept_for_what_comes_after(bookie: Bookie) -> None:
+    for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
+        await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
+    await bookie.store.checkpoint()
+    [name] = await logs(bookie)
+    at = HEADER_SIZE + sum(len(body) + RECORD_HEADER_SIZE for body in batch(*range(50)).entries)
+    write_over(bookie, name, at, b"\xff" * RECORD_HEADER_SIZE)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    for _ in range(2):
+        done = await bookie.store.compact(SETTINGS.compact_below)
+        assert (done.removed_logs, done.kept_damaged) == (0, 1)
+        assert await served(bookie, OTHER, 20) == {Status.OK}
+        await restart(bookie)
 
 
 async def test_a_log_with_the_header_of_another_is_kept(bookie: Bookie) -> None:

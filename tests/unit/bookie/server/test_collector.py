@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from bookie.metadata.bookies.collections import HeldCollections
-from bookie.metadata.port import Check
+from bookie.metadata.layout import lock_path
+from bookie.metadata.port import Check, Node
 from bookie.metadata.port import Operation as Change
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.locks import HeldLock
@@ -49,7 +50,7 @@ class CollectorWorld(MemoryCluster):
         self.bookie_session = self.session()
         self.reservations = Reservations(self.store, self.cluster.root)
         bookie = await open_bookie(self.clock, settings=disks)
-        self.disk, self.storage = bookie.ledgers, bookie.storage
+        self.journal, self.disk, self.storage = bookie.journal, bookie.ledgers, bookie.storage
         self.collector = Collector(
             self.bookie_session, self.cluster, self.storage, US, self.clock, random.Random(3), settings
         )
@@ -678,6 +679,139 @@ async def test_the_end_of_the_session_ends_the_pass() -> None:
     assert "session" in report.stopped
     assert len(await world.held(L5)) == 10
     assert (await world.collector.run_pass()).collected == 1
+
+
+@in_virtual_time
+async def test_a_session_that_ends_during_the_second_look_keeps_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that answers is not the one of the ``sync``, and may be older than the first look."""
+    world = await CollectorWorld().open()
+    await ledger(world, L5, None)
+    sync, looks = world.bookie_session.sync, 0
+
+    async def then_expire(path: str) -> None:
+        nonlocal looks
+        await sync(path)
+        looks += path == world.ledgers.path(L5)
+        if looks == 2:
+            world.bookie_session.expire()
+            world.bookie_session.resume()
+
+    monkeypatch.setattr(world.bookie_session, "sync", then_expire)
+    report = await world.collector.run_pass()
+    assert (looks, report.collected, "session" in report.stopped) == (2, 0, True)
+    assert len(await world.held(L5)) == 10
+
+
+@in_virtual_time
+async def test_the_lock_of_a_worker_does_not_prove_anything_after_the_end_of_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock of the collector ended with the session, and that of the next owner looks the same."""
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+    get, locks = world.bookie_session.get, list[HeldLock | None]()
+
+    async def then_expire(path: str) -> Node:
+        found = await get(path)
+        if path == world.ledgers.path(L5) and not locks:
+            world.bookie_session.expire()
+            locks.append(await world.tasks.locks.lock_unmarked(L5, "worker"))
+            await world.reservations.reserve(L5, "worker", [Reservation(EntryId(0), 0, US, "uuid")])
+            world.bookie_session.resume()
+        return found
+
+    monkeypatch.setattr(world.bookie_session, "get", then_expire)
+    report = await world.collector.run_pass()
+    assert (len(locks), None in locks) == (1, False)
+    assert (report.collected, "session" in report.stopped) == (0, True)
+    assert len(await world.held(L5)) == 10
+    assert await world.tasks.locks.locked() == {L5}
+    assert await world.reservations.read(L5) is not None
+
+
+@in_virtual_time
+async def test_a_session_that_ends_after_the_proof_keeps_the_ledger() -> None:
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+
+    async def expire() -> None:
+        while not await world.tasks.locks.locked():  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)
+        world.bookie_session.expire()
+        world.bookie_session.resume()
+
+    with deciding_by(lambda name: name == "collector.slow_to_delete"):
+        report, _ = await asyncio.gather(world.collector.run_pass(), expire())
+    assert (report.suspects, report.collected, "session" in report.stopped) == (1, 0, True)
+    assert len(await world.held(L5)) == 10
+
+
+@pytest.mark.parametrize("change", ["lock", "reservation"])
+def test_what_changes_between_the_reads_and_the_proof_keeps_the_ledger(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Apache worker deletes the lock, or a worker without a lock reserves a copy."""
+
+    @in_virtual_time
+    async def scenario() -> None:
+        world = await CollectorWorld().open()
+        await ledger(world, L5, MOVED)
+        await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, BK2, "uuid")])
+        multi = world.bookie_session.multi
+
+        async def late(changes: Sequence[Change]) -> None:
+            if Check(world.ledgers.path(L5), 0) in changes:
+                if change == "lock":
+                    await world.store.delete(lock_path(world.cluster.root, L5), -1)
+                else:
+                    await world.reservations.reserve(L5, "later", [Reservation(EntryId(0), 0, US, "uuid")])
+            await multi(changes)
+
+        monkeypatch.setattr(world.bookie_session, "multi", late)
+        report = await world.collector.run_pass()
+        assert (report.suspects, report.collected, report.kept) == (1, 0, 1)
+        assert len(await world.held(L5)) == 10
+
+    scenario()
+
+
+@in_virtual_time
+async def test_a_disk_without_space_ends_a_pass_early() -> None:
+    """It is not taken for a ledger that cannot be judged, of which a pass that was completed may have some."""
+    world = await CollectorWorld().open(disks=StorageSettings())
+    await ledger(world, L5, None)
+
+    async def full(operation: Operation, path: str) -> None:
+        if operation is Operation.APPEND:
+            raise DiskFullError("no space left")
+
+    world.journal.before = full
+    report = await world.collector.run_pass()
+    assert (report.collected, report.unknown) == (0, 0)
+    assert "no space left" in report.stopped
+
+
+@in_virtual_time
+async def test_limbo_goes_on_if_the_metadata_has_changed_since_it_was_read_in_bulk() -> None:
+    world = await CollectorWorld().open()
+    half = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)), Fragment(EntryId(5), (BK2, BK1))))
+    await world.set(L5, half.closed(EntryId(9), 100))
+    await world.storage.set_limbo([L5])
+    await world.add(L5, *range(5), is_recovery=True)
+
+    moved: list[str] = []
+
+    async def move_back(operation: str, path: str) -> Fault | None:
+        if (operation, path) == ("sync", world.ledgers.path(L5)) and not moved:
+            moved.append(path)
+            await world.set(L5, OURS)
+        return None
+
+    world.bookie_session.fault_hook = move_back
+    assert (await world.collector.run_pass()).limbo_cleared == 0
+    assert moved
+    assert (await world.storage.list_entries(L5)).status is Status.LIMBO
 
 
 @in_virtual_time

@@ -255,6 +255,22 @@ async def test_an_add_that_was_on_its_way_when_the_ledger_was_marked_is_not_coll
     assert [await world.status_of(number) for number in range(2)] == [Status.OK, Status.OK]
 
 
+async def test_an_add_clears_the_mark_when_it_arrives_and_not_only_when_it_is_durable(world: StorageWorld) -> None:
+    """The entries stored before it may be among those that its client relies on."""
+    await world.add(0)
+    await world.store.checkpoint()
+    await world.store.fence(LEDGER, KEY)  # a collection does not wait for the journal then
+    mark = world.store.mark(LEDGER)
+    world.valve.hold(Operation.SYNC)
+    adding = asyncio.create_task(world.add(1, is_recovery=True))
+    await settle()
+    is_collected = await world.store.collect(LEDGER, mark)
+    world.valve.open()
+    assert (await adding).status is Status.OK
+    assert not is_collected
+    assert [await world.status_of(number) for number in range(2)] == [Status.OK, Status.OK]
+
+
 async def test_a_flush_during_a_listing_hides_no_entry_from_it() -> None:
     world = StorageWorld()
     await world.start(list_page_keys=1)
