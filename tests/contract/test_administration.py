@@ -24,6 +24,7 @@ from bookie.server.administration.node import Node, TooManyInventoriesError, Wro
 from bookie.server.upkeep.operator_read_only import read_wish
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
+from bookie.storage.port import DiskError
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.administration import (
     Administration,
@@ -188,6 +189,20 @@ def test_the_status_shows_queues_disks_and_what_runs(bookie: Administered) -> No
     assert [disk.role for disk in found.disks] == ["journal", "ledgers"]
     assert found.scrub.phase == pb.ScrubState.WAITING
     assert not found.collection.is_scheduled
+
+
+def test_the_status_of_a_bookie_shows_a_disk_whose_space_is_unknown(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing() -> tuple[int, int]:
+        raise DiskError("cannot stat /ledgers: Input/output error")
+
+    monkeypatch.setattr(bookie.node.disks["ledgers"], "space", failing)
+    found = call(bookie, lambda client: client.status(), None)
+    assert [(disk.role, disk.problem) for disk in found.disks] == [
+        ("journal", ""),
+        ("ledgers", "cannot stat /ledgers: Input/output error"),
+    ]
 
 
 def test_force_moves_everything_to_the_entry_logs(bookie: Administered) -> None:

@@ -26,7 +26,7 @@ from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyWi
 from bookie.server.upkeep.scrubber import Scrubber, ScrubPhase
 from bookie.storage.disks.spread import SpreadDisk
 from bookie.storage.inspection import LedgerEnds, LedgerStatus
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError
 from bookie.storage.store import LedgerStorage
 from bookie.wire import administration_pb2 as pb
 
@@ -134,8 +134,9 @@ class Node:
         try:
             async with asyncio.timeout(_LOOK_S):
                 total, free = await disk.space()
-        except TimeoutError:
-            return pb.DiskSpace(role=role, path=path, problem=problem or f"does not answer within {_LOOK_S:g} s")
+        except (DiskError, TimeoutError) as error:
+            text = str(error) or f"does not answer within {_LOOK_S:g} s"
+            return pb.DiskSpace(role=role, path=path, problem=problem or text)
         return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path, problem=problem)
 
     async def inventory(self, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
