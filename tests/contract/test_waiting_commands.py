@@ -121,6 +121,8 @@ def test_gc_fails_if_the_collection_that_it_waits_for_ends_early(bookie: Adminis
     result = command(bookie, "gc", "--major", "--wait")
     assert (result.exit_code, len(pauses.slept_s)) == (ExitCode.FAILED, 1)
     assert "it ended early" in result.stdout
+    shown = command(bookie, "gc")
+    assert (shown.exit_code, "it ended early" in shown.stdout) == (ExitCode.OK, True)
 
 
 def test_gc_fails_if_the_collection_that_it_waits_for_ends_with_the_process(

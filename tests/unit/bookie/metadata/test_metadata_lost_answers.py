@@ -559,3 +559,25 @@ async def test_a_bookie_that_cannot_reach_the_store_does_not_say_that_its_id_is_
     world.store.suspend()
     with pytest.raises(StoreUnavailableError):
         await world.registrations.register(BK1, INFO, is_read_only=False, takeover_deadline_s=0.1)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_cookie_that_was_not_written_is_not_said_to_be_the_own_one(
+    is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection breaks while the cookie is sent, and another bookie may have taken the id meanwhile."""
+    world = MetadataWorld()
+    await _formatted(world)
+    ours, theirs = (Cookie(BK1, (journal,), ("/ledgers",)) for journal in ("/ours", "/theirs"))
+
+    async def lost(path: str, data: bytes, **_: bool) -> None:
+        monkeypatch.undo()
+        if is_taken:
+            await world.cookies.create(theirs)
+        raise WriteOutcomeUnknownError(path)
+
+    monkeypatch.setattr(world.store, "create", lost)
+    with pytest.raises(CookieExistsError if is_taken else WriteOutcomeUnknownError):
+        await world.cookies.create(ours)
+    stored = await world.cookies.read(BK1)
+    assert (None if stored is None else stored.cookie) == (theirs if is_taken else None)

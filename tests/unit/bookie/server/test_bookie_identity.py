@@ -512,6 +512,20 @@ async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Ma
     assert await machine.start() == first
 
 
+async def test_nothing_is_written_to_a_missing_directory_while_another_one_is_added(machine: Machine) -> None:
+    """With a file ``VERSION``, the mount point of a missing disk would count as that disk from the next start on."""
+    machine.ledgers = ("ledgers", "second")
+    await machine.start()
+    for name in ("journal", "ledgers"):
+        (machine.root / name / "current" / "data").touch()
+    (machine.root / "second").rename(machine.root / "away")
+    machine.ledgers = ("ledgers", "second", "third")
+    for _ in range(2):
+        assert (await machine.start()).out_of_use == {str(machine.root / "second"): UNMOUNTED}
+        assert not list((machine.root / "second" / "current").glob("[!.]*"))
+        assert (machine.root / "third" / "current" / VERSION_FILE).exists()
+
+
 async def test_a_ledger_directory_that_cannot_be_read_is_left_out_unless_it_is_the_first(machine: Machine) -> None:
     machine.ledgers = ("ledgers", "second")
     first = await machine.start()

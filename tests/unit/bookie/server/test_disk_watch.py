@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.tasks import cancel
 from bookie.server.service import BookieIdentity, BookieService
@@ -89,6 +90,24 @@ async def test_the_ladder_down_and_up_again() -> None:
     assert await world.look(int(THRESHOLD * 0.5)) == (True, refused, ok)
     assert await world.look(int(THRESHOLD * 1.24)) == (True, refused, ok)
     assert await world.look(int(THRESHOLD * 1.25)) == (False, ok, ok)
+
+
+@in_virtual_time
+async def test_plain_adds_are_accepted_whenever_writers_may_find_the_bookie_writable() -> None:
+    world = await DiskWatchWorld().open()
+    answers: list[tuple[bool, Status]] = []
+
+    async def add(operation: str, path: str) -> Fault | None:
+        if operation in ("create", "delete", "multi") and path.startswith(f"{world.cluster.root}/available"):
+            is_announced = path.startswith(f"{world.cluster.root}/available/readonly")
+            answers.append((is_announced, await world.add(is_recovery=False)))
+        return None
+
+    world.store.fault_hook = add
+    await world.look(THRESHOLD - 1)
+    await world.look(THRESHOLD * 2)
+    assert {is_announced for is_announced, _ in answers} == {True, False}
+    assert {status for _, status in answers} == {Status.OK}
 
 
 @in_virtual_time

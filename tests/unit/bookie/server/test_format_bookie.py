@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,28 @@ async def test_a_cookie_of_a_registered_bookie_or_of_other_disks_or_clusters_is_
         await release(running, its_cookie)
 
 
+async def test_the_cookie_of_newer_disks_of_the_same_bookie_is_never_deleted() -> None:
+    """They have the same cookie, and the disks to erase are those of an earlier incarnation."""
+    world, cookie = await joined()
+    await Incarnations(world.store, world.cluster.root).record(US, "newer", 2)
+    with pytest.raises(FormatRefusedError, match="other disks"):
+        await release(world, cookie)
+    assert await CookieStore(world.store, world.cluster).read(US) is not None
+    assert await release(world, cookie, incarnation="newer")
+
+
+async def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    current, elsewhere = tmp_path / CURRENT, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("of others")
+    disk = await FileDisk.acquire(current)
+    (current / "index").symlink_to(elsewhere)
+    await erase([(current, disk)])
+    assert [path.name for path in current.iterdir()] == [".bkheal.lock"]
+    assert (elsewhere / "file").read_text() == "of others"
+    await disk.close()
+
+
 async def test_everything_but_the_lock_is_erased_and_the_cookies_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,11 +126,14 @@ async def test_everything_but_the_lock_is_erased_and_the_cookies_last(
             (current / name).write_text("data")
     pairs = list(zip(currents, disks, strict=True))
     with monkeypatch.context() as failing:
+        rmtree = shutil.rmtree
 
-        def fail(path: Path) -> None:
-            raise OSError(5, "Input/output error")
+        def fail_in_the_last_directory(path: Path) -> None:
+            if path.is_relative_to(currents[-1]):
+                raise OSError(5, "Input/output error")
+            rmtree(path)
 
-        failing.setattr("shutil.rmtree", fail)
+        failing.setattr("shutil.rmtree", fail_in_the_last_directory)
         with pytest.raises(DiskError, match="cannot be erased completely"):
             await erase(pairs)
     assert all((current / VERSION_FILE).exists() for current in currents)

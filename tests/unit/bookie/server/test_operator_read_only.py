@@ -1,0 +1,55 @@
+"""The record of the read-only mode: durable in both directions, and a request if it cannot be read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bookie.server.upkeep.operator_read_only import (
+    READ_ONLY_FILE,
+    OperatorReadOnly,
+    ReadOnlyWish,
+    read_wish,
+    write_wish,
+)
+from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
+from bookie.storage.port import DiskError
+
+WISH = ReadOnlyWish("ops", 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_request_and_its_end_survive_a_power_loss(seed: int) -> None:
+    disk, rng = MemoryDisk(), random.Random(seed)
+    await write_wish(disk, WISH)
+    disk = disk.crash(rng)
+    assert await read_wish(disk) == WISH
+    await write_wish(disk, None)
+    assert await read_wish(disk.crash(rng)) is None
+
+
+async def test_a_damaged_record_counts_as_a_request_until_it_is_ended() -> None:
+    disk = MemoryDisk()
+    await disk.replace(READ_ONLY_FILE, b"\xff")
+    assert await read_wish(disk) == ReadOnlyWish()
+    await write_wish(disk, None)
+    assert await read_wish(disk) is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, WISH), (WISH, None)])
+async def test_a_request_that_cannot_be_recorded_changes_nothing(
+    before: ReadOnlyWish | None, after: ReadOnlyWish | None
+) -> None:
+    disk = MemoryDisk()
+    await write_wish(disk, before)
+    mode = OperatorReadOnly(disk, before)
+
+    async def failing(operation: Operation, path: str) -> None:
+        raise DiskError("input/output error")
+
+    disk.before = failing
+    with pytest.raises(DiskError):
+        await mode.set(after)
+    disk.before = give_way
+    assert (mode.wish, await read_wish(disk)) == (before, before)
