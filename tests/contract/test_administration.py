@@ -20,7 +20,9 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.tasks import cancel, guarded
+from bookie.server.administration import servicer
 from bookie.server.administration.node import Node, TooManyInventoriesError, WrongRequestError
+from bookie.server.upkeep.collector import CollectorReport
 from bookie.server.upkeep.operator_read_only import read_wish
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
@@ -32,6 +34,7 @@ from bookie.wire.administration import (
     AdministrationConflictError,
     AdministrationRefusedError,
     AdministrationUnavailableError,
+    AdministrationUnknownError,
     HeldLedger,
     PlaintextTokenError,
 )
@@ -212,6 +215,58 @@ def test_force_moves_everything_to_the_entry_logs(bookie: Administered) -> None:
     damage(bookie, 3)  # the entry is read from there
     reply = bookie.thread.run(bookie.node.storage.read(L1, [EntryId(3)]))
     assert reply.results[0].status is Status.CORRUPT
+
+
+def test_a_force_beside_another_one_moves_what_was_added_after_the_other_began(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, first_is_done, may_end = bookie.node.storage, asyncio.Event(), asyncio.Event()
+    checkpoint = storage.checkpoint
+
+    async def slowly() -> None:
+        await checkpoint()
+        first_is_done.set()
+        await may_end.wait()
+
+    async def scenario() -> None:
+        first = asyncio.ensure_future(bookie.node.force())
+        await first_is_done.wait()
+        batch = AddBatch(L1, KEY, [raw_entry(L1, 0)])
+        assert (await bookie.node.service.add("", batch)).status is Status.OK
+        second = asyncio.ensure_future(bookie.node.force())
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(first, second)
+
+    monkeypatch.setattr(storage, "checkpoint", slowly)
+    bookie.thread.run(scenario())
+    assert storage.memory.cache_bytes == 0
+
+
+def test_a_force_that_is_not_done_in_time_goes_on_and_is_recorded(
+    bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, may_end = bookie.node.storage, asyncio.Event()
+    checkpoint = storage.checkpoint
+
+    async def later() -> None:
+        await may_end.wait()
+        await checkpoint()
+
+    add(bookie, L1, 0)
+    monkeypatch.setattr(storage, "checkpoint", later)
+    monkeypatch.setattr(servicer, "_FORCE_DEADLINE_S", 0.01)
+    with caplog.at_level(logging.INFO, "bkheal.audit"):
+        with pytest.raises(AdministrationUnknownError):
+            call(bookie, lambda client: client.force())
+        until(bookie, lambda: any(record.name == "bkheal.audit" for record in caplog.records))
+    assert [getattr(each, "who", "") for each in caplog.records if each.name == "bkheal.audit"] == ["olga"]
+
+    async def let_it_end() -> None:
+        may_end.set()
+
+    bookie.thread.run(let_it_end())
+    until(bookie, lambda: storage.memory.cache_bytes == 0)
 
 
 def inventory(bookie: Administered, **options: Any) -> dict[int, tuple[pb.InventoryLedger, EntryRuns]]:
@@ -412,6 +467,26 @@ def test_a_collection_starts_on_demand_once(bookie: Administered) -> None:
         end()
     state = call(bookie, lambda client: client.collect(pb.CollectRequest()), None)
     assert (state.is_running, state.is_major, state.known, state.collected, state.stopped) == (False, True, 1, 1, "")
+
+
+def test_the_counts_of_the_last_collection_are_shown_by_their_names(bookie: Administered) -> None:
+    bookie.node.collector.last = CollectorReport(
+        known=90,
+        suspects=80,
+        collected_deleted=20,
+        collected_surplus=3,
+        kept=7,
+        locked=6,
+        unknown=5,
+        held=4,
+        stopped="for a reason",
+        begun_ms=1,
+        ended_ms=2,
+    )
+    shown = document(bookie, "gc", token=None)
+    assert (shown["known"], shown["suspects"], shown["collected"]) == (90, 80, 23)
+    assert (shown["kept"], shown["locked"], shown["unknown"], shown["held"]) == (7, 6, 5, 4)
+    assert shown["stopped"] == "for a reason"
 
 
 def command(bookie: Administered, *words: str, token: str | None = OPERATE.token) -> Result:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,28 @@ def test_ledgers_are_listed_with_what_is_only_in_the_journal(home: Path) -> None
     assert ([row["ledger_id"] for row in page["items"]], page["next_after"]) == ([3], 3)
     assert [row["ledger_id"] for row in document(home, "ledgers", "--limbo")["items"]] == [3]
     assert call(home, "ledgers").stdout.splitlines()[1].split() == ["1", "15", "24", "no", "no"]
+
+
+def test_the_read_only_mode_of_a_stopped_bookie_is_requested_shown_and_ended(home: Path) -> None:
+    assert document(home, "readonly")["read_only"] is False
+    before_s = int(time.time())
+    document(home, "readonly", "set")
+    shown = document(home, "readonly")
+    assert (shown["read_only"], shown["read_only_reasons"]) == (True, ["operator"])
+    assert before_s <= datetime.fromisoformat(shown["read_only_asked_at"]).timestamp() <= time.time()
+    assert shown["read_only_asked_by"] in call(home, "readonly").stdout
+    for _ in range(2):
+        assert document(home, "readonly", "clear")["read_only"] is False
+    assert document(home, "readonly")["read_only_asked_by"] is None
+
+
+def test_the_read_only_mode_of_a_running_bookie_is_not_changed_in_its_directories(home: Path) -> None:
+    lock = lock_directory(home / "ledgers" / CURRENT)
+    try:
+        assert isinstance(call(home, "readonly", "set").exception, DirectoryInUseError)
+    finally:
+        os.close(lock)
+    assert document(home, "readonly")["read_only"] is False
 
 
 def test_entries_are_listed_as_ranges(home: Path) -> None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from auditor.cli.services import bookie_cookie
 from bookie.metadata.bookies.cookies import Cookie, encode_cookie
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.server.joining.cookie_check import (
     DirectoryCookie,
@@ -89,3 +92,13 @@ async def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / CURRENT / VERSION_FILE).mkdir(parents=True)
     with pytest.raises(UnreadableDirectoryError, match="VERSION cannot be read"):
         await directory_cookies([tmp_path])
+
+
+def test_the_command_fails_if_one_of_the_directories_has_no_cookie(tmp_path: Path) -> None:
+    whole, empty = tmp_path / "whole", tmp_path / "empty"
+    for directory in (whole, empty):
+        (directory / CURRENT).mkdir(parents=True)
+    (whole / CURRENT / VERSION_FILE).write_bytes(encode_cookie(STORED))
+    for journal, exit_code in ((whole, ExitCode.OK), (empty, ExitCode.FAILED)):
+        words = ["show", "--journal-dir", str(journal), "--ledger-dir", str(whole)]
+        assert CliRunner().invoke(bookie_cookie.app, words).exit_code == exit_code
