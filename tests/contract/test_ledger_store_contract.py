@@ -280,6 +280,22 @@ async def test_many_are_created_and_read_with_unreadable_ones_among_them(
         await ledgers.read(ids[3])
 
 
+async def test_ledgers_that_may_not_be_read_are_unreadable_in_a_scan_of_others(
+    backend: Any, ledgers: LedgerStore
+) -> None:
+    ids, denied = [LedgerId(number) for number in range(20)], (3, 4, 19)
+    await ledgers.create_many([(ledger_id, OPEN.closed(EntryId(ledger_id), 1)) for ledger_id in ids])
+    before = await ledgers.read_many_metadata(ids)
+    for number in denied:
+        backend.deny(ledgers.path(ids[number]))
+    found = await ledgers.read_many_metadata(ids)
+    assert [item.ledger_id for item in found if isinstance(item, Unreadable)] == list(denied)
+    assert [item for number, item in enumerate(found) if number not in denied] == [
+        item for number, item in enumerate(before) if number not in denied
+    ]
+    assert await ledgers.read_many_metadata([]) == []
+
+
 async def test_creating_many_with_a_taken_id_fails(ledgers: LedgerStore) -> None:
     await ledgers.create(LedgerId(3), OPEN)
     with pytest.raises(LedgerExistsError, match="L0003"):

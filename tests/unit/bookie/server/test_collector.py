@@ -635,6 +635,20 @@ async def test_unreadable_metadata_and_reservations_keep_the_data() -> None:
     assert len(await world.held(L5)) == len(await world.held(L6)) == 10
 
 
+@in_virtual_time
+async def test_a_ledger_that_may_not_be_read_is_kept_and_does_not_keep_the_others() -> None:
+    world = await CollectorWorld().open()
+    for number in range(20):
+        await ledger(world, LedgerId(number), None if number % 5 else MOVED)
+    await ledger(world, LedgerId(20), OURS)
+    await world.storage.set_limbo([LedgerId(20)])
+    for number in (5, 10):
+        world.cell.deny(world.ledgers.path(LedgerId(number)))
+    report = await world.collector.run_pass()
+    assert (report.collected, report.unknown, report.limbo_cleared, report.stopped) == (18, 2, 1, "")
+    assert await world.storage.ledger_ids() == [5, 10, 20]
+
+
 @pytest.mark.parametrize("fault", Fault)
 def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: Fault) -> None:
     @in_virtual_time

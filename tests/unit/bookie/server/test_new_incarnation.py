@@ -126,6 +126,14 @@ async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
 
 
 @in_virtual_time
+async def test_a_ledger_whose_metadata_may_not_be_read_is_in_limbo() -> None:
+    world = await IncarnationWorld().prepare()
+    world.cell.deny(world.ledgers.path(FREE))
+    _, storage = await world.start(is_new=True)
+    assert (await storage.list_entries(FREE)).status is Status.LIMBO
+
+
+@in_virtual_time
 async def test_a_session_that_is_lost_while_the_ledgers_are_read_ends_the_start() -> None:
     """Another server may not know yet of a ledger that the one before knew."""
     world = await IncarnationWorld().prepare()
