@@ -43,6 +43,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.own_state import StateRootError
 from bookie.metadata.port import (
+    AccessDeniedError,
     Check,
     Create,
     Delete,
@@ -335,7 +336,11 @@ class Collector:
             report.kept += 1
             return
         self._unsettled[ledger_id] = None
-        held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
+        try:
+            held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
+        except AccessDeniedError:  # there is no lock to settle
+            del self._unsettled[ledger_id]
+            raise
         if held is None:
             del self._unsettled[ledger_id]
             report.locked += 1

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from bookie.metadata.bookies.collections import HeldCollections
-from bookie.metadata.layout import lock_path
+from bookie.metadata.layout import lock_path, locks_path
 from bookie.metadata.port import Check, Node
 from bookie.metadata.port import Operation as Change
 from bookie.metadata.store.memory import Fault
@@ -647,6 +647,18 @@ async def test_a_ledger_that_may_not_be_read_is_kept_and_does_not_keep_the_other
     report = await world.collector.run_pass()
     assert (report.collected, report.unknown, report.limbo_cleared, report.stopped) == (18, 2, 1, "")
     assert await world.storage.ledger_ids() == [5, 10, 20]
+
+
+@in_virtual_time
+async def test_locks_that_may_not_be_created_keep_moved_ledgers_alone() -> None:
+    world = await CollectorWorld().open()
+    await ledger(world, L5, MOVED)
+    world.cell.deny(locks_path(world.cluster.root))
+    for number in (10, 11):
+        await ledger(world, LedgerId(number), None)
+        report = await world.collector.run_pass()
+        assert (report.collected, report.unknown, report.stopped) == (1, 1, "")
+    assert await world.storage.ledger_ids() == [L5]
 
 
 @pytest.mark.parametrize("fault", Fault)
