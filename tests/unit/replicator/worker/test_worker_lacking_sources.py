@@ -21,6 +21,8 @@ from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 COUNT = 300
+LONG, PAYLOAD_BYTES = 8000, 2000
+"""A fragment that takes a minute to copy at 256 KiB/s."""
 UNSTRIPED = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1)
 STRIPED = make_metadata((0, "a b c d"), (100, "c d a b"), quorum=(3, 2), last=COUNT - 1)
 WORLD = "a b c d t"
@@ -164,32 +166,40 @@ async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_alon
         assert await world.is_clean()
 
 
+async def interrupted_copy(
+    world: RepairWorld, metadata: LedgerMetadata, count: int, fail: Fail
+) -> dict[EntryId, bytes]:
+    """Copy for bookie c, and interrupt the copy after the first 2,500 entries, which its source a lacks."""
+    packets = await world.ledger(LEDGER, metadata, count, payload_bytes=PAYLOAD_BYTES)
+    await world.kill("a")
+    await world.add_bookies("a", incarnation="2")
+    held = [packets[EntryId(each)] for each in range(2500, LONG)]
+    await world.bookies.put("a", LEDGER, held)
+    await world.lose("c")
+    running = world.worker(once=False, bytes_per_second=1 << 18)
+
+    async def is_far() -> bool:
+        reserved = await world.reservations.read(LEDGER)
+        return reserved is not None and reserved.reservations[0].end_entry_id > 2500
+
+    async with world.running(running):
+        await until(is_far)
+        after = await fail(world, running)
+        if after is running:
+            await until(world.is_clean, seconds=900, every_s=1)
+    if after is not running:
+        async with world.running(after):
+            await until(world.is_clean, seconds=900, every_s=1)
+    return packets
+
+
 @pytest.mark.parametrize("fail", [dead, lost_session])
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_interrupted(fail: Fail) -> None:
     """The copy goes on after the entries that the source lacks, so these are not read again."""
-    count, rate = 8000, 1 << 18
-    metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=count - 1)
+    metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=LONG - 1)
     async with a_world(WORLD) as world:
-        packets = await world.ledger(LEDGER, metadata, count, payload_bytes=2000)
-        await world.kill("a")
-        await world.add_bookies("a", incarnation="2")
-        await world.bookies.put("a", LEDGER, [packets[EntryId(each)] for each in range(2500, count)])
-        await world.lose("c")
-        running = world.worker(once=False, bytes_per_second=rate)
-
-        async def is_far() -> bool:
-            reserved = await world.reservations.read(LEDGER)
-            return reserved is not None and reserved.reservations[0].end_entry_id > 2500
-
-        async with world.running(running):
-            await until(is_far)
-            after = await fail(world, running)
-            if after is running:
-                await until(world.is_clean, seconds=900, every_s=1)
-        if after is not running:
-            async with world.running(after):
-                await until(world.is_clean, seconds=900, every_s=1)
+        packets = await interrupted_copy(world, metadata, LONG, fail)
         await world.assert_whole(LEDGER, packets)
 
 
@@ -197,33 +207,13 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_inter
 @in_virtual_time
 async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_after_it_is_closed(fail: Fail) -> None:
     """The member must not be named while the ledger is open: a recovery would not believe it any more (R91)."""
-    count, rate = 8000, 1 << 18
-    metadata = make_metadata((0, "a b c"), (count, "b d e"), quorum=(3, 2))
+    metadata, count = make_metadata((0, "a b c"), (LONG, "b d e"), quorum=(3, 2)), LONG + 9
     async with a_world("a b c d e t") as world:
-        packets = await world.ledger(LEDGER, metadata, count + 9, payload_bytes=2000)
-        await world.kill("a")
-        await world.add_bookies("a", incarnation="2")
-        await world.bookies.put("a", LEDGER, [packets[EntryId(each)] for each in range(2500, count)])
-        await world.lose("c")
-        running = world.worker(once=False, bytes_per_second=rate)
-
-        async def is_far() -> bool:
-            reserved = await world.reservations.read(LEDGER)
-            return reserved is not None and reserved.reservations[0].end_entry_id > 2500
-
-        async with world.running(running):
-            await until(is_far)
-            after = await fail(world, running)
-            if after is running:
-                await until(world.is_clean, seconds=900, every_s=1)
-        if after is not running:
-            async with world.running(after):
-                await until(world.is_clean, seconds=900, every_s=1)
+        packets = await interrupted_copy(world, metadata, count, fail)
         repaired = await world.ledgers.read(LEDGER)
         assert not repaired.metadata.is_closed
-        await world.ledgers.write(
-            LEDGER, repaired.metadata.closed(EntryId(count + 8), 2000 * (count + 9)), repaired.version
-        )
+        closed = repaired.metadata.closed(EntryId(count - 1), PAYLOAD_BYTES * count)
+        await world.ledgers.write(LEDGER, closed, repaired.version)
         notes, marking = DamageNotes(world.store, ROOT), world.tasks.marking
         assert await mark_noted(notes, world.ledgers, marking.mark_many) == 1
         await world.heal()
