@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -108,7 +108,12 @@ def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> 
 
 
 async def retry_dead_letters(
-    client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], *, is_skipping: bool = False
+    client: ClusterClient,
+    actor: Actor,
+    ledgers: Sequence[LedgerId],
+    *,
+    is_skipping: bool = False,
+    on_unparked: Callable[[LedgerId], None] = lambda ledger_id: None,
 ) -> Document:
     """Have workers try dead letters again, also those with an unreadable record. Return those whose record was deleted.
 
@@ -117,10 +122,11 @@ async def retry_dead_letters(
         actor: who asks.
         ledgers: which ones.
         is_skipping: skip those that are not parked any more.
+        on_unparked: called after each record is deleted, so a caller knows what was done before an error.
 
     Raises:
         NoSuchObjectError: one of them is not a dead letter, and none is skipped; nothing was changed.
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again for those that are left is safe.
     """
     present = await client.parked.ids()
     absent = sorted(set(ledgers) - present)
@@ -134,6 +140,7 @@ async def retry_dead_letters(
         with contextlib.suppress(NotEmptyError):  # its node has children; the others are deleted
             await client.parked.unpark(ledger_id)
             done.append(ledger_id)
+            on_unparked(ledger_id)
     return {"dry_run": False, "ledgers": done}
 
 

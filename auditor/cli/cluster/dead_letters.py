@@ -152,6 +152,8 @@ def retry(
     Records of parked tasks that cannot be read are removed as well, except with --reason. With --all and --reason,
     tasks that are not parked any more are skipped.
 
+    After an error, the ledgers whose records were removed before it are shown, and the others are named.
+
     Exit codes: 0 done (or nothing to do), 1 one of the named ledgers is not parked, 2 no task was chosen, 3 no answer.
 
     Example, after the repair of a disk: `bkheal dead-letters retry --reason unreadable_entries --yes`
@@ -165,13 +167,19 @@ def retry(
         refuse(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
     of_reason = {row["ledger_id"] for row in rows if row["reason"] == reason.value} if reason is not None else parked
     chosen = sorted(of_reason.intersection(ledgers) if ledgers else of_reason)
-    done, problem = chosen, None
+    done: list[int] = [] if chosen and not is_dry_run else chosen
+    problem: BkhealError | None = None
     if chosen and not is_dry_run:
         confirm(f"Have {counted(len(chosen), 'parked ledger')} tried again?", is_sure=is_sure)
-        if service is None:
-            done = run(_unpark(metadata_uri(uri, config), chosen, is_skipping=not ledgers))
-        else:
-            done, problem = _unparked_there(service, chosen, is_skipping=not ledgers)
+        try:
+            if service is None:
+                run(_unpark(metadata_uri(uri, config), chosen, done, is_skipping=not ledgers))
+            else:
+                _unpark_there(service, chosen, done, is_skipping=not ledgers)
+        except BkhealError as error:
+            if not done:
+                raise
+            problem = error
     lines = [f"{counted(len(done), 'parked ledger')} {'would be' if is_dry_run else 'will be'} tried again"]
     left = sorted(set(chosen).difference(done))
     if left and problem is None:
@@ -181,8 +189,8 @@ def retry(
     if problem is not None:
         from auditor.cli.exit_codes import exit_code_of
 
-        left_there = counted(len(left), "chosen ledger")
-        print_error(f"{problem}; the records of {left_there} were not removed, or it is unknown")
+        not_removed = f"the records of {counted(len(left), 'chosen ledger')} were not removed, or it is unknown"
+        print_error(f"{problem}; {not_removed}: {_named(left) if ledgers else _shown(left)}")
         raise typer.Exit(exit_code_of(problem))
     if left and ledgers:
         raise typer.Exit(ExitCode.FAILED)
@@ -295,22 +303,22 @@ def _all(service: Service | None, uri: str | None, config: Path | None) -> tuple
     return joined_pages(ask, sys.maxsize, None)["items"], unreadable
 
 
-def _unparked_there(
-    service: Service, chosen: Sequence[int], *, is_skipping: bool
-) -> tuple[list[int], BkhealError | None]:
-    """Have a service remove records, some at a time; return the ledgers that are done, and the error that ended it.
+def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, is_skipping: bool) -> None:
+    """Have a service remove records, some at a time, and add those ledgers to ``done`` at once.
+
+    After an error in the middle of a request, the ledgers of this request that are not parked any more count as done.
 
     Args:
         service: the service.
         chosen: which ones.
+        done: the result.
         is_skipping: go on without those that are not parked any more.
 
     Raises:
-        RemoteUnavailableError, RemoteRefusedError: the first request was refused, or there was no answer.
+        RemoteUnavailableError, RemoteRefusedError: a request was refused, or there was no answer.
     """
     from auditor.cli.audit.remote import RemoteRefusedError, RemoteUnavailableError
 
-    done: list[int] = []
     left = list(chosen)
     while left:
         part = left[:AT_ONCE_MAX]
@@ -318,16 +326,20 @@ def _unparked_there(
             done += service.ask("POST", "/dead-letters/retry", body={"ledgers": part})["ledgers"]
             left = left[AT_ONCE_MAX:]
         except (RemoteRefusedError, RemoteUnavailableError) as error:
-            if is_skipping and isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND:
-                rows, unreadable = _all(service, None, None)
-                parked = {row["ledger_id"] for row in rows}.union(unreadable)
-                if not parked.issuperset(part):  # so this ends
-                    left = [each for each in left if each in parked]
-                    continue
-            if not done:
+            is_absent = isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND  # and nothing was changed
+            if is_absent and not is_skipping:
                 raise
-            return done, error
-    return done, None
+            try:
+                rows, unreadable = _all(service, None, None)
+            except (RemoteRefusedError, RemoteUnavailableError):
+                raise error from None
+            parked = {row["ledger_id"] for row in rows}.union(unreadable)
+            if not is_absent:
+                done += [each for each in part if each not in parked]
+                raise
+            if parked.issuperset(part):  # so this ends
+                raise
+            left = [each for each in left if each in parked]
 
 
 def _shown(ledgers: Sequence[int]) -> str:
@@ -486,14 +498,14 @@ def _line(row: dict[str, Any], is_dry_run: bool) -> str:
     return f"{text}; {row['detail']}" if row["detail"] else text
 
 
-async def _unpark(uri: str, ledgers: Sequence[int], *, is_skipping: bool) -> list[int]:
+async def _unpark(uri: str, ledgers: Sequence[int], done: list[int], *, is_skipping: bool) -> None:
+    """Remove records, and add each ledger to ``done`` at once."""
     from auditor.operating.client import Actor, NoSuchObjectError
     from auditor.operating.dead_letters import retry_dead_letters
 
-    ids = [LedgerId(each) for each in ledgers]
+    ids, actor = [LedgerId(each) for each in ledgers], Actor(whoami(), "command")
     async with connected(uri) as client:
         try:
-            done = await retry_dead_letters(client, Actor(whoami(), "command"), ids, is_skipping=is_skipping)
+            await retry_dead_letters(client, actor, ids, is_skipping=is_skipping, on_unparked=done.append)
         except NoSuchObjectError as error:
             refuse(f"{error}; nothing was changed")
-    return list(done["ledgers"])

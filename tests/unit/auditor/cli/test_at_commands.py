@@ -26,6 +26,7 @@ from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.nodes import put
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.debts import PlacementDebt, PlacementDebts
@@ -124,6 +125,27 @@ async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
     assert (named.exit_code, json.loads(named.stdout)["ledgers"]) == (ExitCode.FAILED, [7])
     assert "not parked: 8; the records of 1 chosen ledger were not removed" in named.stderr
     assert "nothing was changed" not in named.output
+
+
+async def test_letters_tried_again_by_the_service_before_an_error_are_shown(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpark = ParkedTasks.unpark
+
+    async def failing(parked: ParkedTasks, ledger_id: LedgerId) -> None:
+        if ledger_id == 8:
+            raise AccessDeniedError("refused")
+        await unpark(parked, ledger_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParkedTasks, "unpark", failing)
+        ended = await call(world, "dead-letters", "retry", "7", "8", "--yes", "-o", "json")
+        assert json.loads(ended.stdout)["ledgers"] == [7]
+        assert "records of 1 chosen ledger were not removed, or it is unknown: 8" in ended.stderr
+        again = await call(world, "dead-letters", "retry", "8", "--yes", "-o", "json")
+        assert (again.exit_code, again.stdout) == (ended.exit_code, "")
+    assert ended.exit_code != ExitCode.OK
+    assert (await document(world, "dead-letters", "retry", "8", "--yes"))["ledgers"] == [8]
 
 
 async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:

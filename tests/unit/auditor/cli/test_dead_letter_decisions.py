@@ -11,12 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import changing, dead_letters
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
 from bookie.metadata.nodes import put
 from bookie.metadata.port import AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
 from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LedgerId
 from tests.worlds.cluster import ROOT
@@ -254,6 +256,27 @@ def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluste
     assert call("retry", "6", "--yes").exit_code == ExitCode.FAILED
     ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))
     assert (call("retry", "8", "--yes").exit_code, ran(parked.ids())) == (ExitCode.OK, {6})
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("refused"), WriteOutcomeUnknownError("no answer")], ids=repr)
+def test_letters_tried_again_before_an_error_are_shown(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, error: BkhealError
+) -> None:
+    unpark = ParkedTasks.unpark
+
+    async def failing(parked: ParkedTasks, ledger_id: LedgerId) -> None:
+        if ledger_id == 8:
+            raise error
+        await unpark(parked, ledger_id)
+
+    ran(cluster.add_marked(10, MESSAGES, is_parked=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(ParkedTasks, "unpark", failing)
+        ended = call("retry", "7", "8", "10", "--yes", "-o", "json")
+        assert (ended.exit_code, json.loads(ended.stdout)["ledgers"]) == (exit_code_of(error), [7])
+        assert (str(error) in ended.stderr, "8, 10" in ended.stderr) == (True, True)
+        assert call("retry", "8", "10", "--yes").exception is error
+    assert json.loads(call("retry", "8", "10", "--yes", "-o", "json").stdout)["ledgers"] == [8, 10]
 
 
 @pytest.mark.parametrize("damage", [b'{"format":99}', b"\xff\x00", b""], ids=repr)
