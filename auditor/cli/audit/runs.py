@@ -292,7 +292,8 @@ def _say(run: RemoteRun) -> None:
 def _print_fields(fields: Any) -> None:
     for name, value in fields.items():
         if value not in (None, "", {}):
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+            text = json.dumps(value) if isinstance(value, dict) else text
             print_line(f"{name.replace('_', ' '):<14}{printable(text)}")
 
 

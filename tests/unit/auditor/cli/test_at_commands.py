@@ -480,6 +480,8 @@ async def test_runs_are_listed_and_shown(world: ApiWorld) -> None:
     (line,) = (await call(world, "audit", "list", "-o", "jsonl")).stdout.splitlines()
     assert (json.loads(line)["kind"], json.loads(line)["run"]["run_id"]) == ("AuditRun", run_id)
     assert (await document(world, "audit", "show", run_id))["run"]["kind"] == kind.value
+    lines = (await call(world, "audit", "show", run_id)).stdout.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("dry run ")] == ["no"]
 
 
 async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
