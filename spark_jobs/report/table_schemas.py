@@ -140,7 +140,7 @@ TASKS: Final = TableSchema(
     (
         _RUN_ID,
         _DAY,
-        Column("marked_at", "TIMESTAMP", "when the metadata store confirmed the mark, UTC; not that by the image"),
+        Column("marked_at", "TIMESTAMP", "when the metadata store confirmed the mark, UTC"),
         Column("ledger_id", "BIGINT", "the ledger"),
         Column("missing", "VARCHAR[]", "the bookies that the mark names; empty: a better placement is requested"),
     ),

@@ -149,7 +149,8 @@ class ImageMarks:
         """Mark the due ledgers, worst first; False: nothing more can be marked."""
         verdicts.sort(key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
         due = DueOnly(lost.held).of(verdict.ledger for verdict in verdicts)
-        published = publish([marking for marking, _ in due], self._cluster, gate=self._context.gate)
+        markings = [marking for marking, _ in due]
+        published = publish(markings, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         self.tasks_changed += published.tasks_changed
         if published.ledgers:
             now_ms, counts = self._context.clock.epoch_ms(), self.counts

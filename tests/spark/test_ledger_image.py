@@ -27,6 +27,7 @@ from spark_jobs.image import files
 from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import ImageFile, ImagePart
+from spark_jobs.report.files import TASKS
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
@@ -140,6 +141,9 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     assert first == BY_IMAGE, "each was confirmed: ledger 2 is deleted, 6 was repaired, the loss of 8 is accepted"
     assert (image.read_from_ms, image.suspects, image.marked, image.problem) == (read_from_ms, 8, 5, "")
     assert result.summary.started_ms <= image.first_mark_ms <= image.last_mark_ms <= result.summary.finished_ms
+    tasks = pq.read_table(result.summary_path.parent / TASKS).to_pylist()
+    early = {row["ledger_id"] for row in tasks if row["marked_at"].timestamp() * 1000 <= image.last_mark_ms}
+    assert (early, {row["ledger_id"] for row in tasks}) == (BY_IMAGE, FINAL)
     assert set(place.marked()) == FINAL
     assert (result.summary.published.ledgers, result.summary.published.tasks_changed) == (7, 7)
     assert place.audited() == {"x:1"}
