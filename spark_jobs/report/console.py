@@ -52,6 +52,12 @@ def published_text(published: PublishResult) -> str:
     )
 
 
+def damage_marked_text(count: int) -> str:
+    """Return one line about the ledgers that were marked because of recorded damage."""
+    were = agreeing(count, "was", "were")
+    return f"{counted(count, 'ledger')} {were} marked because of damage that replicators had recorded"
+
+
 def _lines(summary: RunSummary) -> Iterator[str]:
     counts = summary.counts
     seconds = (summary.finished_ms - summary.started_ms) / 1000
@@ -76,6 +82,8 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"fragments   {counts.fragments}"
     yield f"unreadable  {counts.unreadable}"
     yield f"published   {published_text(summary.published)}"
+    if summary.published.damage_marked:
+        yield f"damage      {damage_marked_text(summary.published.damage_marked)}"
     if summary.held_because is not None:
         yield f"brake       {summary.held_because}"
     for problem in summary.shortcomings:

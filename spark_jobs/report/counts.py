@@ -46,6 +46,8 @@ class PublishResult:
     """Ledgers with findings and without a mark so far, by reason (``HoldReason``)."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     """Marks deleted by the run because their reason had ended, by ``Ended``."""
+    damage_marked: int = 0
+    """Closed ledgers that the run marked because of damage that workers had recorded (R140). Not among ``ledgers``."""
 
     @property
     def is_limited(self) -> bool:

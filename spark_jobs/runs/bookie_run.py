@@ -241,7 +241,7 @@ class BookieRun:
             published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if not self._settings.is_dry_run and published.outcome.is_all:
-                self._mark_noted_damage()
+                published = replace(published, damage_marked=self._mark_noted_damage())
             if self._image_marks is not None:
                 changed = published.tasks_changed + self._image_marks.tasks_changed
                 published = replace(published, tasks_changed=changed)
@@ -333,12 +333,17 @@ class BookieRun:
             self._withdraw(losses.returned)
         return published
 
-    def _mark_noted_damage(self) -> None:
+    def _mark_noted_damage(self) -> int:
+        """Mark ledgers, and return their number."""
         self._context.gate.pass_through()
         try:
-            self._cluster.mark_noted_damage()
+            marked = self._cluster.mark_noted_damage()
         except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
             _log.warning("damage recorded by workers is not marked yet", extra={"reason": str(error)})
+            return 0
+        if marked:
+            self._context.note_marks(marked)
+        return len(marked)
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:

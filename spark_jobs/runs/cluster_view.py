@@ -151,8 +151,8 @@ class ClusterView:
         """Withdraw marks whose reason has ended; see ``Withdrawal.step``."""
         return self._runner.run(self._withdrawal.step(after, count_max, found))
 
-    def mark_noted_damage(self) -> int:
-        """Mark the closed ledgers of which a worker recorded damage; see ``mark_noted``.
+    def mark_noted_damage(self) -> Sequence[Marking]:
+        """Mark the closed ledgers of which a worker recorded damage, and return them; see ``mark_noted``.
 
         Raises:
             StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).

@@ -20,7 +20,7 @@ async def mark_noted(
     notes: DamageNotes,
     ledgers: LedgerStore,
     mark: Callable[[Sequence[Marking]], Awaitable[int | None]],
-) -> int:
+) -> Sequence[Marking]:
     """Mark the recorded ledgers that are closed, and delete their records and those of deleted ledgers.
 
     Args:
@@ -29,7 +29,7 @@ async def mark_noted(
         mark: marks ledgers with members, and returns None, with nothing done, while recovery is disabled.
 
     Returns:
-        The number of ledgers given to ``mark``.
+        The ledgers that were marked, with their members.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay or are marked.
@@ -47,9 +47,9 @@ async def mark_noted(
         if named:
             markings.append((note.ledger_id, tuple(sorted(named))))
     if markings and await mark(markings) is None:
-        return 0
+        return []
     for note in ended:
         await notes.remove(note)
     if markings:
         _log.info("closed ledgers with recorded damage are marked", extra={"ledgers": len(markings)})
-    return len(markings)
+    return markings

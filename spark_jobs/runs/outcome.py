@@ -221,4 +221,5 @@ def added_published(one: PublishResult, other: PublishResult) -> PublishResult:
     held_back = dict(Counter(one.held_back) + Counter(other.held_back))
     withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))
     ledgers, tasks_changed = one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed
-    return PublishResult(outcome, ledgers, tasks_changed, held_back, withdrawn)
+    damage_marked = one.damage_marked + other.damage_marked
+    return PublishResult(outcome, ledgers, tasks_changed, held_back, withdrawn, damage_marked)

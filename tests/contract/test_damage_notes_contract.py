@@ -52,9 +52,9 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     opened = await ledgers.create(L1, OPEN)
     await notes.add(L1, names("a"))
     await notes.add(L1, names("b z"))
-    assert await mark_noted(notes, ledgers, marks.mark) == 0
+    assert not await mark_noted(notes, ledgers, marks.mark)
     await ledgers.write(L1, CLOSED, opened.version)
-    assert await mark_noted(notes, ledgers, marks.mark) == 1
+    assert await mark_noted(notes, ledgers, marks.mark) == marks.marked
     assert marks.marked == [(L1, names("a b"))], "z is no member"
     assert await notes.all() == []
 
@@ -64,9 +64,9 @@ async def test_nothing_is_forgotten_while_recovery_is_disabled(notes: DamageNote
     marks.is_disabled = True
     await ledgers.create(L1, CLOSED)
     await notes.add(L1, names("a"))
-    assert await mark_noted(notes, ledgers, marks.mark) == 0
+    assert not await mark_noted(notes, ledgers, marks.mark)
     marks.is_disabled = False
-    assert await mark_noted(notes, ledgers, marks.mark) == 1
+    assert [ledger_id for ledger_id, _ in await mark_noted(notes, ledgers, marks.mark)] == [L1]
 
 
 async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
@@ -76,7 +76,7 @@ async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
     await ledgers.create(L2, CLOSED)
     await notes.add(L1, names("a"))
     await notes.add(L2, names("z"))
-    assert (await mark_noted(notes, ledgers, marks.mark), marks.marked) == (0, [])
+    assert (await mark_noted(notes, ledgers, marks.mark), marks.marked) == ([], [])
     assert await notes.all() == []
 
 

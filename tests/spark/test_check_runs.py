@@ -22,6 +22,7 @@ from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import POLICY_KEY
@@ -31,6 +32,7 @@ from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
 from spark_jobs.report import writing as report
 from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.report.files import TASKS
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs import bookie_run, placement_run
 from spark_jobs.runs.gate import RunGate, Stop
@@ -237,6 +239,19 @@ def test_marks_whose_reason_has_ended_are_withdrawn_by_the_next_run_alone(spark:
     result = place.audit(spark)
     assert place.marked() == {2: [], 3: ["x:1"]}
     assert result.summary.published.withdrawn == {"replaced": 1, "ledger_deleted": 1}
+
+
+def test_ledgers_with_recorded_damage_are_marked_and_counted(spark: SparkSession, place: Place) -> None:
+    """Ledger 1 is closed and names only registered bookies."""
+    notes = DamageNotes(place.store, place.cluster.root)
+    place.do(notes.add(LedgerId(1), [BookieId("a:1")]))
+    assert place.audit(spark, is_dry_run=True).summary.published.damage_marked == 0
+    result = place.audit(spark)
+    assert place.marked() == {1: ["a:1"], 3: ["x:1"]}
+    assert (result.summary.published.ledgers, result.summary.published.damage_marked) == (1, 1)
+    tasks = pq.read_table(result.summary_path.parent / TASKS).to_pylist()
+    assert {row["ledger_id"]: row["missing"] for row in tasks} == place.marked()
+    assert place.audit(spark).summary.published.damage_marked == 0
 
 
 def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:

@@ -11,7 +11,7 @@ from bookie.model.run import RunKind
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
 from bookie.runtime.human import agreeing, duration, size
-from spark_jobs.report.console import published_text
+from spark_jobs.report.console import damage_marked_text, published_text
 from spark_jobs.report.counts import (
     LISTED,
     InventoryBookie,
@@ -239,6 +239,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Saw every ledger", "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
     yield "Published", published_text(run.published)
+    if run.published.damage_marked:
+        yield "Recorded damage", damage_marked_text(run.published.damage_marked)
     if run.image.marked:
         yield "Marked from the image", f"{ledgers(run.image.marked)}, before all ledgers were read"
     yield "Read", f"{ledgers(run.counts.ledgers)}, {numbered(run.counts.fragments, 'fragment')}"

@@ -215,7 +215,7 @@ async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_aft
         closed = repaired.metadata.closed(EntryId(count - 1), PAYLOAD_BYTES * count)
         await world.ledgers.write(LEDGER, closed, repaired.version)
         notes, marking = DamageNotes(world.store, ROOT), world.tasks.marking
-        assert await mark_noted(notes, world.ledgers, marking.mark_many) == 1
+        assert len(await mark_noted(notes, world.ledgers, marking.mark_many)) == 1
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert (await world.is_clean(), await notes.all()) == (True, [])

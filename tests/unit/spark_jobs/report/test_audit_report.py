@@ -26,6 +26,7 @@ from spark_jobs.report.counts import (
     SeverityCount,
     WorstLedger,
 )
+from spark_jobs.report.page.render import render_report
 from spark_jobs.report.summary import ClusterName, RunSummary, Verdict
 from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import CheckResult, Outcome, RunName, ScanResult, assemble
@@ -109,6 +110,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
         "tasks_changed": 3,
         "held_back": {},
         "withdrawn": {},
+        "damage_marked": 0,
         "ledgers_waiting": 0,
     }
     assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)
@@ -181,6 +183,14 @@ def test_the_table_for_people_counts_the_marks_that_were_withdrawn() -> None:
     withdrawn = {"replaced": 2, "ledger_deleted": 30}
     text = table(replace(FOUND, published=PublishResult(PublishOutcome.PUBLISHED, 4, 3, withdrawn=withdrawn)))
     assert text.index("30 marks, the ledger was deleted") < text.index("2 marks, the bookies were replaced")
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_ledgers_marked_for_recorded_damage_are_counted_for_people(count: int) -> None:
+    published = PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, damage_marked=count)
+    summary = replace(FOUND, published=published)
+    for text in (table(summary), render_report(summary, None, [], None).decode()):
+        assert ("5 ledgers were marked because of damage" in text) is bool(count)
 
 
 def test_a_run_is_assembled_from_what_its_phases_gave() -> None:

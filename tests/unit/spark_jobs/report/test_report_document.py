@@ -39,7 +39,7 @@ def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> 
     old = document()
     for name in ("run_kind", "dry_run", "waiting", "placement", "replicas", "references"):
         del old[name]
-    for name in ("ledgers_waiting", "held_back", "withdrawn"):
+    for name in ("ledgers_waiting", "held_back", "withdrawn", "damage_marked"):
         del old["published"][name]
     summary = decode_summary(old)
     assert (summary.kind, summary.is_dry_run) == (RunKind.BOOKIES, False)

@@ -49,7 +49,7 @@ SUMMARIES = [ones(each) for each in (world.UNDER_REPLICATED, world.WAITING, worl
 @pytest.mark.parametrize("outcome", list(PublishOutcome))
 def test_a_run_in_which_each_number_is_one(summary: RunSummary, outcome: PublishOutcome) -> None:
     """Headings and cells of tables have no noun beside the number."""
-    published = dataclasses.replace(summary.published, outcome=outcome)
+    published = dataclasses.replace(summary.published, outcome=outcome, damage_marked=1)
     shown = dataclasses.replace(summary, published=published, snapshot=SnapshotCounts("snapshot", 1, 1, 1, 1))
     texts = [table(shown), *(render(dataclasses.replace(shown, kind=kind)) for kind in RunKind)]
     assert [found.group() for text in texts for found in PLURAL.finditer(text)] == []
