@@ -25,6 +25,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.errors import PermanentError
 from bookie.server.joining.directories import VERSION_FILE, LocalDirectory
+from bookie.server.joining.identity import may_become
 from bookie.storage.port import Disk, DiskError
 
 _KEPT: Final = (VERSION_FILE, ".")
@@ -49,6 +50,8 @@ def require_all(directories: Sequence[LocalDirectory]) -> None:
 def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
     """Return the cookie in the directories; None if they have neither a cookie nor data.
 
+    If an addition of ledger directories was interrupted, it is the cookie with most of them (``identity``).
+
     Raises:
         FormatRefusedError: they belong to different bookies, or the bookie cannot be determined.
     """
@@ -64,9 +67,10 @@ def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
                 "there is data and no file VERSION, so it is not known whose directories these are"
             )
         return None
-    if any(cookie != cookies[0] for cookie in cookies):
+    newest = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))
+    if not all(may_become(cookie, newest) for cookie in cookies):
         raise FormatRefusedError("the directories belong to different bookies by their files VERSION")
-    return cookies[0]
+    return newest
 
 
 async def release_cookie(
@@ -113,7 +117,8 @@ async def release_cookie(
         )
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     ours = {name for each in directories for name in (each.incarnation, each.pending, each.rebuilt_from)} - {None}
-    if stored.cookie != cookie or (history and history[-1] not in ours):
+    # If an addition of ledger directories was interrupted, the cookie in ZooKeeper has them first.
+    if not may_become(cookie, stored.cookie) or (history and history[-1] not in ours):
         raise FormatRefusedError(f"the cookie of bookie {bookie} in ZooKeeper is that of other disks")
     await record()
     await CookieStore(store, cluster).delete(bookie, stored.version)

@@ -246,7 +246,7 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
     if empty:
         raise _lost_disk(expected.bookie_id, empty, len(empty) == len(in_use))
     cookies = [_decoded(directory) for directory in in_use]
-    if not _may_become(stored, expected) or not all(_may_become(cookie, stored) for cookie in cookies):
+    if not may_become(stored, expected) or not all(may_become(cookie, stored) for cookie in cookies):
         raise _other_directories(stored, expected)
     if any(directory.incarnation != current for directory in in_use):
         raise _other_incarnation(evidence, current)
@@ -262,7 +262,7 @@ def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
     )
 
 
-def _may_become(earlier: Cookie, later: Cookie) -> bool:
+def may_become(earlier: Cookie, later: Cookie) -> bool:
     """Whether the later cookie is the same, except for ledger directories added at the end."""
     kept = later.ledger_dirs[: len(earlier.ledger_dirs)]
     return kept == earlier.ledger_dirs and replace(earlier, ledger_dirs=later.ledger_dirs) == later
@@ -281,7 +281,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
         if directory.path in stored.ledger_dirs:
             if is_empty and directory.incarnation == current:
                 added.append(directory.path)
-        elif not _may_become(stored, evidence.expected):
+        elif not may_become(stored, evidence.expected):
             continue  # refused, with both lists
         elif not is_empty or directory.incarnation not in (None, current):
             raise IdentityError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def test_directories_whose_owner_is_not_known_are_refused() -> None:
         owner([*directories(cookie), *directories(replace(cookie, bookie_id=BookieId("other:1")))])
 
 
+@pytest.mark.parametrize("reached", [0, 1, 2])
+async def test_an_interrupted_addition_of_a_ledger_directory_does_not_hide_the_owner(reached: int) -> None:
+    """The cookie in ZooKeeper has the directory, and the files VERSION of the first ``reached`` directories."""
+    world, cookie = await joined()
+    grown = replace(cookie, ledger_dirs=("/l", "/added"))
+    await CookieStore(world.store, world.cluster).replace(grown, 0)
+    known = [*directories(grown)[:reached], *directories(cookie)[reached:]]
+    found = [*known, LocalDirectory(Role.LEDGERS, "/added", None, "uuid")]
+    whose = owner(found)
+    assert whose is not None
+    assert await release(world, whose, found=found)
+    assert await CookieStore(world.store, world.cluster).read(US) is None
+
+
 async def joined(*, is_registered: bool = False) -> tuple[MemoryCluster, Cookie]:
     world = await MemoryCluster().found()
     cookie = Cookie(US, ("/j",), ("/l",), world.cluster.instance_id)
@@ -56,8 +71,15 @@ async def joined(*, is_registered: bool = False) -> tuple[MemoryCluster, Cookie]
     return world, cookie
 
 
-async def release(world: MemoryCluster, cookie: Cookie, *, incarnation: str = "uuid", may_delete: bool = True) -> bool:
-    found = directories(cookie, incarnation=incarnation)
+async def release(
+    world: MemoryCluster,
+    cookie: Cookie,
+    *,
+    incarnation: str = "uuid",
+    may_delete: bool = True,
+    found: Sequence[LocalDirectory] = (),
+) -> bool:
+    found = found or directories(cookie, incarnation=incarnation)
 
     async def record() -> None:
         assert await CookieStore(world.store, world.cluster).read(US) is not None, "a record comes before the change"
@@ -81,7 +103,8 @@ async def test_the_cookie_is_deleted_only_if_that_is_allowed_and_the_history_sta
 
 async def test_a_cookie_of_a_registered_bookie_or_of_other_disks_or_clusters_is_never_deleted() -> None:
     world, cookie = await joined()
-    for wrong in (replace(cookie, ledger_dirs=("/m",)), replace(cookie, instance_id="another")):
+    more = replace(cookie, ledger_dirs=("/l", "/m"))
+    for wrong in (replace(cookie, ledger_dirs=("/m",)), more, replace(cookie, instance_id="another")):
         with pytest.raises(FormatRefusedError, match=r"other disks|another"):
             await release(world, wrong)
     with pytest.raises(FormatRefusedError, match="other disks"):
