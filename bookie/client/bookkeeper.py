@@ -11,7 +11,7 @@ async with await connect("zk+hierarchical://localhost:2181/ledgers") as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 
 from bookie.client.access import stored_digest
@@ -163,7 +163,7 @@ class BookKeeper:
         created_before_ms: int | None = None,
         id_prefix: str = "",
         limit: int | None = None,
-    ) -> AsyncIterator[LedgerId]:
+    ) -> AsyncGenerator[LedgerId, None]:
         """Ids of the ledgers matching every given condition, ascending; all ids without conditions.
 
         Example::
@@ -207,7 +207,7 @@ class BookKeeper:
 
     async def scan_ledgers(
         self, where: LedgerFilter | None = None, *, limit: int | None = None
-    ) -> AsyncIterator[Versioned | Unreadable]:
+    ) -> AsyncGenerator[Versioned | Unreadable, None]:
         """Ledgers with their metadata, ascending by id; ledgers whose metadata is unreadable only without conditions.
 
         Not a snapshot: ledgers created or deleted during the scan may or may not be included.

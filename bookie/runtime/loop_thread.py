@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class LoopThread:
                 raise RuntimeError("the client is closed")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def iterate(self, source: AsyncIterator[T], bytes_of: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
+    def iterate(self, source: AsyncGenerator[T, None], bytes_of: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
         """Yield the items of ``source``, fetching some ahead. Leaving the iteration early closes the source.
 
         Args:
@@ -93,7 +94,7 @@ class LoopThread:
 class _Pump(Generic[T]):
     """A task to move items from an asynchronous iterator into a bounded queue."""
 
-    def __init__(self, source: AsyncIterator[T], bytes_of: Callable[[T], int]) -> None:
+    def __init__(self, source: AsyncGenerator[T, None], bytes_of: Callable[[T], int]) -> None:
         self._source = source
         self._bytes_of = bytes_of
         self._ready: list[T] = []
@@ -119,12 +120,13 @@ class _Pump(Generic[T]):
     async def _move(self) -> None:
         error: BaseException = StopAsyncIteration()
         try:
-            async for item in self._source:
-                async with self._changed:
-                    await self._changed.wait_for(self._has_room)
-                    self._ready.append(item)
-                    self._ready_bytes += self._bytes_of(item)
-                    self._changed.notify_all()
+            async with aclosing(self._source):  # stopped while it waits for room, the source is not running
+                async for item in self._source:
+                    async with self._changed:
+                        await self._changed.wait_for(self._has_room)
+                        self._ready.append(item)
+                        self._ready_bytes += self._bytes_of(item)
+                        self._changed.notify_all()
         except Exception as caught:  # noqa: BLE001 (raised in the consumer)
             error = caught
         async with self._changed:
@@ -135,7 +137,7 @@ class _Pump(Generic[T]):
         return len(self._ready) < _AHEAD and self._ready_bytes < _AHEAD_BYTES
 
 
-async def _start(source: AsyncIterator[T], bytes_of: Callable[[T], int]) -> _Pump[T]:
+async def _start(source: AsyncGenerator[T, None], bytes_of: Callable[[T], int]) -> _Pump[T]:
     return _Pump(source, bytes_of)
 
 

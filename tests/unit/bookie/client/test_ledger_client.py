@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -648,7 +648,7 @@ def test_the_synchronous_client_leaves_no_caller_waiting_when_it_is_closed() -> 
 def test_a_synchronous_iterator_fetches_few_bytes_ahead() -> None:
     fetched: list[int] = []
 
-    async def entries() -> AsyncIterator[bytes]:
+    async def entries() -> AsyncGenerator[bytes, None]:
         for number in range(100):
             fetched.append(number)
             yield bytes(1 << 20)
@@ -665,6 +665,31 @@ def test_a_synchronous_iterator_fetches_few_bytes_ahead() -> None:
             loop.run(steps())
             assert len(fetched) - consumed <= 2 * 8 + 1  # those of this batch, the next ones, and one that waits
         assert consumed == 100
+    finally:
+        loop.stop()
+
+
+def test_a_synchronous_iterator_that_is_left_with_a_full_buffer_closes_its_source() -> None:
+    is_closed = threading.Event()
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            is_closed.set()
+
+    async def steps() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    loop, source = LoopThread(), numbers()  # a source that is still referenced has no finalizer
+    try:
+        iterator = loop.iterate(source)
+        assert next(iterator) == 1
+        loop.run(steps())
+        del iterator
+        assert is_closed.wait(20)
     finally:
         loop.stop()
 
