@@ -200,7 +200,7 @@ class CollectRequest(_message.Message):
     def __init__(self, action: _Optional[_Union[CollectRequest.Action, str]] = ...) -> None: ...
 
 class CollectionState(_message.Message):
-    __slots__ = ("is_running", "begun_ms", "finished_ms", "is_major", "known", "suspects", "collected", "kept", "locked", "unknown", "held", "stopped", "removed_logs", "freed_bytes", "copied_bytes", "is_scheduled")
+    __slots__ = ("is_running", "begun_ms", "finished_ms", "is_major", "known", "suspects", "collected", "kept", "locked", "unknown", "held", "stopped", "removed_logs", "freed_bytes", "copied_bytes", "is_scheduled", "process_begun_ms")
     IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class CollectionState(_message.Message):
     FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
     COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BEGUN_MS_FIELD_NUMBER: _ClassVar[int]
     is_running: bool
     begun_ms: int
     finished_ms: int
@@ -233,7 +234,8 @@ class CollectionState(_message.Message):
     freed_bytes: int
     copied_bytes: int
     is_scheduled: bool
-    def __init__(self, is_running: _Optional[bool] = ..., begun_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ..., is_major: _Optional[bool] = ..., known: _Optional[int] = ..., suspects: _Optional[int] = ..., collected: _Optional[int] = ..., kept: _Optional[int] = ..., locked: _Optional[int] = ..., unknown: _Optional[int] = ..., held: _Optional[int] = ..., stopped: _Optional[str] = ..., removed_logs: _Optional[int] = ..., freed_bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., is_scheduled: _Optional[bool] = ...) -> None: ...
+    process_begun_ms: int
+    def __init__(self, is_running: _Optional[bool] = ..., begun_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ..., is_major: _Optional[bool] = ..., known: _Optional[int] = ..., suspects: _Optional[int] = ..., collected: _Optional[int] = ..., kept: _Optional[int] = ..., locked: _Optional[int] = ..., unknown: _Optional[int] = ..., held: _Optional[int] = ..., stopped: _Optional[str] = ..., removed_logs: _Optional[int] = ..., freed_bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., is_scheduled: _Optional[bool] = ..., process_begun_ms: _Optional[int] = ...) -> None: ...
 
 class SetReadOnlyRequest(_message.Message):
     __slots__ = ("action",)

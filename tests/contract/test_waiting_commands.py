@@ -136,6 +136,23 @@ def test_gc_fails_if_the_collection_that_it_waits_for_ends_with_the_process(
     assert (result.exit_code, "was started again" in result.stderr) == (ExitCode.FAILED, True)
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_gc_fails_if_another_process_has_collected_since(
+    bookie: Administered, pauses: Pauses, *, is_over: bool
+) -> None:
+    def start_again() -> None:
+        bookie.node.collector.asked = None
+        bookie.node.begun_ms += 1
+        bookie.node.collector.start(is_major=False)
+        if is_over:
+            run_collection(bookie)
+
+    pauses.then = [start_again, nothing]
+    result = command(bookie, "gc", "--major", "--wait")
+    assert (result.exit_code, "was started again" in result.stderr) == (ExitCode.FAILED, True)
+    assert len(pauses.slept_s) == 1
+
+
 def test_a_bookie_that_stops_answering_ends_the_wait(bookie: Administered, pauses: Pauses) -> None:
     pauses.then = [lambda: setattr(bookie.servicer, "node", None)]
     error = command(bookie, "gc", "--minor", "--wait").exception

@@ -69,20 +69,21 @@ def collect(
         raise typer.BadParameter("give one of --minor and --major", param_hint="--minor / --major")
     bookie = RunningBookie.at(at, token_file)
     document = run(bookie.collect("MAJOR" if is_major else "MINOR" if is_minor else "SHOW"))
-    was_running = document["running"]
+    first = document
     if is_waiting:
-        document = collected(document, lambda: run(bookie.collect()), interval, timeout)
+        document = collected(first, lambda: run(bookie.collect()), interval, timeout)
     if output is not StreamFormat.TABLE:
         print_document(output, "BookieCollection", document)
     else:
         for line in collection_lines(document):
             print_line(line)
+    is_lost = document["finished_at"] is None and not document["running"]  # an older bookie does not report its start
+    if first["running"] and (is_lost or document["process_begun_at"] != first["process_begun_at"]):
+        print_error("the bookie was started again, and the collection ended with its former process")
+        raise typer.Exit(ExitCode.FAILED)
     if is_waiting and document["running"]:
         print_error(f"the collection was not over after {timeout:g} s; it goes on")
         raise typer.Exit(ExitCode.BUSY)
-    if was_running and not document["running"] and document["finished_at"] is None:
-        print_error("the bookie was started again, and the collection ended with its former process")
-        raise typer.Exit(ExitCode.FAILED)
     if is_waiting and document["stopped"]:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -98,6 +99,8 @@ def collected(
 ) -> dict[str, Any]:
     """Query the bookie until no collection runs, or until the time is up, and return the last document.
 
+    A restart of the bookie ends it as well: another process does not continue the collection.
+
     Args:
         document: the first answer.
         look: queries the bookie, with a deadline of its own.
@@ -109,8 +112,8 @@ def collected(
     Raises:
         BkhealError: a query failed; the collection is not affected.
     """
-    end_s = monotonic_s() + timeout_s
-    while document["running"] and (left_s := end_s - monotonic_s()) > 0:
+    end_s, process = monotonic_s() + timeout_s, document["process_begun_at"]
+    while document["running"] and document["process_begun_at"] == process and (left_s := end_s - monotonic_s()) > 0:
         print_note(collection_lines(document)[0])
         sleep(min(interval_s, left_s))
         document = look()

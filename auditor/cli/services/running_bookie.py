@@ -228,6 +228,7 @@ def collection_document(state: pb.CollectionState) -> dict[str, Any]:
         "removed_logs": state.removed_logs,
         "freed_bytes": state.freed_bytes,
         "copied_bytes": state.copied_bytes,
+        "process_begun_at": rfc3339_if_known(state.process_begun_ms),
     }
 
 

@@ -85,11 +85,16 @@ class Node:
     """The directories of the journals by role, in their order."""
     begun_s: float
     """Start of the process on the clock's monotonic time."""
+    begun_ms: int = field(init=False)
+    """Start of the process, epoch milliseconds."""
     _inventories: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _forcing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _next_force: asyncio.Task[pb.ForceResponse] | None = None
     """A force not yet begun, shared by all calls until its start."""
+
+    def __post_init__(self) -> None:
+        self.begun_ms = self.clock.epoch_ms()
 
     async def status(self) -> pb.NodeStatus:
         """Return the activity and content of the process."""
@@ -312,7 +317,11 @@ class Node:
 
     def _collection(self) -> pb.CollectionState:
         present, last = self.collector.present, self.collector.last
-        state = pb.CollectionState(is_running=self.collector.is_pending, is_scheduled=self.collector.is_scheduled)
+        state = pb.CollectionState(
+            is_running=self.collector.is_pending,
+            is_scheduled=self.collector.is_scheduled,
+            process_begun_ms=self.begun_ms,
+        )
         if last is not None:
             _fill(state, last)
         if present is not None:
