@@ -224,6 +224,7 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
         await large_is_well(java, large)
         for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
             await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
+    await here.cluster.add_bookies(1)  # as many as its ledger needs
 
 
 @pytest.mark.long
