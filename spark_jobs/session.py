@@ -112,14 +112,24 @@ class SessionSettings:
 
 
 @contextmanager
-def spark_session(
-    settings: SessionSettings | None = None, beside: Callable[[], object] = lambda: None
-) -> Iterator[SparkSession]:
+def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSession]:
     """Start a session, or join the one ``spark-submit`` prepared, and stop it at the end.
 
     Args:
         settings: how to start Spark.
-        beside: called in this thread while Java starts, which takes seconds; for imports, for example.
+
+    Raises:
+        JavaNotFoundError, SparkStartError, SparkEndedError: see ``starting_session``.
+    """
+    with starting_session(settings) as started:
+        yield started()
+
+
+@contextmanager
+def starting_session(settings: SessionSettings | None = None) -> Iterator[Callable[[], SparkSession]]:
+    """As ``spark_session``, for work that does not need Spark in the seconds of its start.
+
+    Yields a function that waits for the start, and returns the session each time. It raises SparkStartError.
 
     Raises:
         JavaNotFoundError: there is no Java to run Spark on.
@@ -131,20 +141,27 @@ def spark_session(
         class_options = _prepare_environment(settings)
         conf = {"spark.app.name": settings.app_name, **spark_conf(settings, str(log_settings), class_options)}
         starting = _in_thread(partial(_start, conf), settings)
-        beside()
+
+        def started() -> SparkSession:
+            try:
+                return starting.result()
+            except (PySparkException, Py4JError, OSError) as error:
+                raise SparkStartError(_why_not_started(settings, error)) from error
+
+        is_awaited = True
         try:
-            session = starting.result()
-        except (PySparkException, Py4JError, OSError) as error:
-            raise SparkStartError(_why_not_started(settings, error)) from error
-        try:
-            yield session
+            yield started
+        except KeyboardInterrupt:  # the driver of a start that has not ended ends with this process
+            is_awaited = starting.done()
+            raise
         except (Py4JError, OSError) as error:
-            if is_alive(session):
+            if is_alive(started()):
                 raise
             raise SparkEndedError(f"{DRIVER_ENDED} ({first_line(error)})") from error
         finally:
-            with suppress(Py4JError, OSError):  # a driver that has ended cannot be stopped
-                session.stop()
+            if is_awaited:
+                with suppress(SparkStartError, Py4JError, OSError):  # a driver that has ended cannot be stopped
+                    started().stop()
 
 
 def _start(conf: Mapping[str, str]) -> SparkSession:

@@ -21,9 +21,8 @@ def lend_session(
     """Use ``spark`` instead of the session started by a one-shot audit, and call ``started`` at its start."""
 
     @contextmanager
-    def session(settings: SessionSettings, beside: Callable[[], object]) -> Iterator[SparkSession]:
-        beside()
+    def session(settings: SessionSettings) -> Iterator[Callable[[], SparkSession]]:
         started()
-        yield spark
+        yield lambda: spark
 
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    monkeypatch.setattr(one_shot, "starting_session", session)

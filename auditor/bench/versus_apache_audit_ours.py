@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from bookie.runtime.clock import SystemClock
+from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.session import SessionSettings, starting_session
 from spark_jobs.settings import AuditSettings
 
 
@@ -21,14 +22,22 @@ class _Marks:
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._started_s = self._clock.monotonic_s()
+        self._started_ms = self._clock.epoch_ms()
         self._begun: list[tuple[Phase, float]] = []
 
     def note(self, event: ProgressEvent) -> None:
         if not self._begun or self._begun[-1][0] is not event.phase:
             self._begun.append((event.phase, self._clock.monotonic_s() - self._started_s))
 
-    def published_s(self, ended_s: float) -> float:
-        """Return the seconds to the last published task: from then on the report is written."""
+    def published_s(self, summary: RunSummary, ended_s: float) -> float:
+        """Return the seconds to the last published task.
+
+        It is the last mark by the driver, if the pass over all ledgers changed no task after it. Otherwise all tasks
+        are published when the report is written.
+        """
+        early = summary.driver_marks
+        if early.marked and early.marked == summary.published.tasks_changed:
+            return (early.last_mark_ms - self._started_ms) / 1000
         return next((at for phase, at in self._begun if phase is Phase.REPORT), ended_s)
 
     def phases(self, ended_s: float) -> dict[str, float]:
@@ -42,9 +51,10 @@ class _Marks:
 def main() -> int:
     """Arguments: metadata URI, directory for reports."""
     settings = AuditSettings(sys.argv[1], Path(sys.argv[2]))
-    with spark_session(SessionSettings(), beside=_load_run) as spark:
+    with starting_session(SessionSettings()) as started:
         from spark_jobs.runs.run import AuditResult, run_audit
 
+        spark = started()
         _say({"event": "ready"})
         for line in sys.stdin:
             if line.strip() != "audit":
@@ -55,18 +65,13 @@ def main() -> int:
             _say(
                 {
                     "event": "audited",
-                    "seconds": marks.published_s(ended_s),
+                    "seconds": marks.published_s(result.summary, ended_s),
                     "finished_s": ended_s,
                     "phases_s": marks.phases(ended_s),
                     "published": result.summary.published.outcome.value,
                 }
             )
     return 0
-
-
-def _load_run() -> None:
-    """Import the run during the start of Java, as ``bkheal audit`` does."""
-    import spark_jobs.runs.run  # noqa: F401
 
 
 def _say(event: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ SIGINT and a request to cancel stop it within seconds, between two batches of ma
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -27,7 +28,7 @@ from spark_jobs.one_shot.keeper import RunKeeper
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.life_cycle import RunOutcome, outcome_of, outcome_of_error
 from spark_jobs.runs.port import Gate, Progress, ProgressEvent, RunStoppedError
-from spark_jobs.session import SessionSettings, spark_session
+from spark_jobs.session import SessionSettings, starting_session
 from spark_jobs.settings import AuditSettings
 
 if TYPE_CHECKING:
@@ -114,13 +115,19 @@ def run_one_shot(
             raise _stopped(gate) from error
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
-            with spark_session(shot.session, beside=_load_run) as spark:
-                take_over()  # Spark's own handler of SIGINT is installed by now
+            with starting_session(shot.session) as started:
+                # Java starts meanwhile: the imports take half a second, and the driver may mark a small cluster.
                 from spark_jobs.runs.run import run_check
+
+                @functools.cache
+                def spark() -> SparkSession:
+                    session = started()
+                    take_over()  # Spark's own handler of SIGINT is installed by now
+                    return session
 
                 result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
                 if then is not None:
-                    then(spark, result, gate)
+                    then(spark(), result, gate)
             path, limit = Path(result.summary_path).resolve(), shot.settings.namespaces_in_metrics
             outcome = outcome_of(result.summary, path, result.report_problem, namespaces_max=limit)
             return result
@@ -144,11 +151,6 @@ def _best_effort(progress: Progress | None) -> Progress:
                 progress(event)
 
     return show
-
-
-def _load_run() -> None:
-    """Import the rest, half a second, while Java starts."""
-    import spark_jobs.runs.run  # noqa: F401
 
 
 def _stopped(gate: RunGate) -> OneShotStoppedError:

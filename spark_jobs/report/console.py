@@ -73,6 +73,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     if summary.image.marked:
         were = agreeing(summary.image.marked, "was", "were")
         yield f"image       {counted(summary.image.marked, 'ledger')} {were} marked by it before all ledgers were read"
+    if summary.driver_marks.marked:
+        marked = summary.driver_marks.marked
+        were = agreeing(marked, "was", "were")
+        yield f"first marks {counted(marked, 'ledger')} {were} marked before Spark read the ledgers"
     if summary.image.carried:
         since = rfc3339(summary.image.carried_from_ms)
         come = agreeing(summary.image.carried, "comes", "come")

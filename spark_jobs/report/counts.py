@@ -303,6 +303,21 @@ class ImageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverMarksCounts:
+    """The marks of an audit of a small cluster before Spark read the ledgers; times are epoch milliseconds."""
+
+    ledgers: int = 0
+    """Ledgers read by the driver; 0: it read none."""
+    marked: int = 0
+    """Those of them that it marked."""
+    first_mark_ms: int = 0
+    """When the first of them was marked; 0: none was marked."""
+    last_mark_ms: int = 0
+    problem: str = ""
+    """Why the driver marked none, or only a part; empty: no problem, no loss to react to, or a larger cluster."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceCount:
     """Unreferenced ledgers of a namespace."""
 

@@ -20,6 +20,7 @@ from spark_jobs.report.counts import (
     AcceptedCounts,
     BookieCount,
     CheckPart,
+    DriverMarksCounts,
     ImageCounts,
     InventoryBookie,
     InventoryCounts,
@@ -104,6 +105,7 @@ def _summary(document: Mapping[str, Any]) -> RunSummary:
         accepted=_accepted(document["accepted"]) if "accepted" in document else AcceptedCounts(),
         impact=impact_from_json(document["impact"]) if "impact" in document else Impact(),
         image=_image(document["image"]) if "image" in document else ImageCounts(),
+        driver_marks=_driver_marks(document["driver_marks"]) if "driver_marks" in document else DriverMarksCounts(),
         parts=tuple(_made(CheckPart, item) for item in document.get("parts", ())),
         lint=_lint(document.get("lint")),
         inventory=_inventory(document.get("inventory")),
@@ -123,6 +125,16 @@ def _image(item: Mapping[str, Any]) -> ImageCounts:
         write_problem=_text(item["write_problem"] or ""),
         carried_from_ms=_known_ms(item.get("carried_from")),
         carried_problem=_text(item.get("carried_problem") or ""),
+    )
+
+
+def _driver_marks(item: Mapping[str, Any]) -> DriverMarksCounts:
+    return _made(
+        DriverMarksCounts,
+        item,
+        first_mark_ms=_known_ms(item["first_mark"]),
+        last_mark_ms=_known_ms(item["last_mark"]),
+        problem=_text(item["problem"] or ""),
     )
 
 

@@ -15,6 +15,7 @@ from spark_jobs.report.counts import (
     AcceptedCounts,
     BookieCount,
     CheckPart,
+    DriverMarksCounts,
     ImageCounts,
     InventoryCounts,
     LedgerCounts,
@@ -114,6 +115,7 @@ class RunSummary:
     snapshot: SnapshotCounts | None = None
     """Present if a snapshot was the source of metadata (kind ``bookies``)."""
     image: ImageCounts = field(default_factory=ImageCounts)
+    driver_marks: DriverMarksCounts = field(default_factory=DriverMarksCounts)
     """Kinds ``bookies`` and ``everything``."""
     parts: tuple[CheckPart, ...] = ()
     """The checks of kind ``everything``."""
@@ -229,6 +231,7 @@ class RunSummary:
             "impact": self.impact.to_json(),
             "snapshot": None if self.snapshot is None else asdict(self.snapshot),
             "image": _image(self.image),
+            "driver_marks": _driver_marks(self.driver_marks),
         }
 
     def _fails(self, fail_on: FailOn) -> bool:
@@ -255,6 +258,16 @@ def _image(image: ImageCounts) -> Mapping[str, Any]:
         "carried": image.carried,
         "carried_from": rfc3339_if_known(image.carried_from_ms),
         "carried_problem": image.carried_problem or None,
+    }
+
+
+def _driver_marks(marks: DriverMarksCounts) -> Mapping[str, Any]:
+    return {
+        "ledgers": marks.ledgers,
+        "marked": marks.marked,
+        "first_mark": rfc3339_if_known(marks.first_mark_ms),
+        "last_mark": rfc3339_if_known(marks.last_mark_ms),
+        "problem": marks.problem or None,
     }
 
 

@@ -44,6 +44,7 @@ from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.driver_marks import DriverMarks
 from spark_jobs.runs.further_checks import FurtherChecks, NoFurtherChecks
 from spark_jobs.runs.held_back import DueOnly, HeldBookies, held_back
 from spark_jobs.runs.image_marks import ImageMarks
@@ -97,7 +98,9 @@ class BookieRun:
         """As of publishing."""
         self._live: AbstractSet[BookieId] = frozenset()
         """Bookies counted as live by the findings."""
-        self._image_marks: ImageMarks | None = None
+        self._image_marks = ImageMarks(context)
+        self._driver_marks = DriverMarks(context)
+        self._is_marked_early = False
         self._image = ImageUpkeep(context)
         self._incremental: IncrementalReading | None = None
         self._carried = 0
@@ -131,7 +134,7 @@ class BookieRun:
             if self._streamed is not None:
                 self._streamed.remove()
         self._image.abandon()
-        return replace(outcome, image=self._image_counts())
+        return replace(outcome, image=self._image_counts(), driver_marks=self._driver_marks.counts)
 
     def _attempt(self, cookies: AbstractSet[BookieId]) -> Outcome:
         self._context.begin(Phase.PLAN)
@@ -140,7 +143,7 @@ class BookieRun:
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
-        self._mark_by_image(cookies, bookies)
+        self._mark_early(cookies, bookies)
         scan, scanned = self._scan(bookies, cookies)
         try:
             totals = scanned.totals
@@ -155,22 +158,28 @@ class BookieRun:
             scan.release()
         return Outcome(scanned, checked, held)
 
-    def _mark_by_image(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
-        """Mark the ledgers named by an image, once in a run that marks and reads all ledgers from ZooKeeper."""
+    def _mark_early(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
+        """Mark the ledgers of new losses before Spark reads all ledgers.
+
+        Done once, in a run that marks and reads from ZooKeeper: by the image, or by the driver if no image is usable.
+        """
         settings = self._settings
-        is_without = not settings.image_place or settings.is_dry_run or settings.is_from_snapshot
-        if is_without or self._image_marks is not None:
+        if self._is_marked_early or settings.is_dry_run or settings.is_from_snapshot:
+            return
+        if not settings.image_place and cookies <= bookies.registered:
             return
         lost = self._lost_bookies(cookies, bookies.registered)
         if not lost.noted:
             return
-        self._image_marks = ImageMarks(self._context)
-        self._context.begin(Phase.IMAGE)
-        self._image_marks.mark(cookies, bookies, lost)
+        self._is_marked_early = True
+        if settings.image_place:
+            self._context.begin(Phase.IMAGE)
+            self._image_marks.mark(cookies, bookies, lost)
+        if not self._image_marks.is_used:
+            self._driver_marks.mark(cookies, bookies, lost)
 
     def _image_counts(self) -> ImageCounts:
-        counts = ImageCounts() if self._image_marks is None else self._image_marks.counts
-        counts = replace(counts, write_problem=self._image.problem)
+        counts = replace(self._image_marks.counts, write_problem=self._image.problem)
         if (reading := self._incremental) is not None:
             counts = replace(
                 counts,
@@ -242,9 +251,8 @@ class BookieRun:
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if not self._settings.is_dry_run and published.outcome.is_all:
                 published = replace(published, damage_marked=self._mark_noted_damage())
-            if self._image_marks is not None:
-                changed = published.tasks_changed + self._image_marks.tasks_changed
-                published = replace(published, tasks_changed=changed)
+            early = self._image_marks.tasks_changed + self._driver_marks.tasks_changed
+            published = replace(published, tasks_changed=published.tasks_changed + early)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
                 published = replace(published, withdrawn=withdrawn)

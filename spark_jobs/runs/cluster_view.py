@@ -91,6 +91,10 @@ class ClusterView:
         """Ledgers directly under each of ``paths`` now."""
         return self._runner.run(self._count_ledgers(paths))
 
+    def ledgers_under(self, paths: Sequence[str]) -> Sequence[Sequence[LedgerId]]:
+        """The ledgers directly under each of ``paths`` now."""
+        return self._runner.run(LedgerTree(self._connection.store, self.cluster).ids_under_many(paths))
+
     def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
         """The metadata of ledgers as it is now; see ``read_metadata``."""
         return self._runner.run(read_metadata(self._connection.store, self.cluster, ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -26,13 +26,23 @@ class RunContext:
 
     kind: RunKind
     run_id: str
-    spark: SparkSession
+    session: Callable[[], SparkSession]
+    """Waits for the start of Spark, if it has only begun."""
     settings: AuditSettings
     cluster: ClusterView
     report: RunReport
     clock: Clock
     gate: Gate
     progress: Progress
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session.
+
+        Raises:
+            SparkStartError: Spark did not start.
+        """
+        return self.session()
 
     @property
     def budget(self) -> Budget:

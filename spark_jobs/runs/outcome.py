@@ -16,6 +16,7 @@ from spark_jobs.report.counts import (
     AcceptedCounts,
     BookieCount,
     CheckPart,
+    DriverMarksCounts,
     FindingSums,
     ImageCounts,
     InventoryCounts,
@@ -91,6 +92,7 @@ class Outcome:
     held_because: str | None = None
     """Why the brake holds."""
     image: ImageCounts = field(default_factory=ImageCounts)
+    driver_marks: DriverMarksCounts = field(default_factory=DriverMarksCounts)
 
 
 def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
@@ -122,6 +124,7 @@ def assemble(run: RunName, cookies: AbstractSet[BookieId], outcome: Outcome) -> 
         accepted=checked.accepted,
         snapshot=None if scanned is None else scanned.snapshot,
         image=outcome.image,
+        driver_marks=outcome.driver_marks,
         parts=checked.parts,
         lint=checked.lint,
         inventory=checked.inventory,

@@ -87,7 +87,7 @@ def run_audit(
 
 
 def run_check(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     kind: RunKind,
     settings: AuditSettings,
     progress: Progress | None = None,
@@ -103,7 +103,7 @@ def run_check(
     one session at the same time, each in its own thread.
 
     Args:
-        spark: the session.
+        spark: the session, or a function that waits for its start. What needs no Spark does not wait.
         kind: which check.
         settings: the settings of the check.
         progress: receives the phases and their progress; see ``Progress``.
@@ -120,6 +120,7 @@ def run_check(
         NoPulsarError, ExportError: a references check without managed ledgers, or without a place for the ids.
         ReportDirError: there is no directory for the report, and the report is the purpose of the run. In every other
             case, the result contains the problem with the report.
+        SparkStartError: Spark did not start; marks of the driver stay.
         ScanFailedError: Spark failed.
         SnapshotError: the snapshot cannot be used, or the kind of the run is neither bookies nor everything.
     """
@@ -147,7 +148,8 @@ def run_check(
             store=store,
             findings_dir=settings.findings_dir,
         )
-        context = RunContext(kind, run_id, spark, settings, cluster, report, clock, gate, progress)
+        session = spark if callable(spark) else lambda: spark
+        context = RunContext(kind, run_id, session, settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _check_and_completion(context, rng)
             outcome = execute(cookies)

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,10 +55,10 @@ def foreign(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> It
 def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bkheal:
     """Run the command's entry point in this process. A command that starts Spark fails."""
 
-    def session(settings: object, beside: object) -> AbstractContextManager[SparkSession]:
+    def session(settings: object) -> AbstractContextManager[Callable[[], SparkSession]]:
         pytest.fail("Spark was started")
 
-    monkeypatch.setattr(one_shot, "spark_session", session)
+    monkeypatch.setattr(one_shot, "starting_session", session)
     return in_this_process(monkeypatch, capsys)
 
 

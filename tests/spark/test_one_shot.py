@@ -279,14 +279,15 @@ WITH_A_DRIVER_THAT_ENDS = """
 import sys
 from pyspark import SparkContext
 from spark_jobs import audit
+from spark_jobs.runs import reading
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.session import kill_driver
-read = ClusterView.{method}
-def killing(self, *arguments):
+called = {owner}.{name}
+def killing(*arguments, **named):
     kill_driver()
     SparkContext._gateway.proc.wait()
-    return read(self, *arguments)
-ClusterView.{method} = killing
+    return called(*arguments, **named)
+{owner}.{name} = killing
 sys.exit(audit.main(sys.argv[1:]))
 """
 
@@ -303,14 +304,24 @@ def ended_run(place: Place, *command: str) -> RunRecord:
     return record
 
 
-@pytest.mark.parametrize("method", ["leaf_parents", "accepted_losses"], ids=["before the scan", "after the scan"])
-def test_a_driver_that_ends_is_the_reason_of_the_failure(place: Place, quick_spark: None, method: str) -> None:
-    record = ended_run(place, "-c", WITH_A_DRIVER_THAT_ENDS.format(method=method))
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("reading", "scan_ledgers"), ("ClusterView", "accepted_losses")],
+    ids=["before the scan", "after the scan"],
+)
+def test_a_driver_that_ends_is_the_reason_of_the_failure(
+    place: Place, quick_spark: None, owner: str, name: str
+) -> None:
+    record = ended_run(place, "-c", WITH_A_DRIVER_THAT_ENDS.format(owner=owner, name=name))
     assert "Spark's driver, a Java process, has ended" in record.detail
 
 
 @pytest.mark.parametrize("master", ["sprak://master:7077", "local[x]"])
-def test_a_master_that_cannot_be_used_is_named(place: Place, quick_spark: None, master: str) -> None:
+def test_a_master_that_cannot_be_used_is_named_and_a_small_cluster_is_marked(
+    place: Place, quick_spark: None, master: str
+) -> None:
+    place.add_cookies("a:1", "b:1", "x:1")
     record = ended_run(place, "-m", "auditor.cli.main", "audit", "run", "--master", master)
     assert record.detail.startswith(f"Spark did not start with the master {master}: ")
     assert "--master" in record.detail
+    assert place.marked() == {1: ["x:1"]}

@@ -243,6 +243,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
         yield "Recorded damage", damage_marked_text(run.published.damage_marked)
     if run.image.marked:
         yield "Marked from the image", f"{ledgers(run.image.marked)}, before all ledgers were read"
+    if run.driver_marks.marked:
+        yield "Marked by the driver", f"{ledgers(run.driver_marks.marked)}, before Spark read all ledgers"
     yield "Read", f"{ledgers(run.counts.ledgers)}, {numbered(run.counts.fragments, 'fragment')}"
     yield "Deleted while reading", ledgers(run.counts.vanished)
     if run.image.carried:

@@ -11,7 +11,7 @@ import pytest
 from auditor.api.operations_port import BookieState as ApiState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.counts import SnapshotCounts
+from spark_jobs.report.counts import DriverMarksCounts, SnapshotCounts
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.summary import RunSummary
 from tests.worlds import report as world
@@ -23,6 +23,7 @@ from tests.worlds import report as world
         world.CLEAN, world.UNDER_REPLICATED, world.NO_LIVE_COPY, world.HELD, world.INCOMPLETE, world.WAITING,
         world.PLACEMENT, world.REPLICAS, world.REFERENCES, world.MANY, world.ATTACK,
         replace(world.CLEAN, snapshot=SnapshotCounts("/data/snapshot.5", 4_000, 30, 2, 1)),
+        replace(world.CLEAN, driver_marks=DriverMarksCounts(900, 7, 1_000, 2_000, "marking was disabled")),
     ],
 )  # fmt: skip
 def test_a_summary_survives_its_file(summary: RunSummary) -> None:

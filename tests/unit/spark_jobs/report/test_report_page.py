@@ -21,6 +21,7 @@ from bookie.model.severity import Severity
 from spark_jobs.report import writing as report
 from spark_jobs.report.counts import (
     BookieCount,
+    DriverMarksCounts,
     ImageCounts,
     LedgerCounts,
     PublishOutcome,
@@ -154,6 +155,10 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
         (
             changed(world.CLEAN, image=ImageCounts(read_from_ms=1, suspects=110, marked=103)),
             ["103 ledgers, before all ledgers were read"],
+        ),
+        (
+            changed(world.CLEAN, driver_marks=DriverMarksCounts(ledgers=900, marked=7)),
+            ["7 ledgers, before Spark read all ledgers"],
         ),
         (world.UNDER_REPLICATED, ["443 ledgers have too few copies. No data is lost.", "12 ledgers have entries"]),
         (world.NO_LIVE_COPY, ["3 ledgers have entries without a live copy.", "Do not wipe"]),

@@ -10,7 +10,7 @@ import pytest
 
 from bookie.model.run import RunKind
 from spark_jobs.report.console import table
-from spark_jobs.report.counts import ImageCounts, PublishOutcome, SnapshotCounts
+from spark_jobs.report.counts import DriverMarksCounts, ImageCounts, PublishOutcome, SnapshotCounts
 from spark_jobs.report.page.render import render_report
 from spark_jobs.report.summary import RunSummary
 from tests.worlds import report as world
@@ -36,6 +36,7 @@ def ones(value: Any) -> Any:
 
 FULL = dataclasses.replace(
     world.EVERYTHING,
+    driver_marks=DriverMarksCounts(7, 5, 1, 2),
     image=ImageCounts(marked=5, carried=5, carried_from_ms=1),
     waiting=world.WAITING.waiting,
     replicas=world.REPLICAS.replicas,

@@ -1,0 +1,114 @@
+"""The first reaction to a lost bookie in a small cluster: its driver reads all ledgers itself, and marks.
+
+Spark takes seconds to start and to plan its first tasks, in which one process reads some ten thousand ledgers. The
+rules of ``early_marking`` apply: the pass over all ledgers follows, so nothing depends on these marks (R143).
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Final
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId
+from spark_jobs.report.counts import DriverMarksCounts
+from spark_jobs.run_limits import RunLimits
+from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.early_marking import EarlyMarking, NewLosses
+from spark_jobs.runs.fresh_verdict import FreshVerdict
+from spark_jobs.runs.lost_bookies import LostBookies
+
+_log = logging.getLogger(__name__)
+
+LEDGERS_MAX: Final = 20_000
+"""The driver reads them in about a second. In larger clusters Spark soon reads faster."""
+BATCH: Final = 5_000
+"""Ledgers read at a time: some megabytes."""
+
+
+class DriverMarks:
+    """The marks of one run by its driver alone. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self._marking = EarlyMarking(context)
+        self._counts = DriverMarksCounts()
+
+    @property
+    def tasks_changed(self) -> int:
+        """Tasks created or extended."""
+        return self._marking.tasks_changed
+
+    @property
+    def counts(self) -> DriverMarksCounts:
+        """The ledgers read and marked so far."""
+        made = self._marking
+        return replace(
+            self._counts, marked=made.marked, first_mark_ms=made.first_mark_ms, last_mark_ms=made.last_mark_ms
+        )
+
+    def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        """Mark the ledgers of new losses, worst first, in a cluster of up to ``LEDGERS_MAX`` ledgers.
+
+        A run with a limit on its marks does not: its limit is for the worst of all findings. Any failure is logged, and
+        the run continues.
+
+        Args:
+            cookies: every bookie with a cookie.
+            before: the first listing of bookies in this run.
+            lost: the lost bookies, with their marking rules.
+
+        Raises:
+            RunStoppedError: from the gate.
+        """
+        losses = NewLosses.of(lost)
+        if not losses or self._context.settings.run_limits != RunLimits():
+            return
+        try:
+            self._mark(losses, cookies | before.registered, before, lost)
+        except (TransientError, OutcomeUnknownError) as error:
+            self._stopped(str(error))
+
+    def _mark(self, losses: NewLosses, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        context, cluster = self._context, self._cluster
+        parents = cluster.leaf_parents()
+        if sum(parent.planned for parent in parents) > LEDGERS_MAX:
+            return
+        # The pass over all ledgers judges the losses accepted by an operator.
+        decided = {decision.ledger_id for decision in cluster.accepted_losses()}
+        listed = chain.from_iterable(cluster.ledgers_under([parent.path for parent in parents]))
+        ids = (ledger_id for ledger_id in listed if ledger_id not in decided)
+        verdicts: list[FreshVerdict] = []
+        members: set[BookieId] = set()
+        while batch := list(islice(ids, BATCH)):
+            context.gate.pass_through()
+            read = self._marking.read(batch, before)
+            verdicts += filter(losses.concern, read.verdicts)
+            members |= read.members
+            self._counts = replace(self._counts, ledgers=self._counts.ledgers + len(batch))
+        if not verdicts:
+            return
+        limit = context.settings.missing_share_max
+        held = held_because(known | members, self._marking.registered, self._counts.ledgers, None, limit)
+        if held is not None:
+            self._stopped(held)
+            return
+        outcome = self._marking.publish(verdicts, lost)
+        if not outcome.is_all:
+            self._stopped(f"marking was {outcome.value}")
+            return
+        fields = {"ledgers": self._counts.ledgers, "marked": self._marking.marked, "run_id": context.run_id}
+        _log.info("ledgers of lost bookies were marked by the driver, Spark reads all ledgers now", extra=fields)
+
+    def _stopped(self, reason: str) -> None:
+        self._counts = replace(self._counts, problem=reason)
+        fields = {"run_id": self._context.run_id, "reason": reason}
+        _log.warning("the driver did not mark the ledgers of lost bookies, Spark reads all ledgers now", extra=fields)

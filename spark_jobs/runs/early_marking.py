@@ -1,0 +1,110 @@
+"""Marks before Spark has read the ledgers: the driver reads some ledgers of lost bookies itself, and marks them.
+
+The invariant (R100, R143): such marks follow the rules of the pass over all ledgers. The ledgers are read from
+ZooKeeper, the registered bookies are listed after that (R2), and brake, delays, switch and gate are those of every run.
+The pass over all ledgers follows in any case, withdraws marks and concludes the run, and only it counts as the audit of
+a loss.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
+from spark_jobs.runs.held_back import DueOnly
+from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.publish import publish
+
+
+@dataclass(frozen=True, slots=True)
+class NewLosses:
+    """The losses not handled by any audit yet."""
+
+    due: AbstractSet[BookieId]
+    critical: AbstractSet[BookieId]
+    """Bookies due for their critical ledgers alone."""
+
+    @staticmethod
+    def of(lost: LostBookies) -> NewLosses:
+        """Return those of the lost bookies."""
+        return NewLosses(
+            frozenset(bookie for bookie, down in lost.due.items() if not down.audited_ms),
+            frozenset(bookie for bookie, down in lost.critical_due.items() if not down.critical_audited_ms),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.due or self.critical)
+
+    def concern(self, verdict: FreshVerdict) -> bool:
+        """Whether one of these bookies is a reason to mark the ledger now."""
+        ledger = verdict.ledger
+        return not (self.due.isdisjoint(ledger.missing) and self.critical.isdisjoint(ledger.critical_missing))
+
+
+@dataclass(slots=True)
+class ReadLedgers:
+    """Some ledgers, with their current metadata."""
+
+    verdicts: list[FreshVerdict] = field(default_factory=list)
+    members: set[BookieId] = field(default_factory=set)
+
+
+class EarlyMarking:
+    """The marks of one run before its pass over all ledgers. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self.registered: AbstractSet[BookieId] = frozenset()
+        """As of the last ledgers read."""
+        self.tasks_changed = 0
+        self.marked = 0
+        """Ledgers."""
+        self.first_mark_ms = 0
+        """0: none."""
+        self.last_mark_ms = 0
+
+    def read(self, ids: Sequence[LedgerId], before: Bookies) -> ReadLedgers:
+        """Read ledgers, then the bookies. Deleted and unreadable ledgers are left to the pass over all ledgers."""
+        readable = list(_readable(ids, self._cluster.ledger_data(ids)))
+        self.registered = self._cluster.bookies().registered
+        # A bookie missing only since the start of the run has no delay yet, so it counts as live, as in the full pass.
+        live = before.registered | self.registered
+        read = ReadLedgers()
+        for ledger_id, data in readable:
+            try:
+                metadata = decode(data)
+            except UnreadableMetadataError:
+                continue
+            read.members |= metadata.members()
+            if (verdict := fresh_verdict(ledger_id, metadata, live)) is not None:
+                read.verdicts.append(verdict)
+        return read
+
+    def publish(self, verdicts: Iterable[FreshVerdict], lost: LostBookies) -> PublishOutcome:
+        """Mark the due ledgers, worst first."""
+        context = self._context
+        ordered = sorted(verdicts, key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
+        due = DueOnly(lost.held).of(verdict.ledger for verdict in ordered)
+        published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=context.note_marks)
+        self.tasks_changed += published.tasks_changed
+        if published.ledgers:
+            now_ms = context.clock.epoch_ms()
+            self.marked += published.ledgers
+            self.first_mark_ms, self.last_mark_ms = self.first_mark_ms or now_ms, now_ms
+        return published.outcome
+
+
+def _readable(ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> Iterator[tuple[LedgerId, bytes]]:
+    for ledger_id, data in zip(ids, found, strict=True):
+        if isinstance(data, bytes):
+            yield ledger_id, data
