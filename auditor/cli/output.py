@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from bookie.runtime.closed_pipes import unread_is_discarded
+
 if TYPE_CHECKING:
     from spark_jobs.runs.port import ProgressEvent
 
@@ -50,12 +52,14 @@ def print_line(text: str = "") -> None:
 
 def print_error(text: str) -> None:
     """Print one sentence to standard error."""
-    sys.stderr.write(f"error: {text}\n")
+    with unread_is_discarded(sys.stderr):
+        sys.stderr.write(f"error: {text}\n")
 
 
 def print_note(text: str) -> None:
     """Print one sentence to standard error that is neither result nor error."""
-    sys.stderr.write(f"note: {text}\n")
+    with unread_is_discarded(sys.stderr):
+        sys.stderr.write(f"note: {text}\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind
+from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.user import user_name
 from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of, run_one_shot
@@ -88,13 +89,14 @@ def _reporter() -> Progress:
 
 def _print(result: AuditResult, output: str) -> None:
     text = json.dumps(result.summary.to_json(), indent=2) if output == "json" else table(result.summary)
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    with unread_is_discarded(sys.stdout):
+        sys.stdout.write(f"{text}\n")
     _say(f"error: {result.report_problem}" if result.report_problem else f"report: {result.summary_path}")
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    with unread_is_discarded(sys.stderr):
+        sys.stderr.write(f"{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

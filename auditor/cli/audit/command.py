@@ -24,6 +24,7 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
+from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
 from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
@@ -232,7 +233,8 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
     metrics = OneShotMetrics(kind, installed_version(), SystemClock())
     with served(metrics, None if port is None else StatusServerSettings(port, host)) as bound:
         if bound is not None:
-            sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
+            with unread_is_discarded(sys.stderr):
+                sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
         yield metrics.on_progress
 
 
@@ -261,14 +263,14 @@ def _here(
     except BkhealError as error:
         print_error(str(error))
         raise typer.Exit(exit_code_of(error)) from None
-    if output is OutputFormat.JSON:
-        print_line(json.dumps(result.summary.to_json(), indent=2))
-    else:
-        print_line(table(result.summary))
+    with unread_is_discarded(sys.stdout):
+        is_json = output is OutputFormat.JSON
+        print_line(json.dumps(result.summary.to_json(), indent=2) if is_json else table(result.summary))
     if result.report_problem:
         print_error(result.report_problem)
     else:
-        sys.stderr.write(f"report: {result.summary_path}\n")
+        with unread_is_discarded(sys.stderr):
+            sys.stderr.write(f"report: {result.summary_path}\n")
     raise typer.Exit(result.exit_code(fail_on))
 
 

@@ -16,6 +16,7 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
+from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import counted, printable
 from bookie.runtime.user import user_name
@@ -96,11 +97,13 @@ def shadow(
     except BkhealError as error:
         print_error(str(error))
         raise typer.Exit(exit_code_of(error)) from None
-    sys.stderr.write(f"report: {result.summary_path}\n")
+    with unread_is_discarded(sys.stderr):
+        sys.stderr.write(f"report: {result.summary_path}\n")
     if found is None:
         print_error(f"nothing was compared: {result.summary.held_because}")
         raise typer.Exit(result.exit_code())
-    _print(found, result, output)
+    with unread_is_discarded(sys.stdout):
+        _print(found, result, output)
     raise typer.Exit(exit_code(result, found))
 
 
