@@ -40,7 +40,8 @@ def doctor(
         typer.Option(
             "--listen",
             metavar="HOST:PORT",
-            help="Check that a process could listen here, such as 127.0.0.1:8080; several times for several.",
+            help="Check that a process could listen here, such as 127.0.0.1:8080; several times for several, "
+            f"{_PORTS_MAX} at most.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +60,9 @@ def doctor(
 
     Example: `bkheal doctor --listen 127.0.0.1:8080 --output json`
     """
-    checks = [*_file_checks(context, config), *[_port_check(each) for each in (listen or ())[:_PORTS_MAX]]]
+    if listen and len(listen) > _PORTS_MAX:
+        raise typer.BadParameter(f"{len(listen)} addresses; at most {_PORTS_MAX}", param_hint="--listen")
+    checks = [*_file_checks(context, config), *[_port_check(each) for each in listen or ()]]
     code = _cluster_checks(uri, config, checks)
     if output is OutputFormat.JSON:
         print_json("Diagnosis", worst=worst(checks).value, checks=[each.row() for each in checks])

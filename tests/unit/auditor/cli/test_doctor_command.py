@@ -386,6 +386,8 @@ def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandClust
     assert diagnosis("--listen", address)[1]["port", address]["state"] == "ok"
     for wrong in ("8080", "a..b:8080", "127.0.0.1:\u00b2", f"127.0.0.1:{'1' * 5000}"):
         assert call("--listen", wrong).exit_code == ExitCode.USAGE
+    many = [word for _ in range(17) for word in ("--listen", address)]
+    assert (call(*many).exit_code, call(*many[2:]).exit_code) == (ExitCode.USAGE, call().exit_code)
 
 
 @pytest.mark.parametrize("host", ["zk..example.com", "x" * 64])
