@@ -237,12 +237,13 @@ def _print_diff(changes: ReportDiff) -> None:
         for bookie in bookies:
             print_line(f"{name:<12}{printable(bookie)}")
     for severity, change in changes.severities.items():
-        print_line(f"{'findings':<12}{SEVERITY_NAMES[severity]}: {_arrow(change)} ledgers")
+        print_line(f"{'findings':<12}{SEVERITY_NAMES[severity]}: {_arrow(change, 'ledger')}")
     if changes.worst_appeared:
         print_line(f"{'new worst':<12}{' '.join(map(str, changes.worst_appeared))}")
     if changes.is_empty:
         print_line("nothing changed")
 
 
-def _arrow(change: Change) -> str:
-    return f"{change.before} -> {change.now} ({change.by:+})" if change.by else f"{change.now} (no change)"
+def _arrow(change: Change, noun: str = "") -> str:
+    now = counted(change.now, noun) if noun else str(change.now)
+    return f"{change.before} -> {now} ({change.by:+})" if change.by else f"{now} (no change)"

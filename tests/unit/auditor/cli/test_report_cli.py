@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from auditor.cli.main import app
 from bookie.model.errors import BkhealError
+from bookie.model.severity import Severity
+from spark_jobs.report.counts import SeverityCount
 from tests.worlds import report as world
 
 FIRST, SECOND = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
@@ -52,10 +55,22 @@ def test_two_runs_are_compared(reports: Path) -> None:
     text = bkheal("diff", reports=reports)
     assert "verdict     clean -> no live copy" in text
     assert "lost        bookie-00" in text
-    assert "No live copy: 0 -> 3 (+3) ledgers" in text
+    assert "No live copy: 0 -> 3 ledgers (+3)" in text
     back = json.loads(bkheal("diff", SECOND.run_id, FIRST.run_id, "-o", "json", reports=reports))
     assert back["findings"][0] == {"severity": "no_live_copy", "before": 3, "now": 0, "change": -3}
     assert "nothing changed" in bkheal("diff", "latest", reports=reports)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "shown"), [(0, 1, "0 -> 1 ledger (+1)"), (1, 1, "1 ledger (no change)"), (1, 0, "1 -> 0 ledgers")]
+)
+def test_a_change_to_one_ledger_is_in_the_singular(tmp_path: Path, before: int, now: int, shown: str) -> None:
+    runs = [
+        replace(world.at(world.NO_LIVE_COPY, day), severities=(SeverityCount(Severity.NO_LIVE_COPY, count, 1, 1),))
+        for day, count in enumerate((before, now))
+    ]
+    world.write(tmp_path, *runs)
+    assert f"No live copy: {shown}" in bkheal("diff", reports=tmp_path)
 
 
 def test_a_page_is_opened_and_its_path_printed(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
