@@ -26,6 +26,7 @@ S rules are defined in docs/invariants.md.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,17 @@ _log = logging.getLogger(__name__)
 
 LOCK_VERSION: Final = 1
 """Version of every lock created by bkheal. Locks of Apache's programs keep version 0."""
+
+
+class _Deletion(enum.Enum):
+    """The outcome of one attempt to delete a task."""
+
+    DELETED = enum.auto()
+    """By this attempt, or by an earlier one whose answer was lost."""
+    NOT_DELETED = enum.auto()
+    """The task, its lock or another node is not as it was seen. Another attempt would have the same outcome."""
+    UNSETTLED = enum.auto()
+    """A node changed during the attempt, or the answer was lost: the task must be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +383,9 @@ class TaskLocks:
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
-                verdict = await self._try_delete_task(held, checks, seen, is_unknown=is_unknown)
-                if verdict is not None:
-                    return verdict
+                deletion = await self._try_delete_task(held, checks, seen, is_unknown=is_unknown)
+                if deletion is not _Deletion.UNSETTLED:
+                    return deletion is _Deletion.DELETED
                 is_unknown = True
         except StoreUnavailableError as error:
             if not is_unknown:
@@ -385,27 +397,28 @@ class TaskLocks:
 
     async def _try_delete_task(
         self, held: HeldTask, checks: Sequence[Operation], seen: Sequence[SeenNode], *, is_unknown: bool
-    ) -> bool | None:
-        """One attempt of ``_delete_task``; None if the task must be read again.
+    ) -> _Deletion:
+        """One attempt of ``_delete_task``.
 
         One transaction deletes the task and the lock, so no other worker can find the one without the other.
         """
         unlock, delete, delete_directory = self.completion(held)
         if not self._is_in_session(held.lock):
-            return False
+            return _Deletion.NOT_DELETED
         paths = [delete.path, unlock.path, *(each.path for each in seen)]
         task, lock, *others = await self._store.get_many_current(paths)
         if lock is None and task is None:
-            return is_unknown  # by an own transaction whose answer was lost
+            # An own transaction whose answer was lost deleted both, or another program did.
+            return _Deletion.DELETED if is_unknown else _Deletion.NOT_DELETED
         if lock is None or not _is_ours(lock.stat, held.lock):
-            return False
+            return _Deletion.NOT_DELETED
         if task is None:
             await self._release(held.lock)
-            return True
+            return _Deletion.DELETED
         if not _is_seen(task, held) or not all(map(SeenNode.is_same, seen, others)):
-            return False
+            return _Deletion.NOT_DELETED
         if not self._is_in_session(held.lock):
-            return False
+            return _Deletion.NOT_DELETED
         try:
             try:
                 await self._store.multi([unlock, *checks, delete, delete_directory])
@@ -413,15 +426,15 @@ class TaskLocks:
                 if error.index <= len(checks) + 1:
                     raise
                 if not self._is_in_session(held.lock):
-                    return False
+                    return _Deletion.NOT_DELETED
                 # Another program has a node in the task's directory.
                 await self._store.multi([unlock, *checks, delete])
-            return True
+            return _Deletion.DELETED
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
             if isinstance(error, MultiFailedError) and 1 <= error.index <= len(checks):
-                return False
+                return _Deletion.NOT_DELETED
             _log.info("task is read again", extra={"ledger_id": held.task.ledger_id, "error": str(error)})
-            return None
+            return _Deletion.UNSETTLED
 
     async def _release(self, lock: HeldLock) -> None:
         ledger_id = lock.ledger_id
