@@ -168,6 +168,12 @@ class RunRecord:
         return alone
 
     @property
+    def started_by(self) -> str:
+        """Who or what started the run, as text. The owner of the reaction to a loss is the list of lost bookies."""
+        is_loss = self.cause is RunCause.BOOKIE_LOSS
+        return f"loss of {self.owner}" if is_loss else f"{self.owner} ({self.cause.value})"
+
+    @property
     def eta_ms(self) -> int | None:
         """The estimated end of the present phase at the present rate; None if unknown."""
         passed_ms = self.updated_ms - (self.phase_began_ms or self.started_ms)

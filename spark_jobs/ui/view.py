@@ -89,7 +89,7 @@ class RunLine:
     detail: str
     started: str
     took: str
-    asked_by: str
+    started_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _run_line(run: RunView, now_ms: int, api: str) -> RunLine:
         detail=record.detail[:_DETAIL_MAX] + ("…" if len(record.detail) > _DETAIL_MAX else ""),
         started=utc_text(record.started_ms),
         took=duration(end_ms - record.started_ms) if record.started_ms else "",
-        asked_by=f"{record.owner} ({record.cause.value})",
+        started_by=record.started_by,
     )
 
 

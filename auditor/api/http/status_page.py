@@ -67,7 +67,7 @@ class RunLine:
     """For the path of a URL."""
     kind: str
     state: str
-    asked_by: str
+    started_by: str
     progress: str
     verdict: str
     has_report: bool
@@ -166,7 +166,7 @@ def _run(run: RunRecord) -> RunLine:
         quoted_id=quote(run.run_id, safe=""),
         kind=run.kind.value,
         state=run.state.value,
-        asked_by=f"{run.owner} ({run.cause.value})",
+        started_by=run.started_by,
         progress="" if run.state.is_final else f"{run.phase} {run.done}/{run.total or '?'}",
         verdict=run.verdict,
         has_report=bool(run.report),

@@ -74,6 +74,12 @@ def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
     assert "3/8" not in status_page(STATUS, [replace(going, total=8, state=RunState.DONE)]).html
 
 
+def test_a_lost_bookie_is_the_cause_of_a_run_and_nobody_who_asked_for_it() -> None:
+    loss = replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181")
+    assert "<td>loss of bk1:3181</td>" in status_page(STATUS, [loss]).html
+    assert "<td>alice (command)</td>" in status_page(STATUS, [RUN]).html
+
+
 HOSTILE = st.one_of(
     st.sampled_from(["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='x"]),
     st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20),

@@ -94,6 +94,12 @@ def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
     assert "width: 100%" in render_page(running(done=15, total=10))
 
 
+def test_a_lost_bookie_is_the_cause_of_a_run_and_nobody_who_asked_for_it() -> None:
+    loss = running(cause=RunCause.BOOKIE_LOSS, owner="bk1:3181")
+    assert "<td>loss of bk1:3181</td>" in render_page(loss)
+    assert "<td>auditor-0 (schedule)</td>" in render_page(VIEW)
+
+
 def test_who_may_not_press_sees_why_and_no_token() -> None:
     page = render_page(replace(running(), no_buttons="switched off", token=""))
     assert targets(page) == []
