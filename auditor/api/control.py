@@ -177,6 +177,16 @@ class Control(Protocol):
         """
         ...
 
+    async def has_topology(self) -> bool:
+        """Return whether there is a topology to judge placement by.
+
+        The answer is True for one that cannot be read: a run ends with the reason.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        ...
+
     async def run(self, run_id: str) -> RunRecord:
         """One run.
 

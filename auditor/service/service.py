@@ -29,8 +29,9 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.returned import ReturnedBookies
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.port import MetadataStore, StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
@@ -240,6 +241,16 @@ class AuditorService(Control):
     @override
     async def runs(self, limit: int = 50) -> Sequence[RunRecord]:
         return await self._require_parts().manager.list(limit)
+
+    @override
+    async def has_topology(self) -> bool:
+        connection = self._require_parts().connection
+        try:
+            if (text := topology_text(self._settings.topology_file)) is not None:
+                return bool(parse_topology(text).locations)
+            return bool((await TopologyStore(connection.store, connection.cluster).read()).topology.locations)
+        except (InvalidTopologyError, AccessDeniedError):
+            return True
 
     @override
     async def run(self, run_id: str) -> RunRecord:

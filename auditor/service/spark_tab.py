@@ -128,10 +128,14 @@ class LoopActions(TabActions):
         except (TransientError, OutcomeUnknownError) as error:
             _log.info("runs are not known now", extra={"reason": str(error)})
             runs = status.running
+        try:
+            has_topology = await self._control.has_topology()
+        except (TransientError, OutcomeUnknownError):
+            has_topology = True  # perhaps: a run without one ends with the reason
         return TabState(
             taken_ms=self._clock.epoch_ms(),
             facts=_facts(status),
-            kinds=[_kind_row(status, kind) for kind in RunKind],
+            kinds=[_kind_row(status, kind, has_topology=has_topology) for kind in RunKind],
             backlog=_backlog_rows(status),
             runs=[RunView(record, self._report_url(record)) for record in runs],
         )
@@ -160,9 +164,11 @@ def _facts(status: ServiceStatus) -> list[Fact]:
     return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 
-def _kind_row(status: ServiceStatus, kind: RunKind) -> KindRow:
+def _kind_row(status: ServiceStatus, kind: RunKind, *, has_topology: bool) -> KindRow:
     running = next((record for record in status.running if record.kind is kind and not record.is_dry_run), None)
-    why_not = "" if status.is_leader else f"the leader is {status.leader or 'not known'}"
+    why_not = "" if has_topology or kind is not RunKind.PLACEMENT else "there is no topology to judge by"
+    if not status.is_leader:
+        why_not = f"the leader is {status.leader or 'not known'}"
     if running is not None:
         why_not = f"run {running.run_id} is under way"
     next_ms = status.next_run_ms.get(kind, 0)

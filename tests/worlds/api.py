@@ -122,6 +122,10 @@ class TwinControl:
         self._connected()
         return sorted(self._runs.values(), key=lambda run: run.run_id, reverse=True)[:limit]
 
+    async def has_topology(self) -> bool:
+        self._connected()
+        return True
+
     async def run(self, run_id: str) -> RunRecord:
         self._connected()
         if run_id not in self._runs:

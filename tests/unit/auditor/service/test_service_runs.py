@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
 from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import HOUSEKEEPING_S, AuditorService
+from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
@@ -46,6 +48,24 @@ async def ended(service: AuditorService, run_id: str) -> RunRecord:
     while not record.state.is_final:
         record = await service.wait_changed(run_id, record)
     return record
+
+
+@in_service_world
+async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world: ServiceWorld, tmp_path: Path) -> None:
+    service = (await world.leader()).service
+    topologies = TopologyStore(world.store, world.cluster)
+    assert not await service.has_topology()
+    await topologies.write("{}")
+    assert not await service.has_topology()
+    await topologies.write('{"bk1": "/r1"}')
+    assert await service.has_topology()
+    await world.store.set(topologies.own_path, b"damaged", ANY_VERSION)
+    assert await service.has_topology(), "a run names the fault"
+    file = tmp_path / "topology.json"
+    file.write_text("{}")
+    other = (await world.auditor("b", topology_file=file)).service
+    await when(lambda: other.status().is_store_connected)
+    assert not await other.has_topology()
 
 
 @in_service_world

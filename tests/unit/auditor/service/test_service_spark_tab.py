@@ -55,6 +55,7 @@ class FakeControl:
         self.asked: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.now = STATUS
+        self.is_with_topology = True
         self.loop = asyncio.get_running_loop()
 
     def status(self) -> ServiceStatus:
@@ -65,6 +66,11 @@ class FakeControl:
         if self.error is not None:
             raise self.error
         return [RECORD]
+
+    async def has_topology(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.is_with_topology
 
     async def run(self, run_id: str) -> RunRecord:
         return self._answer("run", run_id)
@@ -161,6 +167,17 @@ async def test_the_page_shows_the_service_also_while_the_store_is_away() -> None
         assert KindRow("bookies", False, "run r1 is under way") in state.kinds
         assert KindRow("replicas", True, "", 77, why_no_next="") in state.kinds
         assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]
+
+
+async def test_a_placement_audit_is_not_offered_without_a_topology() -> None:
+    control = FakeControl()
+    tab = actions(control)
+    for is_with_topology in (True, False):
+        control.is_with_topology = is_with_topology
+        rows = {row.kind: row for row in (await elsewhere(tab.snapshot)).kinds}
+        assert rows["placement"].is_startable is is_with_topology
+        assert rows["replicas"].is_startable
+    assert "topology" in rows["placement"].why_not
 
 
 async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:
