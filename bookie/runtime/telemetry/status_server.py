@@ -36,6 +36,11 @@ CONNECTIONS_MAX: Final = 16
 
 For a further one, the connection that was opened first and has not sent a complete request is closed.
 """
+LONG_ANSWERS_MAX: Final = CONNECTIONS_MAX // 2
+"""Most connections that send a long body at once; a further one is refused with 503. So slow readers of metrics leave
+places for probes."""
+_LONG_BYTES: Final = 4_096
+"""A shorter body fits in the buffers of a connection: its thread does not wait for the client."""
 PLACE_WAIT_S: Final = 1.0
 """Longest wait of a further connection until another one has ended. Without a place after it, it is closed."""
 DEADLINE_S: Final = 10.0
@@ -91,6 +96,7 @@ class _Server(ThreadingMixIn, TCPServer):
         self.pages = pages
         self._tls = tls
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self.long_answers = threading.BoundedSemaphore(LONG_ANSWERS_MAX)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         self._waiting: dict[socket.socket, None] = {}
@@ -197,7 +203,16 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:  # noqa: BLE001 (task boundary: a failed page is one failed response)
             _log.exception("HTTP page failed", extra={"path": self.path[:200]})
             page = Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
-        self._send(page, is_body_sent)
+        if len(page.body) < _LONG_BYTES or not is_body_sent:
+            self._send(page, is_body_sent)
+        elif self.server.long_answers.acquire(blocking=False):
+            try:
+                self._send(page, is_body_sent)
+            finally:
+                self.server.long_answers.release()
+        else:
+            busy = b"too many clients read metrics; try again in a moment\n"
+            self._send(Page(HTTPStatus.SERVICE_UNAVAILABLE, busy, (("Retry-After", "1"),)), is_body_sent)
 
     def _send(self, page: Page, is_body_sent: bool) -> None:
         self.send_response(page.status)

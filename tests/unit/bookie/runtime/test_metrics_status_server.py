@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bookie.runtime.telemetry import status_server
 from bookie.runtime.telemetry.metrics import COMMON, MetricSet
-from bookie.runtime.telemetry.status_pages import Check, Health
+from bookie.runtime.telemetry.status_pages import Check, Health, Page, Pages
 from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from tests.certificates import make_ca, make_certificate
@@ -192,6 +193,30 @@ def test_the_first_connection_without_a_request_makes_room(monkeypatch: pytest.M
         assert held[2].recv(1000).startswith(b"HTTP/1.0 200"), "only the first one was closed"
         for client in held:
             client.close()
+
+
+def test_slow_readers_block_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(pages: Pages, target: str, *_: str, has_certificate: bool) -> Page:
+        return Page(HTTPStatus.OK, bytes(16 << 20) if target == "/metrics" else b"ok\n")
+
+    monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
+    monkeypatch.setattr(Pages, "page", page)
+    with serving() as server:
+        slow = [connected(server, b"GET /metrics HTTP/1.0\r\n\r\n") for _ in range(status_server.CONNECTIONS_MAX)]
+        begun = [client.recv(12)[9:] for client in slow]
+        assert ask(server, "/livez").status == 200
+        assert (begun.count(b"200"), begun.count(b"503")) == (8, 8)
+        for client in slow:
+            client.close()
+        for _ in range(status_server.LONG_ANSWERS_MAX + 1):
+            wait_for_an_answer(server, "/metrics")
+
+
+def wait_for_an_answer(server: StatusServer, path: str) -> None:
+    """Ask until a thread whose client has left has given its place back."""
+    deadline_s = time.monotonic() + STATE_S
+    while ask(server, path).status != HTTPStatus.OK:
+        assert time.monotonic() < deadline_s
 
 
 def test_silent_connections_block_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
