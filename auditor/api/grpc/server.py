@@ -37,6 +37,8 @@ _MESSAGE_BYTES_MAX: Final = 64 * 1024
 """The largest request is some hundred bytes. Answers are not bounded by it."""
 _REQUESTS_AT_ONCE: Final = 64
 """Beside the streams of watchers, of runs and of health."""
+CONNECTIONS_MAX: Final = 1_024
+"""Connections at once, as of HTTP. One more is closed: without a bound, they would use up the files of this process."""
 
 
 class GrpcApi:
@@ -134,6 +136,7 @@ def _options(settings: ApiSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
         ("grpc.max_metadata_size", settings.header_bytes_max),
         ("grpc.max_concurrent_streams", _REQUESTS_AT_ONCE),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of the limit on clients' pings
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 30_000),  # finds watchers whose machine vanished

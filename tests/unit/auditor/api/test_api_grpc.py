@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from auditor.api import control_pb2 as pb
 from auditor.api import control_pb2_grpc as rpc
+from auditor.api.grpc import server
 from auditor.api.grpc.messages import KINDS, STATES
 from auditor.api.grpc.server import LIVENESS, READINESS, GrpcApi
 from bookie.metadata.bookies.maintenance import Window
@@ -96,6 +97,21 @@ async def test_run_from_begin_to_end(world: GrpcWorld) -> None:
     assert over.code() is grpc.StatusCode.FAILED_PRECONDITION
     listed = await world.stub.ListRuns(pb.ListRunsRequest())
     assert [found.run_id for found in listed.runs] == [run.run_id]
+
+
+async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with serving(tmp_path) as world, AsyncExitStack() as stack:
+
+        async def first_byte() -> bytes:
+            """Connect, and return what an accepted client gets without a request."""
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
+            stack.callback(writer.close)
+            with suppress(ConnectionResetError):
+                return await reader.read(1)
+            return b""
+
+        assert [await first_byte() != b"" for _ in range(5)] == [True] * 3 + [False] * 2
 
 
 async def test_status_is_the_services(world: GrpcWorld) -> None:
