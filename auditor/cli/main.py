@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.closed_pipes import open_closed_streams
 from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
@@ -204,9 +204,7 @@ def options(
 
 def main() -> None:
     """Entry point: an expected error exits with one sentence and its exit code, without a traceback."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed (`>&-`): no connection may get its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    open_closed_streams()
     try:
         command_for_terminal(app)()
     except BkhealError as error:

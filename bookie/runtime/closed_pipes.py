@@ -1,11 +1,19 @@
-"""Output to a pipe that nobody reads any more, such as that of ``bkheal audit run | head``."""
+"""Standard streams that are closed (``>&-``), and output to a pipe that nobody reads any more (``| head``)."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+
+def open_closed_streams() -> None:
+    """Replace each closed standard stream by an empty one, so that no file or connection gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
 
 
 @contextmanager

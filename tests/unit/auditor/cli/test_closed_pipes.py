@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -53,9 +54,16 @@ def exit_code(program: str, *closed: str) -> int:
 
 
 @pytest.mark.parametrize("program", [BKHEAL, SPARK_SUBMIT], ids=["bkheal", "spark-submit"])
-@pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")], ids=" ".join)
+@pytest.mark.parametrize("closed", [("stdout",), ("stdout", "stderr")], ids=" ".join)
 def test_the_exit_code_is_that_of_the_audit(program: str, closed: tuple[str, ...]) -> None:
     assert exit_code(PREPARED.format(is_failing=False) + program, *closed) == report.INCOMPLETE.exit_code()
+
+
+@pytest.mark.parametrize("program", [BKHEAL, SPARK_SUBMIT], ids=["bkheal", "spark-submit"])
+def test_the_exit_code_is_that_of_the_audit_if_both_outputs_are_closed(program: str) -> None:
+    line = f"{shlex.join([sys.executable, '-c', PREPARED.format(is_failing=False) + program])} >&- 2>&-"
+    process = subprocess.run(["sh", "-c", line], timeout=PROGRAM_S, check=False)
+    assert process.returncode == report.INCOMPLETE.exit_code()
 
 
 @pytest.mark.parametrize("program", [BKHEAL, SPARK_SUBMIT], ids=["bkheal", "spark-submit"])
