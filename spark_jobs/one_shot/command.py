@@ -14,7 +14,8 @@ from bookie.model.run import RunKind
 from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.user import user_name
-from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of, run_one_shot
+from spark_jobs.one_shot.keeper import WAIT_S_MAX
+from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
 from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult

@@ -34,6 +34,8 @@ from spark_jobs.settings import AuditSettings
 _log = logging.getLogger(__name__)
 
 RUNS_KEPT: Final = 200
+WAIT_S_MAX: Final = 7 * 86_400.0
+"""Longest wait for the run before: nothing waits for ever."""
 _LOOK_S: Final = 0.5
 _END_LOOK_S: Final = 0.1
 """Delay until the end of the run is noticed."""
@@ -84,7 +86,7 @@ class RunKeeper:
         self._thread = threading.Thread(target=self._run, name=f"keep {record.run_id}", daemon=True)
 
     def begin(self, wait_s: float) -> None:
-        """Take the lock, waiting for it at most ``wait_s`` seconds.
+        """Take the lock, waiting for it at most ``wait_s`` seconds and ``WAIT_S_MAX``.
 
         Raises:
             RunLockedError: a run of this kind is active, and was for the whole wait.
@@ -93,7 +95,7 @@ class RunKeeper:
             NotAClusterError: there is no cluster at the metadata URI.
             StateRootError: the cluster's other processes keep their state below another root (R90).
         """
-        self._wait_s = wait_s
+        self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, no number has no limit either
         self._thread.start()
         self._begun.result()
 
@@ -166,8 +168,15 @@ class RunKeeper:
             except TimeoutError:
                 continue
         self._life = life
-        await runs.abandon_orphans(self._clock.epoch_ms())
+        await self._abandon_orphans(runs)
         self._begun.set_result(None)
+
+    async def _abandon_orphans(self, runs: Runs) -> None:
+        """Best effort: the run is on record by now, and the next one does the rest."""
+        try:
+            await runs.abandon_orphans(self._clock.epoch_ms())
+        except BkhealError as error:
+            _log.warning("runs whose process died are not marked abandoned yet", extra={"reason": str(error)})
 
     async def _announce(self, changes: Changes) -> None:
         """Record the start of a run by a person, before the run begins. The lock decides in the end.

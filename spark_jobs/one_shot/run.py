@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from spark_jobs.runs.run import AuditResult
 
-WAIT_S_MAX: Final = 7 * 86_400.0
-"""Longest wait for the run before: nothing waits for ever."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNAL_BASE: Final = 128
 

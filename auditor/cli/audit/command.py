@@ -115,7 +115,7 @@ def run(
     **options: Any,
 ) -> None:
     """The command; its help is above."""
-    from spark_jobs.one_shot.run import WAIT_S_MAX
+    from spark_jobs.one_shot.keeper import WAIT_S_MAX
 
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     if at:

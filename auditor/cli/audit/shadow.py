@@ -79,7 +79,8 @@ def shadow(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """The command; its help is ``HELP``."""
-    from spark_jobs.one_shot.run import WAIT_S_MAX, OneShot, exit_code_of
+    from spark_jobs.one_shot.keeper import WAIT_S_MAX
+    from spark_jobs.one_shot.run import OneShot, exit_code_of
     from spark_jobs.session import SessionSettings
 
     target = metadata_uri(uri, config)

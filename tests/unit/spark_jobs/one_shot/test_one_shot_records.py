@@ -1,0 +1,174 @@
+"""What a one-shot run leaves on record, and its exit code. The store is in memory, and no Spark starts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bookie.metadata.access import access_in_use, use_access
+from bookie.metadata.own_state import own_path, record_path
+from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.tasks.changes import Changes
+from bookie.model.exit_codes import ExitCode
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.runtime.clock import Clock
+from spark_jobs.one_shot import keeper as keeper_module
+from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, chosen_options
+from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.life_cycle import RunOutcome
+from spark_jobs.runs.port import Progress
+from spark_jobs.settings import AuditSettings
+from tests.deadlines import STATE_S
+from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import ROOT, formatted
+
+T = TypeVar("T")
+
+URI = f"zk+hierarchical://zk:2181{ROOT}"
+HERE, DIED = "20270115-000009-here", "20270115-000001-died"
+DONE = RunOutcome(RunState.DONE, ExitCode.OK, verdict="clean", is_success=True)
+
+
+def record(run_id: str, state: RunState = RunState.RUNNING, kind: RunKind = RunKind.BOOKIES) -> RunRecord:
+    is_whole = state is RunState.DONE
+    return RunRecord(run_id, kind, RunCause.SCHEDULE, "me", "here:1", state, started_ms=1, is_every_ledger=is_whole)
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> MemoryCell:
+    """The server of every session of a run."""
+    cell = MemoryCell()
+    asyncio.run(_formatted(cell))
+
+    async def connect(hosts: str, **settings: Any) -> MemoryStore:
+        return MemoryStore(cell)
+
+    monkeypatch.setattr(ZooKeeperStore, "connect", connect)
+    return cell
+
+
+async def _formatted(cell: MemoryCell) -> None:
+    await formatted(MemoryStore(cell))
+
+
+def do(cell: MemoryCell, work: Callable[[Runs], Coroutine[Any, Any, T]]) -> T:
+    async def done() -> T:
+        return await work(Runs(MemoryStore(cell), ROOT))
+
+    return asyncio.run(done())
+
+
+def states(cell: MemoryCell) -> dict[str, RunState]:
+    return {each.run_id: each.state for each in do(cell, lambda runs: runs.list(99, now_ms=0))}
+
+
+def keeper(path: Path, clock: Clock | None = None, progress: Progress | None = None, **more: Any) -> RunKeeper:
+    settings = AuditSettings(URI, path)
+    return RunKeeper(settings, record(HERE), RunGate(), clock or ManualClock(turns=1), progress, **more)
+
+
+def test_the_start_of_a_run_marks_runs_whose_process_died_as_abandoned(cell: MemoryCell, tmp_path: Path) -> None:
+    do(cell, lambda runs: runs.write(record(DIED)))
+    kept = keeper(tmp_path)
+    kept.begin(0)
+    assert states(cell) == {HERE: RunState.RUNNING, DIED: RunState.ABANDONED}
+    kept.end(DONE)
+    assert states(cell)[HERE] is RunState.DONE
+
+
+def test_an_old_record_that_cannot_be_read_does_not_keep_a_run_from_its_start(cell: MemoryCell, tmp_path: Path) -> None:
+    do(cell, lambda runs: runs.write(record(DIED)))
+    path = f"{own_path('runs', ROOT)}/records/{DIED}"
+    cell.deny(path)
+    kept = keeper(tmp_path)
+    kept.begin(0)
+    kept.end(DONE)
+    cell.allow(path)
+    assert states(cell) == {HERE: RunState.DONE, DIED: RunState.RUNNING}
+
+
+def test_old_records_are_removed_after_the_end_of_a_run(
+    cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, the newest complete run of the kind may be an old one."""
+    monkeypatch.setattr(keeper_module, "RUNS_KEPT", 2)
+    complete = "20270115-000001-done"
+    failed = ["20270115-000002-none", "20270115-000003-none"]
+
+    async def write(runs: Runs) -> None:
+        for old in (record(complete, RunState.DONE), *(record(run_id, RunState.FAILED) for run_id in failed)):
+            await runs.write(old)
+
+    do(cell, write)
+    kept = keeper(tmp_path)
+    kept.begin(0)
+    assert complete in states(cell)
+    kept.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE, failed[-1]: RunState.FAILED}
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True], ids=["marks", "dry run"])
+def test_only_a_run_that_may_mark_records_the_state_root_of_the_cluster(
+    cell: MemoryCell, tmp_path: Path, is_dry_run: bool
+) -> None:
+    use_access(replace(access_in_use(), state_root="/elsewhere"))
+    settings = AuditSettings(URI, tmp_path, is_dry_run=is_dry_run)
+    by_hand = replace(record(HERE), cause=RunCause.COMMAND, is_dry_run=is_dry_run)
+    kept = RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert (cell.stat(record_path(ROOT)) is None) is is_dry_run
+
+
+def test_a_start_that_may_be_on_record_as_a_change_or_not_does_not_begin(
+    cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object, **more: object) -> None:
+        raise WriteOutcomeUnknownError("no answer")
+
+    monkeypatch.setattr(Changes, "record", lost)
+    by_hand = replace(record(HERE), cause=RunCause.COMMAND)
+    with pytest.raises(StoreUnavailableError, match="the run was not started"):
+        RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert states(cell) == {}
+    shadow = RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1), is_change=False)
+    shadow.begin(0)
+    shadow.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE}, "the start in shadow mode is no change"
+
+
+def test_the_chosen_options_are_the_switches_and_numbers_that_differ_from_their_defaults(tmp_path: Path) -> None:
+    settings = AuditSettings(URI, tmp_path, is_dry_run=True, missing_share_max=0.25, report_store="s3://a/b")
+    assert chosen_options(settings) == {"missing_share_max": 0.25}
+
+
+@pytest.mark.parametrize("wait_s", [math.inf, math.nan])
+def test_the_wait_for_the_run_before_has_an_end(cell: MemoryCell, tmp_path: Path, wait_s: float) -> None:
+    asyncio.run(_locked(MemoryStore(cell)))
+    clock, waits, ended = ManualClock(), threading.Event(), threading.Event()
+
+    def begin() -> None:
+        with pytest.raises(RunLockedError, match="the-other-run"):
+            keeper(tmp_path, clock, lambda event: waits.set()).begin(wait_s)
+        ended.set()
+
+    waiting = threading.Thread(target=begin, daemon=True)
+    waiting.start()
+    assert waits.wait(STATE_S)
+    clock.now_s = WAIT_S_MAX
+    assert ended.wait(STATE_S)
+
+
+async def _locked(store: MemoryStore) -> None:
+    await Runs(store, ROOT).acquire(lane_of(record(HERE)), "the-other-run", "elsewhere:1")
