@@ -109,7 +109,7 @@ def run_one_shot(
     with _signals(gate) as take_over:
         try:
             keeper.begin(shot.wait_s)
-        except (RunStoppedError, KeyboardInterrupt) as error:
+        except RunStoppedError as error:
             raise _stopped(gate) from error
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
@@ -129,13 +129,14 @@ def run_one_shot(
             path, limit = Path(result.summary_path).resolve(), shot.settings.namespaces_in_metrics
             outcome = outcome_of(result.summary, path, result.report_problem, namespaces_max=limit)
             return result
-        except (RunStoppedError, KeyboardInterrupt) as error:  # the latter is a second signal
-            stopped = _stopped(gate)
+        except BaseException as error:
+            is_second_signal = isinstance(error, KeyboardInterrupt)
+            if gate.stopped is None and not is_second_signal and not isinstance(error, RunStoppedError):
+                outcome = outcome_of_error(error, None)
+                raise
+            stopped = _stopped(gate)  # a signal for every process of a group ends Spark as well, with its own error
             outcome = replace(outcome_of_error(stopped, gate.stopped), detail=str(stopped))
             raise stopped from error
-        except BaseException as error:
-            outcome = outcome_of_error(error, None)
-            raise
         finally:
             over = keeper.end(outcome)
             if ended is not None:
@@ -175,6 +176,9 @@ def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
     """Stop the run on a signal, and at once on a second one; yields a function to install the handlers again.
 
     A signal that the process ignores, such as SIGHUP under ``nohup``, stays ignored.
+
+    Raises:
+        OneShotStoppedError: there was a second signal.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -192,6 +196,8 @@ def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
     take_over()
     try:
         yield take_over
+    except KeyboardInterrupt as error:
+        raise _stopped(gate) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from pyspark.sql import SparkSession
 
 from bookie.metadata.access import access_in_use, use_access
 from bookie.metadata.own_state import own_path, record_path
@@ -23,11 +27,14 @@ from bookie.metadata.tasks.changes import Changes
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
+from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import keeper as keeper_module
+from spark_jobs.one_shot import run as run_module
 from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, chosen_options
 from spark_jobs.runs.gate import RunGate
-from spark_jobs.runs.life_cycle import RunOutcome
+from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
 from spark_jobs.runs.port import Progress
+from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
 from tests.deadlines import STATE_S
 from tests.worlds.clocks import ManualClock
@@ -172,3 +179,51 @@ def test_the_wait_for_the_run_before_has_an_end(cell: MemoryCell, tmp_path: Path
 
 async def _locked(store: MemoryStore) -> None:
     await Runs(store, ROOT).acquire(lane_of(record(HERE)), "the-other-run", "elsewhere:1")
+
+
+Ending = Callable[..., None]
+
+
+@pytest.fixture
+def ending(cell: MemoryCell, monkeypatch: pytest.MonkeyPatch) -> Ending:
+    """Makes Spark fail in runs of this process, after a signal to it if one is given."""
+
+    def prepare(error: BaseException, number: int | None = None) -> None:
+        def session(settings: SessionSettings, beside: Callable[[], object]) -> AbstractContextManager[SparkSession]:
+            if number is not None:
+                os.kill(os.getpid(), number)
+            raise error
+
+        monkeypatch.setattr(run_module, "spark_session", session)
+
+    return prepare
+
+
+def test_a_run_whose_spark_ended_by_the_same_signal_was_ended_by_this_signal(
+    cell: MemoryCell, ending: Ending, tmp_path: Path
+) -> None:
+    """A supervisor sends the signal to every process of a service, the Java process of Spark included."""
+    ending(SparkEndedError("Spark's driver has ended"), signal.SIGTERM)
+    arguments = ["--metadata-uri", URI, "--report-dir", str(tmp_path), "--quiet"]
+    assert audit_module.main(arguments) == 128 + signal.SIGTERM
+    (found,) = do(cell, lambda runs: runs.list(9, now_ms=0))
+    assert (found.state, found.exit_code) == (RunState.CANCELLED, 128 + signal.SIGTERM)
+    assert "SIGTERM" in found.detail
+
+
+def test_a_second_signal_while_the_end_is_put_on_record_does_not_change_the_exit_code(
+    cell: MemoryCell, ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = RunLifeCycle.end
+
+    async def ends(life: RunLifeCycle, outcome: RunOutcome) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await end(life, outcome)
+
+    monkeypatch.setattr(RunLifeCycle, "end", ends)
+    ending(SparkEndedError("Spark's driver has ended"), signal.SIGTERM)
+    try:
+        code = audit_module.main(["--metadata-uri", URI, "--report-dir", str(tmp_path), "--quiet"])
+    except KeyboardInterrupt:
+        pytest.fail("the second signal left a traceback")
+    assert code == 128 + signal.SIGTERM
