@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.options import add_options, build, values_in
@@ -21,6 +23,8 @@ from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
 from spark_jobs.settings import FROM_SNAPSHOT, SNAPSHOT_HELP, AuditSettings, FailOn
+
+_log = logging.getLogger(__name__)
 
 _EXIT_CODES: Final = """
 exit codes:
@@ -49,12 +53,16 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded_run(run: Callable[[], int]) -> int:
-    """Run; turn an error into a sentence on standard error and its exit code."""
+    """Run; turn an error into a sentence on standard error and its exit code. The log has an unforeseen error."""
     try:
         return run()
     except BkhealError as error:
         _say(f"error: {error}")
         return exit_code_of(error)
+    except Exception as error:  # noqa: BLE001  # the boundary of a command; the log has the traceback
+        _log.exception("the run failed")
+        _say(f"error: {type(error).__name__}: {error}")
+        return ExitCode.INTERNAL
 
 
 def _run(arguments: argparse.Namespace) -> int:

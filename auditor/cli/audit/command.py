@@ -16,13 +16,12 @@ from auditor.cli.audit import options as opt
 from auditor.cli.audit import prepare as audit_prepare
 from auditor.cli.audit import runs as audit_runs
 from auditor.cli.audit import shadow as audit_shadow
+from auditor.cli.audit.run_errors import exit_after_error
 from auditor.cli.configuration.settings import Options, audit_settings
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat, print_error, print_line, print_note, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.metadata.uri import parse_uri
-from bookie.model.errors import BkhealError
-from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.closed_pipes import unread_is_discarded
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -246,23 +245,17 @@ def _here(
     on_progress: Callable[[ProgressEvent], None] | None = None,
 ) -> None:
     """Run in this process, and exit."""
-    from spark_jobs.one_shot.run import exit_code_of, run_one_shot
+    from spark_jobs.one_shot.run import run_one_shot
     from spark_jobs.report.console import table
 
-    try:
-        with shown_progress() as shown:
+    with exit_after_error(), shown_progress() as shown:
 
-            def progress(event: ProgressEvent) -> None:
-                if on_progress is not None:
-                    on_progress(event)
-                shown(event)
+        def progress(event: ProgressEvent) -> None:
+            if on_progress is not None:
+                on_progress(event)
+            shown(event)
 
-            result = run_one_shot(shot, progress, ended)
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except BkhealError as error:
-        print_error(str(error))
-        raise typer.Exit(exit_code_of(error)) from None
+        result = run_one_shot(shot, progress, ended)
     with unread_is_discarded(sys.stdout):
         is_json = output is OutputFormat.JSON
         print_line(json.dumps(result.summary.to_json(), indent=2) if is_json else table(result.summary))

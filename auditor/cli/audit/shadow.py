@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.audit import options as opt
+from auditor.cli.audit.run_errors import exit_after_error
 from auditor.cli.output import OutputFormat, print_error, print_json, print_line, print_table, shown_progress
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.metadata.uri import parse_uri
-from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.closed_pipes import unread_is_discarded
@@ -80,7 +80,7 @@ def shadow(
 ) -> None:
     """The command; its help is ``HELP``."""
     from spark_jobs.one_shot.keeper import WAIT_S_MAX
-    from spark_jobs.one_shot.run import OneShot, exit_code_of
+    from spark_jobs.one_shot.run import OneShot
     from spark_jobs.session import SessionSettings
 
     target = metadata_uri(uri, config)
@@ -91,13 +91,8 @@ def shadow(
         raise typer.BadParameter("; ".join(error.problems)) from error
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
     shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s, is_shadow=True)
-    try:
+    with exit_after_error():
         result, found = _compared(shot, limit, settle_s)
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except BkhealError as error:
-        print_error(str(error))
-        raise typer.Exit(exit_code_of(error)) from None
     with unread_is_discarded(sys.stderr):
         sys.stderr.write(f"report: {result.summary_path}\n")
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import signal
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from auditor.cli.audit import command as audit_cli
 from bookie.metadata.access import access_in_use, use_access
 from bookie.metadata.own_state import own_path, record_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
@@ -227,3 +230,24 @@ def test_a_second_signal_while_the_end_is_put_on_record_does_not_change_the_exit
     except KeyboardInterrupt:
         pytest.fail("the second signal left a traceback")
     assert code == 128 + signal.SIGTERM
+
+
+def failures() -> list[Exception]:
+    return [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("unexpected")]
+
+
+@pytest.mark.parametrize("error", failures(), ids=["full disk", "unexpected"])
+def test_an_error_of_no_family_ends_with_the_exit_code_of_the_record(
+    cell: MemoryCell, ending: Ending, tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit code must not be that of findings."""
+    ending(error)
+    arguments = ["--metadata-uri", URI, "--report-dir", str(tmp_path)]
+    assert audit_module.main([*arguments, "--fail-on", "critical"]) == ExitCode.INTERNAL
+    assert str(error) in capsys.readouterr().err
+    done = CliRunner().invoke(audit_cli.app, ["run", *arguments, "--fail-on", "critical"])
+    assert done.exit_code == ExitCode.INTERNAL
+    shadow = CliRunner().invoke(audit_cli.app, ["shadow", *arguments])
+    assert shadow.exit_code == ExitCode.INTERNAL
+    found = do(cell, lambda runs: runs.list(9, now_ms=0))
+    assert [(each.state, each.exit_code) for each in found] == [(RunState.FAILED, ExitCode.INTERNAL)] * 3
