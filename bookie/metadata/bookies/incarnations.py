@@ -94,8 +94,8 @@ class Incarnations:
         path = self.path(bookie)
         return None if node is None else Latest(_newest(path, node.data), Check(path, node.stat.version))
 
-    async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> None:
-        """Append an incarnation, unless it is the newest one already. Durable on return.
+    async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> tuple[Incarnation, ...]:
+        """Append an incarnation, unless it is the newest one already. Durable on return; returns the whole history.
 
         Raises:
             UnreadableHistoryError: the history is damaged.
@@ -110,7 +110,9 @@ class Incarnations:
                 return None
             return _encode((*history, Incarnation(uuid, since_ms)))
 
-        await change(self._store, path, with_incarnation)
+        recorded = await change(self._store, path, with_incarnation)
+        assert recorded is not None
+        return _decode(path, recorded)
 
     def path(self, bookie: BookieId) -> str:
         """Return the path of a bookie's history."""

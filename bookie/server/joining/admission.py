@@ -36,6 +36,7 @@ from bookie.metadata.bookies.cookies import (
     CookieStore,
     ForeignClusterError,
     InvalidCookieError,
+    StoredCookie,
     decode_cookie,
     encode_cookie,
     refuse_foreign,
@@ -132,14 +133,15 @@ async def admit(
     expected = _cookie(directories, bookie, cluster)
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     stored = await _stored_cookie(store, cluster, bookie)
-    decision = decide(Evidence(expected, stored, history, contents, may_be_new_incarnation))
+    cookie = None if stored is None else stored.cookie
+    decision = decide(Evidence(expected, cookie, history, contents, may_be_new_incarnation))
     if with_both_protocols - {bookie}:
         was_rebuilt = any(content.rebuilt_from in history for content in contents)
         is_known = isinstance(decision, KnownBookie) or was_rebuilt
         _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
         if decision.is_rewritten:
-            await _rewrite(store, cluster, directories, expected, decision)
+            await _rewrite(store, cluster, directories, expected, decision, stored)
         return Admission(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
@@ -148,7 +150,9 @@ async def admit(
             await disk.replace(LIMBO_FILE, incarnation.encode())
     for disk in _disks(directories):
         await disk.replace(INCARNATION_FILE, incarnation.encode())
-    await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
+    recorded = await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
+    if not has_predecessors and len(recorded) > 1:  # since the history was read; a limbo is needed from now on
+        raise _just_joined(bookie)
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admission(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
@@ -171,14 +175,21 @@ def _disks(directories: Sequence[RoleDirectory]) -> list[Disk]:
 
 
 async def _rewrite(
-    store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], cookie: Cookie, known: KnownBookie
+    store: MetadataStore,
+    cluster: Cluster,
+    directories: Sequence[RoleDirectory],
+    cookie: Cookie,
+    known: KnownBookie,
+    stored: StoredCookie | None,
 ) -> None:
-    """Record the longer list of ledger directories. Every step may find itself done already."""
+    """Record the longer list of ledger directories. Every step may find itself done already.
+
+    ``stored`` is the cookie by which the start was allowed: a cookie changed since then stays.
+    """
     out_of_use = dict(known.out_of_use)
     in_use = [directory for directory in directories if str(directory.path.resolve()) not in out_of_use]
     for disk in _disks([directory for directory in in_use if str(directory.path.resolve()) in known.added]):
         await disk.replace(INCARNATION_FILE, known.incarnation.encode())
-    stored = await CookieStore(store, cluster).read(cookie.bookie_id)
     if stored is None or stored.cookie != cookie:
         try:
             await CookieStore(store, cluster).replace(cookie, 0 if stored is None else stored.version)
@@ -223,16 +234,21 @@ def _id_in(directories: Sequence[LocalDirectory]) -> str | None:
     return None
 
 
-async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieId) -> Cookie | None:
+async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieId) -> StoredCookie | None:
     try:
-        stored = await CookieStore(store, cluster).read(bookie)
+        return await CookieStore(store, cluster).read(bookie)
     except InvalidCookieError as error:
         raise IdentityError(
             Refusal.DAMAGED_COOKIE,
             f"the cookie of bookie {bookie} in ZooKeeper is damaged ({error}): write the content of the file VERSION "
             "in its directories there, after checking that they belong to this bookie",
         ) from error
-    return stored.cookie if stored is not None else None
+
+
+def _just_joined(bookie: BookieId) -> IdentityError:
+    return IdentityError(
+        Refusal.EMPTY_DISKS, f"another bookie has just joined as {bookie}: give this one another bookie id"
+    )
 
 
 async def stamp(
@@ -246,8 +262,9 @@ async def stamp(
         DiskError: a directory cannot be written.
     """
     cookie = _cookie(directories, admitted.bookie_id, cluster)
-    history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
     stored = await CookieStore(store, cluster).read(cookie.bookie_id)
+    # Later than the cookie: if other disks have replaced it before it was read, they are in the history.
+    history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
     has_predecessors = any(item.uuid != admitted.incarnation for item in history)
     try:
         if not history or history[-1].uuid != admitted.incarnation:
@@ -257,10 +274,7 @@ async def stamp(
         elif stored is None or stored.cookie != cookie:
             await CookieStore(store, cluster).create(cookie)
     except (CookieExistsError, CookieConflictError) as error:
-        raise IdentityError(
-            Refusal.EMPTY_DISKS,
-            f"another bookie has just joined as {cookie.bookie_id}: give this one another bookie id",
-        ) from error
+        raise _just_joined(cookie.bookie_id) from error
     for disk in _disks(directories):
         await disk.replace(VERSION_FILE, encode_cookie(cookie))
     for disk in _disks(directories):

@@ -21,7 +21,7 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.joining.admission import Admission, RoleDirectory, admit
+from bookie.server.joining.admission import Admission, RoleDirectory, admit, stamp
 from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
 from bookie.server.joining.identity import (
     Evidence,
@@ -252,6 +252,8 @@ class Machine:
     changes: count[int] = field(default_factory=count)
     unreadable: str = ""
     ledgers: tuple[str, ...] = ("ledgers",)
+    seed: int = 1
+    disk: type[MortalDisk] = MortalDisk
 
     def change(self) -> None:
         if next(self.changes) == self.dies_at:
@@ -260,14 +262,15 @@ class Machine:
     async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admission:
         places = []
         disks = []
+        rng = random.Random(self.seed)
         for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
-            disk = await MortalDisk.acquire(self.root / name / "current")
+            disk = await self.disk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
             disk.change, disk.is_unreadable = self.change, name == self.unreadable
             disks.append(disk)
             places.append(RoleDirectory(role, self.root / name, disk))
         try:
-            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), random.Random(1))
+            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), rng)
         finally:
             for disk in disks:
                 await disk.close()
@@ -549,3 +552,84 @@ async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -
 
     with pytest.raises(StalledDiskError, match=r"cannot read /ledgers: its disk did not answer for 0\.02 s"):
         await look(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
+
+
+async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_over_at_once(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """The earlier one may have stored entries by then, which the later one would deny without a limbo (S17)."""
+    later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, seed=2)
+    earlier: list[Admission] = []
+
+    async def start_earlier(operation: str, path: str) -> Fault | None:
+        if not earlier and operation == "create" and path.endswith("incarnations/ledgers/bookie-1"):
+            earlier.append(await machine.start())
+        return None
+
+    later.store.fault_hook = start_earlier
+    with pytest.raises(IdentityError, match="has just joined as bookie-1") as refused:
+        await later.start()
+    assert refused.value.refusal is Refusal.EMPTY_DISKS
+    stored = await CookieStore(machine.store, machine.cluster).read(BookieId("bookie-1"))
+    assert stored is not None
+    assert stored.cookie.ledger_dirs == (str(machine.root / "ledgers"),)
+    assert [each.is_stamped for each in earlier] == [True]
+    again = await later.start()
+    assert not again.is_stamped, "the ledgers that the earlier one may hold are put in limbo first"
+
+
+async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_later(machine: Machine) -> None:
+    """Whenever the other start replaces the cookie: before, between or after the requests of this one."""
+    bookie, other = BookieId("bookie-1"), MemoryStore(machine.store.cell)
+    incarnations, cookies = Incarnations(other, machine.cluster.root), CookieStore(other, machine.cluster)
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
+    theirs = Cookie(bookie, ("/other-journal",), ("/other-ledgers",), machine.cluster.instance_id)
+    await cookies.create(replace(theirs, ledger_dirs=("/lost",)))
+    for moment in count():
+        await incarnations.record(bookie, f"ours-{moment}", moment)
+        requests = count()
+
+        async def replaced(operation: str, path: str, moment: int = moment, requests: count[int] = requests) -> None:
+            if next(requests) == moment:
+                await incarnations.record(bookie, f"theirs-{moment}", moment)
+                stored = await cookies.read(bookie)
+                assert stored is not None
+                await cookies.replace(theirs, stored.version)
+
+        machine.store.fault_hook = replaced
+        ours = Admission(bookie, f"ours-{moment}", is_stamped=False)
+        try:
+            await stamp(machine.store, machine.cluster, places, ours)
+        except IdentityError:
+            stored = await cookies.read(bookie)
+            assert stored is not None
+            assert stored.cookie == theirs
+            await cookies.replace(replace(theirs, ledger_dirs=("/lost",)), stored.version)
+        else:
+            break
+    assert next(requests) == moment == 3, "it is refused at each of its requests"
+
+
+async def test_a_start_that_adds_a_directory_does_not_replace_a_cookie_that_was_changed_since(
+    machine: Machine,
+) -> None:
+    await machine.start()
+    for name in ("journal", "ledgers"):
+        (machine.root / name / "current" / "data").touch()
+    cookies = CookieStore(MemoryStore(machine.store.cell), machine.cluster)
+    first = await cookies.read(BookieId("bookie-1"))
+    assert first is not None
+    changed = replace(first.cookie, ledger_dirs=(*first.cookie.ledger_dirs, "/changed"))
+
+    class Changing(MortalDisk):
+        async def replace(self, path: str, data: bytes) -> None:
+            if path == INCARNATION_FILE:
+                await cookies.replace(changed, 0)
+            await super().replace(path, data)
+
+    machine.ledgers, machine.disk = ("ledgers", "second"), Changing
+    with pytest.raises(IdentityError, match="was changed during the start: start again"):
+        await machine.start()
+    stored = await cookies.read(BookieId("bookie-1"))
+    assert stored is not None
+    assert stored.cookie == changed
