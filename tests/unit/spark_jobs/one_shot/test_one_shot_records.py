@@ -134,11 +134,19 @@ def test_only_a_run_that_may_mark_records_the_state_root_of_the_cluster(
 ) -> None:
     use_access(replace(access_in_use(), state_root="/elsewhere"))
     settings = AuditSettings(URI, tmp_path, is_dry_run=is_dry_run)
-    by_hand = replace(record(HERE), cause=RunCause.COMMAND, is_dry_run=is_dry_run)
-    kept = RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1))
+    kept = RunKeeper(settings, replace(record(HERE), is_dry_run=is_dry_run), RunGate(), ManualClock(turns=1))
     kept.begin(0)
     kept.end(DONE)
     assert (cell.stat(record_path(ROOT)) is None) is is_dry_run
+
+
+def test_the_record_of_the_start_of_a_dry_run_does_not_record_the_state_root(cell: MemoryCell, tmp_path: Path) -> None:
+    use_access(replace(access_in_use(), state_root="/elsewhere"))
+    by_hand = replace(record(HERE), cause=RunCause.COMMAND, is_dry_run=True)
+    kept = RunKeeper(AuditSettings(URI, tmp_path, is_dry_run=True), by_hand, RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert cell.stat(record_path(ROOT)) is None
 
 
 def test_a_start_that_may_be_on_record_as_a_change_or_not_does_not_begin(
