@@ -373,6 +373,13 @@ def test_auditors_and_jobs_share_one_volume_for_reports() -> None:
         assert {"name": "reports", "mountPath": directory} in spec["containers"][0]["volumeMounts"]
 
 
+def test_an_existing_claim_is_used_for_reports() -> None:
+    persistence = {"enabled": True, "existingClaim": "shared"}
+    made = render({**load_values("cron-local"), "reports": {"persistence": persistence}})
+    assert made.of("PersistentVolumeClaim") == []
+    assert {reports_claim(pod.spec) for pod in pods(made) if pod.owner["kind"] == "CronJob"} == {"shared"}
+
+
 def test_comparisons_under_pulsar_see_the_reports_of_earlier_ones() -> None:
     document = (ROOT / "docs" / "pulsar.md").read_text()
     [values] = re.findall(r"```yaml\n# bkheal-values.yaml\n(mode: cron\n.*?)```", document, re.DOTALL)
@@ -400,6 +407,7 @@ def test_a_cron_job_for_each_kind_that_is_on() -> None:
         assert spec["startingDeadlineSeconds"] == 600
         job = spec["jobTemplate"]["spec"]
         assert (job["backoffLimit"], job["ttlSecondsAfterFinished"]) == (1, 86400)
+        assert job["activeDeadlineSeconds"] == {"bookies": 3300, "placement": 21600}[kind], "a hanging run ends"
         assert job["template"]["spec"]["restartPolicy"] == "Never"
         assert job["template"]["spec"]["containers"][0]["args"][-3:] == ["--kind", kind, "--scheduled"]
     assert cron_jobs(release("cron-report-only")).keys() == {"bookies", "placement", "replicas"}
@@ -436,6 +444,7 @@ def test_executors_are_as_restricted_as_all_others() -> None:
     assert settings(made, "auditor")["spark_master"] == "k8s://https://kubernetes.default.svc"
     arguments = environment(main_container(made, "auditor"))["PYSPARK_SUBMIT_ARGS"]
     assert "spark.driver.host=$(POD_IP)" in arguments
+    assert "spark.kubernetes.driver.pod.name=$(POD_NAME)" in arguments, "executors end with the pod of their driver"
     assert arguments.endswith(" pyspark-shell")
 
 
@@ -508,7 +517,9 @@ def test_replicators_scale_on_the_backlog() -> None:
     assert scaled["spec"]["cooldownPeriod"] >= 300
     assert "replicas" not in keda.one("Deployment", "demo-bkheal-replicator")["spec"]
     [hpa] = release("replicators-hpa").of("HorizontalPodAutoscaler")
-    assert hpa["spec"]["metrics"][0]["external"]["metric"]["name"] == "bkheal_repairable_ledgers"
+    [metric] = hpa["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] == "bkheal_repairable_ledgers"
+    assert metric["external"]["target"]["type"] == "AverageValue", "the backlog is divided by the number of replicas"
 
 
 def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namespace() -> None:
@@ -907,6 +918,38 @@ def test_replicator_reaches_no_further_than_it_must() -> None:
     assert chart_test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
 
 
+def test_bookies_are_called_by_clients_and_scraped_by_others() -> None:
+    clients, scrapers = ({"namespaceSelector": {"matchLabels": {"of": who}}} for who in ("clients", "scrapers"))
+    policy = {"enabled": True, "clientIngress": [clients], "metricsIngress": [scrapers]}
+    bookies = {"enabled": True, "apachePort": 3182}
+    made = render({"bookkeeper": URI, "bookies": bookies, "networkPolicy": policy})
+    rules = made.one("NetworkPolicy", "demo-bkheal-bookie")["spec"]["ingress"]
+    reached = {rule["from"][0]["namespaceSelector"]["matchLabels"]["of"]: rule["ports"] for rule in rules}
+    assert {who: [port["port"] for port in ports] for who, ports in reached.items()} == {
+        "clients": [3181, 3182],
+        "scrapers": [8000],
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [
+        ("hard", "requiredDuringSchedulingIgnoredDuringExecution"),
+        ("soft", "preferredDuringSchedulingIgnoredDuringExecution"),
+    ],
+)
+def test_pods_of_a_component_avoid_each_others_nodes(preset: str, kind: str) -> None:
+    made = render({"bookkeeper": URI, "bookies": {"enabled": True, "podAntiAffinityPreset": preset}})
+    [bookies] = made.of("StatefulSet")
+    affinity = bookies["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert affinity.keys() == {kind}
+    [term] = affinity[kind]
+    assert term.get("podAffinityTerm", term) == {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": bookies["spec"]["selector"],
+    }
+
+
 def test_an_audit_is_called_by_nobody() -> None:
     policy = render({**load_values("cron-local"), "networkPolicy": {"enabled": True}})
     assert policy.one("NetworkPolicy", "demo-bkheal-audit")["spec"]["ingress"] == []
@@ -1050,6 +1093,14 @@ def test_monitors_show_a_certificate_where_one_is_asked_for(kind: str, component
         "cert": {"secret": {"name": "prometheus-client", "key": "tls.crt"}},
         "keySecret": {"name": "prometheus-client", "key": "tls.key"},
     }
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "VMPodScrape"])
+def test_monitors_keep_the_labels_of_series(kind: str) -> None:
+    """Some series have a label `namespace`: it is that of Pulsar."""
+    for monitor in release("everything").of(kind):
+        [endpoint] = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["honorLabels"] is True
 
 
 def test_monitors_check_a_certificate_only_with_a_ca() -> None:

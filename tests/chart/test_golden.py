@@ -270,6 +270,31 @@ def test_every_command_knows_its_cluster(name: str) -> None:
 
 
 @EVERY
+def test_the_group_of_the_processes_reads_their_secrets(name: str) -> None:
+    """The files belong to root, and the group is that of the pod."""
+    modes = {
+        volume["secret"]["defaultMode"]
+        for pod in all_pods(name)
+        for volume in pod.spec.get("volumes", [])
+        if "secret" in volume
+    }
+    assert modes <= {0o440}
+
+
+@EVERY
+def test_services_are_no_variables(name: str) -> None:
+    """Those of a release with the name `bkheal` would be taken for options, such as `BKHEAL_AUDITOR_PORT`."""
+    for pod in all_pods(name):
+        assert pod.spec["enableServiceLinks"] is False, pod.metadata
+
+
+@EVERY
+def test_an_eviction_takes_one_pod_and_those_that_are_not_ready_at_once(name: str) -> None:
+    for item in release(name).of("PodDisruptionBudget"):
+        assert (item["spec"]["maxUnavailable"], item["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+@EVERY
 def test_disruption_budgets_only_for_several_pods(name: str) -> None:
     made = release(name)
     several = {
