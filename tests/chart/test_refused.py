@@ -189,6 +189,16 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
         (
             {
                 "bookkeeper": URI,
+                "mode": "cron",
+                "cron": {"kinds": {"everything": {"enabled": True}}},
+                "replicator": {"enabled": False},
+                "bookies": {"enabled": True, "tls": {"enabled": True, "existingSecret": "s"}},
+            },
+            "bookkeeper.clientTls.existingSecret go together",
+        ),
+        (
+            {
+                "bookkeeper": URI,
                 "spark": {"mode": "k8s-client"},
                 "reports": {"persistence": {"enabled": True}},
                 "config": {"auditor": {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}},
@@ -258,6 +268,21 @@ def test_templates_refuse_what_does_not_go_together(values: dict[str, Any], text
 
     with pytest.raises(HelmError, match=text):
         render(values)
+
+
+def test_an_audit_that_asks_no_bookie_needs_no_certificate_for_them() -> None:
+    tls = {"enabled": True, "existingSecret": "s"}
+    kinds = {"everything": {"enabled": True}}
+    render(
+        {
+            "bookkeeper": URI,
+            "mode": "cron",
+            "cron": {"kinds": kinds},
+            "replicator": {"enabled": False},
+            "bookies": {"enabled": True, "tls": tls},
+            "config": {"audit": {"with_inventory": False}},
+        }
+    )
 
 
 @pytest.mark.parametrize(

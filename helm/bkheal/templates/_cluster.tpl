@@ -22,7 +22,9 @@
 
 {{/* Whether anything in this release calls bookies. */}}
 {{- define "bkheal.callsBookies" -}}
-{{- if or .Values.replicator.enabled (eq .Values.mode "service") (and (eq .Values.mode "cron") .Values.cron.kinds.replicas.enabled) }}true{{ end -}}
+{{- $kinds := .Values.cron.kinds -}}
+{{- $hasInventory := and $kinds.everything.enabled (dig "with_inventory" true .Values.config.audit) -}}
+{{- if or .Values.replicator.enabled (eq .Values.mode "service") (and (eq .Values.mode "cron") (or $kinds.replicas.enabled $hasInventory)) }}true{{ end -}}
 {{- end -}}
 
 {{- define "bkheal.check" -}}
