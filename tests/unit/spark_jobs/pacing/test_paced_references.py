@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +16,17 @@ from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import LedgerId
 from spark_jobs.checks.references.second_look import LookSettings, look_again
+from spark_jobs.datasource import references
 from spark_jobs.datasource.options import InvalidOptionError
-from spark_jobs.datasource.references import ReferencePartition, TopicShare, reference_batches, reference_options
+from spark_jobs.datasource.references import (
+    ReferencePartition,
+    ReferenceReader,
+    TopicShare,
+    reference_batches,
+    reference_options,
+)
 from spark_jobs.pacing.budget import Budget, TaskBudget
+from spark_jobs.pacing.feedback import NODES_PER_REQUEST_MIN
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from tests.worlds.clocks import VirtualClock
@@ -79,6 +89,51 @@ async def test_the_second_look_keeps_the_rate() -> None:
     seen = await look_again(paced(store), cluster, settings, rows)
     assert {each["verdict"] for each in seen} == {"UNREFERENCED"}
     store.check_rate(600)  # the metadata, and the nodes once more
+
+
+@in_virtual_time
+async def test_a_reading_of_pulsars_nodes_measures_the_latency_and_asks_for_more_while_it_is_short() -> None:
+    store = Timed(MemoryCell())
+    for number in range(5_000):
+        await put_node(store, f"/managed-ledgers/t/n/persistent/topic-{number}", managed(number))
+    store.asked.clear()
+    reading = PacedStore(store, Pace(VirtualClock(), TaskBudget(20 * RATE, latency_factor=2.0)), ROOT)
+    async for _ in reference_batches(reading, [TopicShare("", "managed-ledgers/t/n/persistent", 0, 1)]):
+        pass
+    assert max(nodes for _, nodes in store.asked) > NODES_PER_REQUEST_MIN
+
+
+@pytest.mark.parametrize(("slots_max", "divided_by"), [("1", 1), ("2", 2), ("9", 3)])
+def test_topics_are_planned_in_shares_and_tasks(
+    monkeypatch: pytest.MonkeyPatch, slots_max: str, divided_by: int
+) -> None:
+    """A namespace with many topics has several shares, and the budget is for the tasks that read at the same time."""
+
+    @asynccontextmanager
+    async def connected(*_: object, **more: object) -> AsyncIterator[SimpleNamespace]:
+        store = MemoryStore(MemoryCell())
+        for number in range(10):
+            await put_node(store, f"/managed-ledgers/t/large/persistent/topic-{number}", managed(number))
+        await put_node(store, "/managed-ledgers/t/small/persistent/topic", managed(10))
+        yield SimpleNamespace(store=store)
+
+    monkeypatch.setattr(references, "connected_at_pace", connected)
+    monkeypatch.setattr(references, "TOPICS_PER_SHARE", 3)
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    budget = Budget(9_000, 9e6).whole
+    given = {"metadata_uri": "zk://h:1/ledgers", "budget": budget.to_text(), "slots_max": slots_max}
+    planned = ReferenceReader(reference_options(given | {"partitions_max": "3"})).partitions()
+    parts = [part for part in planned if isinstance(part, ReferencePartition)]
+    assert len(parts) == len(planned) == 3
+    shares = sorted((each.parent, each.share, each.shares) for part in parts for each in part.shares)
+    large, small = (f"managed-ledgers/t/{name}/persistent" for name in ("large", "small"))
+    assert shares == [*((large, share, 4) for share in range(4)), (small, 0, 1)]
+    assert {part.budget for part in parts} == {budget.divided(divided_by)}
+
+
+def test_each_root_of_pulsar_is_read_once() -> None:
+    given = {"metadata_uri": "zk://h:1/ledgers", "pulsar_roots": "/a/, /b ,/a,,/"}
+    assert reference_options(given).roots == ("/a", "/b", "")
 
 
 def test_the_budget_of_a_run_is_divided_among_the_tasks_that_read_pulsars_nodes() -> None:
