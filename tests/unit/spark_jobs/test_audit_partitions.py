@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie.metadata.access import ZooKeeperAccess, access_in_use, use_access
+from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.nodes import create_with_parents
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.uri import InvalidUriError
-from bookie.model.ids import LEDGER_ID_MAX
-from spark_jobs.datasource.options import FIRST_LEDGER, LAST_LEDGER, METADATA_URI, InvalidOptionError, ledger_options
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
+from spark_jobs.datasource import ledgers
+from spark_jobs.datasource.ledgers import LedgerPartition, LedgerReader
+from spark_jobs.datasource.options import (
+    FIRST_LEDGER,
+    LAST_LEDGER,
+    METADATA_URI,
+    InvalidOptionError,
+    LedgerOptions,
+    ledger_options,
+)
 from spark_jobs.datasource.partitions import (
     LEDGERS_PER_PARTITION_MAX,
     LeafParent,
@@ -21,6 +37,7 @@ from spark_jobs.datasource.partitions import (
 )
 from spark_jobs.image.leaves import LeafStat
 from spark_jobs.runs.completeness import ScanTotals, problems, short_parents
+from tests.worlds.cluster import formatted
 
 PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(
     lambda counts: [LeafParent(f"/ledgers/00/{number:04d}", count) for number, count in enumerate(counts)]
@@ -95,11 +112,67 @@ def test_options_are_read() -> None:
         ({"connect_timeout_s": "soon"}, "not a number of seconds"),
         ({"connect_timeout_s": "0"}, "out of range"),
         ({"connect_timeout_s": "nan"}, "out of range"),
+        ({"connect_timeout_s": "3600.5"}, "out of range"),
     ],
 )
 def test_wrong_options_are_named(wrong: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOptionError, match=text):
         ledger_options(URI | wrong)
+
+
+def test_the_ends_of_ranges_are_in_them() -> None:
+    options = ledger_options(
+        URI | {"num_partitions": "1", "connect_timeout_s": "3600", "last_ledger": str(LEDGER_ID_MAX)}
+    )
+    assert (options.num_partitions, options.connect_timeout_s) == (1, 3600)
+    assert ledger_options(URI | {"first_ledger": "7", "last_ledger": "7"}).is_wanted(7)
+
+
+def test_the_access_is_that_of_the_option_and_else_of_the_process() -> None:
+    use_access(ZooKeeperAccess(state_root="/of-the-process"))
+    access = ZooKeeperAccess(state_root="/of-the-option")
+    assert ledger_options(URI | {"zookeeper_access": access.to_text()}).access == access
+    assert ledger_options(URI).access == access_in_use()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (LayoutKind.HIERARCHICAL, {}, {0, 1, 2}),
+        (LayoutKind.HIERARCHICAL, {"last_ledger": 9_999}, {0}),
+        (LayoutKind.HIERARCHICAL, {"last_ledger": 10_000}, {0, 1}),
+        (LayoutKind.HIERARCHICAL, {"first_ledger": 9_999}, {0, 1, 2}),
+        (LayoutKind.HIERARCHICAL, {"first_ledger": 10_000}, {1, 2}),
+        (LayoutKind.HIERARCHICAL, {"first_ledger": 10_000, "last_ledger": 10_000, "num_partitions": 9}, {1}),
+        (LayoutKind.FLAT, {"first_ledger": 20_000}, {None}),
+    ],
+)
+def test_nodes_are_planned_that_may_hold_a_ledger_of_the_range(
+    monkeypatch: pytest.MonkeyPatch, kind: LayoutKind, given: dict[str, int], expected: set[int | None]
+) -> None:
+    @asynccontextmanager
+    async def connected(*_: object, **more: object) -> AsyncIterator[SimpleNamespace]:
+        store = MemoryStore(MemoryCell())
+        cluster = await formatted(store, kind=kind)
+        for number in (0, 9_999, 10_000, 19_999, 20_000):
+            await create_with_parents(store, ledger_path(kind, cluster.root, LedgerId(number)), b"", cluster.root)
+        yield SimpleNamespace(store=store, cluster=cluster)
+
+    monkeypatch.setattr(ledgers, "connected_at_pace", connected)
+    options = ledger_options(URI | {name: str(value) for name, value in given.items()})
+    planned = [part for part in LedgerReader(options).partitions() if isinstance(part, LedgerPartition)]
+    paths = [parent.path for part in planned for parent in part.parents]
+    assert len(paths) == len(expected)
+    assert {None if kind is LayoutKind.FLAT else int(path[-4:]) for path in paths} == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_scan_has_the_number_of_partitions_of_the_option(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    async def parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
+        return tuple(LeafParent(f"/{number}", 1) for number in range(3))
+
+    monkeypatch.setattr(ledgers, "_list_parents", parents)
+    assert len(LedgerReader(ledger_options(URI | {"num_partitions": str(count)})).partitions()) == count
 
 
 def test_a_wrong_uri_is_refused() -> None:

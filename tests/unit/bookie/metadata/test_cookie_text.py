@@ -69,6 +69,7 @@ def test_empty_instance_id_and_index_directories_count_as_absent() -> None:
         TEXT[:30],
         b"5\n\xff\xfe",
         b"3\nbk1:3181",
+        b"5" * 5_000 + b"\n",
     ],
 )
 def test_damaged_cookie_is_invalid(data: bytes) -> None:

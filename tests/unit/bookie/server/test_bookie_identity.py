@@ -252,7 +252,7 @@ class Machine:
     changes: count[int] = field(default_factory=count)
     unreadable: str = ""
     ledgers: tuple[str, ...] = ("ledgers",)
-    seed: int = 1
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
     disk: type[MortalDisk] = MortalDisk
 
     def change(self) -> None:
@@ -262,7 +262,6 @@ class Machine:
     async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admission:
         places = []
         disks = []
-        rng = random.Random(self.seed)
         for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
             disk = await self.disk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
@@ -270,7 +269,7 @@ class Machine:
             disks.append(disk)
             places.append(RoleDirectory(role, self.root / name, disk))
         try:
-            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), rng)
+            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), self.rng)
         finally:
             for disk in disks:
                 await disk.close()
@@ -558,7 +557,7 @@ async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_o
     machine: Machine, tmp_path: Path
 ) -> None:
     """The earlier one may have stored entries by then, which the later one would deny without a limbo (S17)."""
-    later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, seed=2)
+    later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, rng=random.Random(2))
     earlier: list[Admission] = []
 
     async def start_earlier(operation: str, path: str) -> Fault | None:
@@ -608,6 +607,31 @@ async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_l
         else:
             break
     assert next(requests) == moment == 3, "it is refused at each of its requests"
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+async def test_a_first_start_does_not_replace_the_cookie_of_other_software_that_joined_meanwhile(
+    machine: Machine, has_history: bool
+) -> None:
+    bookie, cookies = BookieId("bookie-1"), CookieStore(machine.store, machine.cluster)
+    apache = Cookie(bookie, ("/other-journal",), ("/other-ledgers",), machine.cluster.instance_id)
+    await cookies.create(apache)
+    if has_history:
+        await Incarnations(machine.store, machine.cluster.root).record(bookie, "ours", 1)
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
+    with pytest.raises(IdentityError, match="has just joined as bookie-1"):
+        await stamp(machine.store, machine.cluster, places, Admission(bookie, "ours", is_stamped=False))
+    stored = await cookies.read(bookie)
+    assert stored is not None
+    assert stored.cookie == apache
+
+
+async def test_a_start_is_refused_whose_disks_are_not_in_the_history(machine: Machine) -> None:
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
+    ours = Admission(BookieId("bookie-1"), "ours", is_stamped=False)
+    with pytest.raises(IdentityError, match="has just joined as bookie-1"):
+        await stamp(machine.store, machine.cluster, places, ours)
+    assert await CookieStore(machine.store, machine.cluster).read(ours.bookie_id) is None
 
 
 async def test_a_start_that_adds_a_directory_does_not_replace_a_cookie_that_was_changed_since(

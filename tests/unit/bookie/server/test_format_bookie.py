@@ -125,6 +125,22 @@ async def test_the_cookie_of_newer_disks_of_the_same_bookie_is_never_deleted() -
     assert await release(world, cookie, incarnation="newer")
 
 
+async def test_directories_of_another_cluster_are_refused_also_if_this_one_has_no_cookie_of_the_bookie() -> None:
+    world = await MemoryCluster().found()
+    with pytest.raises(FormatRefusedError, match="another"):
+        await release(world, Cookie(US, ("/j",), ("/l",), "another"))
+
+
+async def test_the_cookie_of_disks_whose_new_incarnation_was_interrupted_may_be_deleted() -> None:
+    world, cookie = await joined()
+    await Incarnations(world.store, world.cluster.root).record(US, "newer", 2)
+    found = [replace(each, pending="newer") for each in directories(cookie)]
+
+    async def record() -> None: ...
+
+    assert await release_cookie(world.store, world.cluster, cookie, found, may_delete=True, record=record)
+
+
 async def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path) -> None:
     current, elsewhere = tmp_path / CURRENT, tmp_path / "elsewhere"
     elsewhere.mkdir()
