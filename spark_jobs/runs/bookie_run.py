@@ -356,7 +356,8 @@ class BookieRun:
     def _withdraw(self, returned: Sequence[Decision]) -> None:
         try:
             self._cluster.withdraw_accepted(returned)
-        except (TransientError, OutcomeUnknownError) as error:  # the ledgers are marked: the next run marks them again
+        except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+            # The ledgers are marked. The next run marks them again.
             _log.warning("accepted losses were not withdrawn", extra={"ledgers": len(returned), "reason": str(error)})
 
     def _counted(self, markings: Iterable[Marking], total: int) -> Iterator[Marking]:

@@ -16,7 +16,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import PublishOutcome, PublishResult
-from spark_jobs.runs.port import Gate, OpenGate
+from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
 
 _log = logging.getLogger(__name__)
 
@@ -81,10 +81,15 @@ def publish(
     gate = gate or OpenGate()
     ledgers = changed = 0
     remaining = iter(markings)
-    while batch := tuple(islice(remaining, batch_size)):
-        gate.pass_through()
+    while True:
         try:
+            batch = tuple(islice(remaining, batch_size))  # reads existing marks, if the run has limits
+            if not batch:
+                break
+            gate.pass_through()
             marked = target.mark(batch)
+        except RunStoppedError:
+            raise
         except (TransientError, ConflictError, OutcomeUnknownError) as error:
             _log.error("publishing interrupted", extra={"ledgers_marked": ledgers, "reason": str(error)})
             return PublishResult(PublishOutcome.INTERRUPTED, ledgers, changed)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
 from bookie.model.errors import ConflictError
-from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.counts import PublishOutcome, PublishResult
+from bookie.model.ids import BookieId, EntryId, LedgerId
+from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult
+from spark_jobs.run_limits import RunLimits
+from spark_jobs.runs.accepted import AcceptedLosses
+from spark_jobs.runs.bookie_run import BookieRun
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.port import OpenGate
 from spark_jobs.runs.publish import Marking, publish
+from spark_jobs.runs.withdrawal import FoundIds
+from spark_jobs.settings import AuditSettings
 
 
 def marking(number: int) -> Marking:
@@ -74,6 +87,57 @@ def test_disabling_stops_before_the_next_batch_and_only_what_was_marked_is_noted
 def test_a_store_that_stops_answering_ends_it_with_what_was_marked(error: Exception) -> None:
     published = publish([marking(number) for number in range(5)], Tasks(2, error), 2)
     assert published == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)
+
+
+def test_a_store_that_stops_answering_about_existing_marks_ends_it_as_well() -> None:
+    class Marks:
+        answers = 2
+
+        def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+            if not self.answers:
+                raise StoreUnavailableError("no answer")
+            self.answers -= 1
+            return [False] * len(batch)
+
+    limiter = MarkLimiter(RunLimits(marks_max=9), Marks(), batch_size=2)
+    due = limiter.admitted((marking(number), 1) for number in range(9))
+    assert publish(due, Tasks(), 2) == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailableError("no answer"),
+        WriteOutcomeUnknownError("answer lost"),
+        ConflictError("it changes all the time"),
+        AccessDeniedError("its ACL does not allow this"),
+    ],
+)
+def test_accepted_losses_that_cannot_be_withdrawn_do_not_end_a_run(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their ledgers are marked, and the findings are not reported yet."""
+
+    class Cluster(Tasks):
+        def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
+            raise error
+
+    lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("back:3181"),))
+    decision = Decision(LedgerId(7), Verdict.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost,))
+    cluster = Cluster()
+    context = SimpleNamespace(
+        settings=AuditSettings("zk://h/ledgers", tmp_path),
+        cluster=cluster,
+        tasks=lambda phase, **_: nullcontext(),
+        gate=OpenGate(),
+        note_marks=lambda batch: None,
+        progress=lambda event: None,
+    )
+    monkeypatch.setattr("spark_jobs.runs.findings.to_mark", lambda ledgers: iter(()))
+    judged = SimpleNamespace(ledgers=None, sums=FindingSums(), losses=AcceptedLosses((), (decision,)))
+    run = BookieRun(cast(RunContext, context))
+    published = run._publish(cast(Any, judged), MarkLimiter(RunLimits(), cast(Any, cluster)), FoundIds())
+    assert (published.outcome, cluster.marked) == (PublishOutcome.PUBLISHED, {7: (BookieId("back:3181"),)})
 
 
 def test_no_more_than_a_batch_is_taken_ahead() -> None:
