@@ -200,12 +200,12 @@ def ending(cell: MemoryCell, monkeypatch: pytest.MonkeyPatch) -> Ending:
     """Makes Spark fail in runs of this process, after a signal to it if one is given."""
 
     def prepare(error: BaseException, number: int | None = None) -> None:
-        def session(settings: SessionSettings, beside: Callable[[], object]) -> AbstractContextManager[SparkSession]:
+        def session(settings: SessionSettings) -> AbstractContextManager[Callable[[], SparkSession]]:
             if number is not None:
                 os.kill(os.getpid(), number)
             raise error
 
-        monkeypatch.setattr(run_module, "spark_session", session)
+        monkeypatch.setattr(run_module, "starting_session", session)
 
     return prepare
 
