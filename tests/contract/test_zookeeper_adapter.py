@@ -32,6 +32,7 @@ from bookie.metadata.port import (
 from bookie.metadata.store import lookup
 from bookie.metadata.store.jute import OP_MULTI_READ
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.metadata.store.zookeeper_errors import RequestUnknownError
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.retry import Backoff, retry_transient
@@ -398,6 +399,25 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     assert [record.name for record in caplog.records if "multiRead" in record.message] == [
         "bookie.metadata.store.zookeeper"
     ]
+    await store.close()
+
+
+async def test_the_connection_closed_by_such_a_server_does_not_fail_the_first_bulk_read(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    read = store._connection.get_data
+
+    async def unknown(*_: object) -> bytes:
+        raise RequestUnknownError("the server does not know this request")
+
+    async def closed(path: str) -> object:
+        monkeypatch.setattr(store._connection, "get_data", read)
+        raise StoreUnavailableError("the connection failed")
+
+    monkeypatch.setattr(store._connection, "raw_read", unknown)
+    monkeypatch.setattr(store._connection, "get_data", closed)
+    assert await store.get_many_data(["/missing"]) == [None]
     await store.close()
 
 
