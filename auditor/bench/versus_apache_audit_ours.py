@@ -1,19 +1,25 @@
 """Our side of the comparison of audits: a separate process that audits once for each line ``audit`` on its input.
 
-The Spark session exists before ``ready``, as Apache's Java machine does.
+The Spark session exists before ``ready``, as Apache's Java machine does. The first audit is that of a one-shot run,
+whose driver marks a small cluster first. In a run from the command line, it does so even before the session exists.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bookie.runtime.clock import SystemClock
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.session import SessionSettings, starting_session
 from spark_jobs.settings import AuditSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class _Marks:
@@ -54,13 +60,15 @@ def main() -> int:
     with starting_session(SessionSettings()) as started:
         from spark_jobs.runs.run import AuditResult, run_audit
 
-        spark = started()
+        started()
         _say({"event": "ready"})
+        session: SparkSession | Callable[[], SparkSession] = started  # the first audit is that of a one-shot run
         for line in sys.stdin:
             if line.strip() != "audit":
                 continue
             marks = _Marks()
-            result: AuditResult = run_audit(spark, settings, marks.note)
+            result: AuditResult = run_audit(session, settings, marks.note)
+            session = started()
             ended_s = marks.now_s()
             _say(
                 {

@@ -161,12 +161,14 @@ class BookieRun:
     def _mark_early(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark the ledgers of new losses before Spark reads all ledgers.
 
-        Done once, in a run that marks and reads from ZooKeeper: by the image, or by the driver if no image is usable.
+        Done once, in a run that marks and reads from ZooKeeper: by the image, or by the driver if no image is usable
+        and Spark is still starting.
         """
         settings = self._settings
         if self._is_marked_early or settings.is_dry_run or settings.is_from_snapshot:
             return
-        if not settings.image_place and cookies <= bookies.registered:
+        is_for_driver = self._context.is_spark_starting and not cookies <= bookies.registered
+        if not (settings.image_place or is_for_driver):
             return
         lost = self._lost_bookies(cookies, bookies.registered)
         if not lost.noted:
@@ -175,7 +177,7 @@ class BookieRun:
         if settings.image_place:
             self._context.begin(Phase.IMAGE)
             self._image_marks.mark(cookies, bookies, lost)
-        if not self._image_marks.is_used:
+        if is_for_driver and not self._image_marks.is_used:
             self._driver_marks.mark(cookies, bookies, lost)
 
     def _image_counts(self) -> ImageCounts:

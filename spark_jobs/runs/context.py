@@ -28,6 +28,8 @@ class RunContext:
     run_id: str
     session: Callable[[], SparkSession]
     """Waits for the start of Spark, if it has only begun."""
+    is_spark_starting: bool
+    """Whether Spark may have to be waited for: what needs no Spark comes first."""
     settings: AuditSettings
     cluster: ClusterView
     report: RunReport

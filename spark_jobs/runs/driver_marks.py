@@ -1,4 +1,4 @@
-"""The first reaction to a lost bookie in a small cluster: its driver reads all ledgers itself, and marks.
+"""The first reaction of a one-shot run to a lost bookie, in a small cluster: its driver reads all ledgers, and marks.
 
 Spark takes seconds to start and to plan its first tasks, in which one process reads some ten thousand ledgers. The
 rules of ``early_marking`` apply: the pass over all ledgers follows, so nothing depends on these marks (R143).

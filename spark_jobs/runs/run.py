@@ -75,7 +75,7 @@ class AuditResult:
 
 
 def run_audit(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     settings: AuditSettings,
     progress: Progress | None = None,
     *,
@@ -103,7 +103,7 @@ def run_check(
     one session at the same time, each in its own thread.
 
     Args:
-        spark: the session, or a function that waits for its start. What needs no Spark does not wait.
+        spark: the session, or a function that waits for its start; then what needs no Spark comes first.
         kind: which check.
         settings: the settings of the check.
         progress: receives the phases and their progress; see ``Progress``.
@@ -149,7 +149,7 @@ def run_check(
             findings_dir=settings.findings_dir,
         )
         session = spark if callable(spark) else lambda: spark
-        context = RunContext(kind, run_id, session, settings, cluster, report, clock, gate, progress)
+        context = RunContext(kind, run_id, session, callable(spark), settings, cluster, report, clock, gate, progress)
         try:
             execute, completed = _check_and_completion(context, rng)
             outcome = execute(cookies)

@@ -56,14 +56,14 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def audited(spark: SparkSession, place: Place, **settings: Any) -> tuple[AuditResult, set[int]]:
-    """Run an audit, and return it with the marks at the beginning of its pass over all ledgers."""
+    """Run an audit that may wait for Spark, and return it with the marks when its pass over all ledgers begins."""
     first: list[set[int]] = []
 
     def note(event: ProgressEvent) -> None:
         if event.phase is Phase.SCAN and not first:
             first.append(set(place.marked()))
 
-    result = run_audit(spark, AuditSettings(place.uri, place.report_dir, **settings), note)
+    result = run_audit(lambda: spark, AuditSettings(place.uri, place.report_dir, **settings), note)
     return result, first[0]
 
 
@@ -133,6 +133,11 @@ def test_a_larger_cluster_is_left_to_spark(spark: SparkSession, place: Place, mo
     assert result.summary.driver_marks.ledgers == 0
 
 
+def test_a_session_that_has_started_reads_all_ledgers_at_once(spark: SparkSession, place: Place) -> None:
+    summary = place.audit(spark).summary
+    assert (summary.driver_marks.ledgers, set(place.marked())) == (0, ON_X)
+
+
 def test_an_implausible_loss_stops_the_driver_before_its_first_mark(spark: SparkSession, place: Place) -> None:
     """Bookies without a cookie, named by metadata alone, count for the brake as in the pass over all ledgers."""
     place.create({100 + number: closed(f"gone-{number}:1", "a:1") for number in range(9)})
@@ -146,5 +151,5 @@ def test_a_stopped_run_marks_nothing(spark: SparkSession, place: Place, monkeypa
     gate = RunGate()
     after_listing(monkeypatch, 2, lambda: gate.stop(Stop("an operator stopped it", RunState.CANCELLED)))
     with pytest.raises(RunStoppedError, match="an operator stopped it"):
-        run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), gate=gate)
+        run_check(lambda: spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), gate=gate)
     assert place.marked() == {}
