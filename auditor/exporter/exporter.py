@@ -38,7 +38,7 @@ FRESH_S: Final = 4 * LOOK_INTERVAL_S
 
 
 class DetectionEvents(ServiceEvents):
-    """Measures the time until losses were marked by other processes. See ``ServiceEvents``."""
+    """Measures the time until losses were marked by other processes."""
 
     def __init__(self, metrics: MetricSet) -> None:
         self._metrics = metrics

@@ -102,7 +102,7 @@ def api_settings(settings: ServiceSettings) -> ApiSettings:
 
 
 class MetricsEvents(ServiceEvents):
-    """Counts what happens. See ``ServiceEvents``."""
+    """Counts the events of the service for its metrics."""
 
     def __init__(self, metrics: AuditorMetrics) -> None:
         self._metrics = metrics

@@ -59,7 +59,7 @@ class Rates:
     bookie_out_bytes_per_second: int = 0
     critical_bytes_per_second: int = 0
     slow_s: float = 0.0
-    """See ``SLOW_S``."""
+    """Mean latency of a bookie above which its copies slow down, seconds, as in ``SLOW_S``; 0: they never do."""
 
 
 UNLIMITED: Final = Rates()

@@ -77,7 +77,7 @@ _MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
 OpenDatabase = Callable[[Path, int], Any]
-"""Opens the database at a path, with this many bytes of cache. See ``open_database``."""
+"""Opens the database at a path, with this many bytes of cache, as ``open_database`` does."""
 
 
 class RocksIndex(EntryIndex):
