@@ -19,7 +19,6 @@ from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from spark_jobs.report.counts import DriverMarksCounts
 from spark_jobs.run_limits import RunLimits
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.early_marking import EarlyMarking, NewLosses
 from spark_jobs.runs.fresh_verdict import FreshVerdict
@@ -50,10 +49,7 @@ class DriverMarks:
     @property
     def counts(self) -> DriverMarksCounts:
         """The ledgers read and marked so far."""
-        made = self._marking
-        return replace(
-            self._counts, marked=made.marked, first_mark_ms=made.first_mark_ms, last_mark_ms=made.last_mark_ms
-        )
+        return self._marking.counted(self._counts)
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers of new losses, worst first, in a cluster of up to ``LEDGERS_MAX`` ledgers.
@@ -82,8 +78,7 @@ class DriverMarks:
         parents = cluster.leaf_parents()
         if sum(parent.planned for parent in parents) > LEDGERS_MAX:
             return
-        # The pass over all ledgers judges the losses accepted by an operator.
-        decided = {decision.ledger_id for decision in cluster.accepted_losses()}
+        decided = self._marking.decided()
         listed = chain.from_iterable(cluster.ledgers_under([parent.path for parent in parents]))
         ids = (ledger_id for ledger_id in listed if ledger_id not in decided)
         verdicts: list[FreshVerdict] = []
@@ -96,14 +91,8 @@ class DriverMarks:
             self._counts = replace(self._counts, ledgers=self._counts.ledgers + len(batch))
         if not verdicts:
             return
-        limit = context.settings.missing_share_max
-        held = held_because(known | members, self._marking.registered, self._counts.ledgers, None, limit)
-        if held is not None:
-            self._stopped(held)
-            return
-        outcome = self._marking.publish(verdicts, lost)
-        if not outcome.is_all:
-            self._stopped(f"marking was {outcome.value}")
+        if problem := self._marking.publish(verdicts, lost, known | members, self._counts.ledgers):
+            self._stopped(problem)
             return
         fields = {"ledgers": self._counts.ledgers, "marked": self._marking.marked, "run_id": context.run_id}
         _log.info("ledgers of lost bookies were marked by the driver, Spark reads all ledgers now", extra=fields)

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.report.counts import DriverMarksCounts, ImageCounts
+from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
 from spark_jobs.runs.held_back import DueOnly
 from spark_jobs.runs.lost_bookies import LostBookies
 from spark_jobs.runs.publish import publish
+
+Counts = TypeVar("Counts", ImageCounts, DriverMarksCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,25 @@ class EarlyMarking:
                 read.verdicts.append(verdict)
         return read
 
-    def publish(self, verdicts: Iterable[FreshVerdict], lost: LostBookies) -> PublishOutcome:
-        """Mark the due ledgers, worst first."""
+    def decided(self) -> AbstractSet[LedgerId]:
+        """Return the ledgers with losses accepted by an operator: the pass over all ledgers judges them."""
+        return {decision.ledger_id for decision in self._cluster.accepted_losses()}
+
+    def publish(
+        self, verdicts: Iterable[FreshVerdict], lost: LostBookies, known: AbstractSet[BookieId], ledgers: int
+    ) -> str:
+        """Mark the due ledgers, worst first; return why nothing more can be marked, or an empty text.
+
+        Args:
+            verdicts: of the ledgers read since the last call.
+            lost: the lost bookies, with their marking rules.
+            known: every bookie with a cookie, a registration, or a place in the metadata read so far, for the brake.
+            ledgers: the number of ledgers read, for the brake.
+        """
         context = self._context
+        held = held_because(known, self.registered, ledgers, None, context.settings.missing_share_max)
+        if held is not None:
+            return held
         ordered = sorted(verdicts, key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
         due = DueOnly(lost.held).of(verdict.ledger for verdict in ordered)
         published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=context.note_marks)
@@ -101,7 +121,11 @@ class EarlyMarking:
             now_ms = context.clock.epoch_ms()
             self.marked += published.ledgers
             self.first_mark_ms, self.last_mark_ms = self.first_mark_ms or now_ms, now_ms
-        return published.outcome
+        return "" if published.outcome.is_all else f"marking was {published.outcome.value}"
+
+    def counted(self, counts: Counts) -> Counts:
+        """Return ``counts`` with the marks so far."""
+        return replace(counts, marked=self.marked, first_mark_ms=self.first_mark_ms, last_mark_ms=self.last_mark_ms)
 
 
 def _readable(ids: Sequence[LedgerId], found: Sequence[bytes | str | None]) -> Iterator[tuple[LedgerId, bytes]]:

@@ -25,7 +25,6 @@ from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.suspects import Suspects, suspects
 from spark_jobs.report.counts import ImageCounts
 from spark_jobs.run_limits import RunLimits
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.early_marking import EarlyMarking, NewLosses
 from spark_jobs.runs.lost_bookies import LostBookies
@@ -61,10 +60,7 @@ class ImageMarks:
     @property
     def counts(self) -> ImageCounts:
         """The use of the image so far."""
-        made = self._marking
-        return replace(
-            self._counts, marked=made.marked, first_mark_ms=made.first_mark_ms, last_mark_ms=made.last_mark_ms
-        )
+        return self._marking.counted(self._counts)
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers named by the image, if it is usable. Any failure is logged, and the run continues.
@@ -107,21 +103,15 @@ class ImageMarks:
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0
-        # The pass over all ledgers judges the losses accepted by an operator.
-        decided = {decision.ledger_id for decision in self._cluster.accepted_losses()}
+        decided = self._marking.decided()
         for batch in found.batches(FIRST_BATCH, BATCH):
             context.gate.pass_through()
             context.progress(ProgressEvent(Phase.IMAGE, done, total))
             done += len(batch)
             read = self._marking.read([ledger_id for ledger_id in batch if ledger_id not in decided], before)
-            limit = context.settings.missing_share_max
-            held = held_because(known | read.members, self._marking.registered, len(batch), None, limit)
-            if held is not None:
-                self._stopped(held)
-                return
-            outcome = self._marking.publish(read.verdicts, lost)
-            if not outcome.is_all:
-                self._stopped(f"marking was {outcome.value}")
+            problem = self._marking.publish(read.verdicts, lost, known | read.members, len(batch))
+            if problem:
+                self._stopped(problem)
                 return
 
     def _not_used(self, reason: str) -> None:
