@@ -114,7 +114,7 @@ def run_one_shot(
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
             with starting_session(shot.session) as started:
-                # Java starts meanwhile: the imports take half a second, and the driver may mark a small cluster.
+                # While Java starts, the modules are imported, and the driver may mark a small cluster.
                 from spark_jobs.runs.run import run_check
 
                 @functools.cache

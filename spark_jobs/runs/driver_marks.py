@@ -100,4 +100,4 @@ class DriverMarks:
     def _stopped(self, reason: str) -> None:
         self._counts = replace(self._counts, problem=reason)
         fields = {"run_id": self._context.run_id, "reason": reason}
-        _log.warning("the driver did not mark the ledgers of lost bookies, Spark reads all ledgers now", extra=fields)
+        _log.warning("the driver did not mark all ledgers of lost bookies, Spark reads all ledgers now", extra=fields)
