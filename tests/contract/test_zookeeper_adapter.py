@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -250,6 +251,27 @@ async def test_request_to_a_stopped_server_ends_with_its_deadline(
                 await read(["/a"])
     finally:
         own_server.process.resume()
+    await store.close()
+
+
+@pytest.mark.parametrize("is_session_kept", [True, False])
+async def test_a_read_without_an_answer_is_sent_again_on_the_next_connection_of_its_session(
+    own_server: EmbeddedZooKeeper, is_session_kept: bool
+) -> None:
+    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    own_server.process.pause()
+    reading = asyncio.create_task(store.children("/"))
+    async with asyncio.timeout(STATE_S):
+        while not _client(store)._pending:  # noqa: ASYNC110  # kazoo's thread sends it
+            await asyncio.sleep(0.01)
+    own_server.kill()
+    if is_session_kept:
+        await own_server.restart()
+        assert "zookeeper" in (await reading).names
+    else:
+        store._tracker.current = replace(store.session, epoch=store.session.epoch + 1)
+        with pytest.raises(StoreUnavailableError):
+            await reading
     await store.close()
 
 

@@ -22,9 +22,9 @@ from spark_jobs.one_shot.run import exit_code_of
 from spark_jobs.report.summary import RunSummary, Verdict
 from spark_jobs.snapshot.errors import SnapshotError
 from tests.deadlines import STATE_S
+from tests.ensemble import Ensemble, started_ensemble
 from tests.sessions import end_sessions, sessions_of
 from tests.spark.audit_world import Place, after_listing, closed, opened
-from tests.spark.ensemble import Ensemble, started_ensemble
 from tests.worlds.admin_server import Answer, serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect, Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
@@ -69,6 +69,8 @@ _HANDSHAKES_PER_SESSION: Final = 3
 """A starting server may accept a connection and never answer. With only one server, kazoo would wait for a whole
 session timeout and lose the session. So the wait for each answer is a third of it, with a minimum."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
+_READ_SENDS_MAX: Final = 4
+"""How often a read is sent whose connection is lost. A server that closes the connection for it gets no more."""
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
 _EPHEMERAL_FLAG: Final = 1
@@ -370,12 +372,18 @@ class KazooConnection:
             write.withdraw()  # for a cancelled caller; no effect once the write was sent
 
     async def _call(self, request: _Request, what: str) -> Any:
+        """Return the answer. A read that lost its connection is sent again on the next one of its session (R144)."""
         session = self.tracker.current
         try:
             async with asyncio.timeout(self._timeout_s):
                 session = await self.tracker.ready()
                 async with self._slots:
                     value, error = await self._exchange(request, session)
+                    sends = 1
+                    while isinstance(error, ConnectionLoss) and self._may_resend(request, session, sends):
+                        await self.tracker.ready()
+                        value, error = await self._exchange(request, session)
+                        sends += 1
         except TimeoutError as late:
             raise _unanswered(request, what, f"no answer within {self._timeout_s:g} s") from late
         if isinstance(request, _Write) and request.is_withdrawn:
@@ -384,6 +392,9 @@ class KazooConnection:
             known = answer_error(getattr(error, "code", None), what)
             raise known or _unanswered(request, what, f"the connection failed ({type(error).__name__})") from error
         return value
+
+    def _may_resend(self, request: _Request, session: Session, sends: int) -> bool:
+        return not isinstance(request, _Write) and sends < _READ_SENDS_MAX and self.tracker.lives(session)
 
     async def _exchange(self, request: _Request, session: Session) -> tuple[Any, BaseException | None]:
         if isinstance(request, _Write):

@@ -56,13 +56,17 @@ class SessionTracker:
             self.ensure(made_in)
         return self.current
 
+    def lives(self, session: Session) -> bool:
+        """Whether ``session`` is the current one and is not lost, connected or not."""
+        return self.current.epoch == session.epoch and self.current.state is not SessionState.LOST
+
     def ensure(self, session: Session) -> None:
         """Fail unless ``session`` still lives, connected or not.
 
         Raises:
             StoreUnavailableError: it was lost; nothing was sent.
         """
-        if self.current.epoch != session.epoch or self.current.state is SessionState.LOST:
+        if not self.lives(session):
             raise StoreUnavailableError(
                 f"session {session.session_id:#x} (epoch {session.epoch}) was lost before the request was sent"
             )

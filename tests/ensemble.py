@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,15 @@ class Server:
         port = self.launch.port
         await self.process.wait_until(lambda: embedded._is_serving(port), "a server", embedded.READY_DEADLINE_S)
 
+    async def leads(self) -> bool:
+        """Return whether it is the elected leader."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(b"srvr")
+            return re.search(rb"^Mode: leader$", await reader.read(), re.MULTILINE) is not None
+        finally:
+            writer.close()
+
     @property
     def port(self) -> int:
         """Return the port for clients."""
@@ -56,6 +66,16 @@ class Ensemble:
     def connect_string(self) -> str:
         """The addresses of all servers, for clients."""
         return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
+    @property
+    def used_connect_string(self) -> str:
+        """The same in a metadata URI."""
+        return self.connect_string.replace(",", ";")
+
+    async def leader(self) -> Server:
+        """Return the elected leader. All servers must be running."""
+        [leader] = [server for server in self.servers if await server.leads()]
+        return leader
 
 
 @contextmanager
