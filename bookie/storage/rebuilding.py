@@ -109,6 +109,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
     places = place_files(journals)
     sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
     rebuilding = _Rebuilding(ledgers, index)
+    await ledgers.make_directory(DIRECTORY)  # a ledger directory that was just added has none
     ids = await all_log_ids(ledgers)
     await rebuilding.read_logs(ids)
     check_all_in_use(ledgers)  # one may have failed since the first check

@@ -193,7 +193,8 @@ async def test_other_directories_are_refused_and_not_changed(tmp_path: Path) -> 
     lose_index(tmp_path)
     current = tmp_path / "journal" / CURRENT
     for name, content, problem in (
-        (VERSION_FILE, "another", "different bookies"),
+        (VERSION_FILE, COOKIE.decode().replace("bk1", "bk2"), "different bookies"),
+        (VERSION_FILE, "another", "damaged"),
         (INCARNATION_FILE, "another", "different incarnations"),
         (LIMBO_FILE, "another", "new incarnation whose start was interrupted"),
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,43 @@ async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> N
     assert len(incarnations) == 1
     assert incarnations != {"before"}
     assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.LIMBO]
+
+
+@pytest.mark.parametrize("command", [rebuild_index, salvage_journal])
+@pytest.mark.parametrize("stamped", [1, 2])
+async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_from_being_mended(
+    tmp_path: Path, stamped: int, command: Callable[..., Awaitable[object]]
+) -> None:
+    """The addition had reached the files VERSION of the first ``stamped`` directories; the added one has none yet."""
+    journal, ledgers = await filled(tmp_path)
+    added = tmp_path / "added" / CURRENT
+    added.mkdir(parents=True)
+    (added / INCARNATION_FILE).write_text("before")
+    grown = encode_cookie(Cookie(BookieId("bk1:3181"), ("/journal",), ("/ledgers", "/more", "/added")))
+    for name in NAMES[:stamped]:
+        (tmp_path / name / CURRENT / VERSION_FILE).write_bytes(grown)
+    if command is rebuild_index:
+        shutil.rmtree(ledgers[0] / CURRENT / INDEX_DIRECTORY)
+    else:
+        shutil.rmtree(journal / CURRENT / "journal")
+    with pytest.raises(MendingRefusedError, match="/added, and 2 were given"):
+        await command([journal], ledgers, SystemClock(), random.Random(1))
+    await command([journal], [*ledgers, added.parent], SystemClock(), random.Random(1))
+    incarnations = {(tmp_path / name / CURRENT / INCARNATION_FILE).read_text() for name in (*NAMES, "added")}
+    assert len(incarnations) == 1
+    assert incarnations != {"before"}
+    assert await statuses(journal, [*ledgers, added.parent]) == [Status.OK, Status.OK, Status.LIMBO]
+
+
+@pytest.mark.parametrize("incarnation", [None, "another"])
+async def test_a_directory_without_a_cookie_that_is_not_of_these_disks_is_refused(
+    tmp_path: Path, incarnation: str | None
+) -> None:
+    journal, ledgers = await filled(tmp_path)
+    (ledgers[1] / CURRENT / VERSION_FILE).unlink()
+    (ledgers[1] / CURRENT / INCARNATION_FILE).unlink()
+    if incarnation is not None:
+        (ledgers[1] / CURRENT / INCARNATION_FILE).write_text(incarnation)
+    with pytest.raises(MendingRefusedError):
+        await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
+    assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]

@@ -99,12 +99,18 @@ async def opened_disks(
                 raise
             found = LocalDirectory(Role.LEDGERS, str(path), problem=str(error))
         directories.append(found)
-        is_lost = bool(parts) and found.version is None
+        is_lost = bool(parts) and found.version is None and not _is_being_added(found, directories[len(journals)])
         problem = (found.problem or "it has no file VERSION: is its disk mounted?") if is_lost else ""
         parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
     opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
     whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)
     return StoppedDisks(journals, whole, opened, ledger_dirs[0] / CURRENT, directories)
+
+
+def _is_being_added(directory: LocalDirectory, first: LocalDirectory) -> bool:
+    """Whether a ledger directory without ``VERSION`` belongs to these disks: its addition was interrupted."""
+    ours = {first.incarnation, first.rebuilt_from} - {None}
+    return directory.incarnation in ours
 
 
 @asynccontextmanager

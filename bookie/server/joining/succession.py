@@ -6,6 +6,9 @@ the earlier incarnation, or the incomplete new one.
 
 Every directory of the bookie is needed (R130): the entries in an omitted one would be missing from the new index, or
 would not be read again after the removal of the journal, and the next start would remove its logs.
+
+If an addition of ledger directories was interrupted, the longest list counts, and an added directory may have no
+``VERSION`` yet: ``incarnation`` shows that it belongs to these disks. The next start completes the addition.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
 from bookie.runtime.human import agreeing
 from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory, Role
+from bookie.server.joining.identity import may_become
 from bookie.storage.port import Disk
 
 
@@ -31,14 +35,12 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     Raises:
         MendingRefusedError: these are not all directories of one bookie that has joined a cluster.
     """
-    versions = []
+    first = next(directory for directory in directories if directory.role is Role.LEDGERS)
     for directory in directories:
-        if directory.version is None:
+        is_needed = directory.role is Role.JOURNAL or directory is first or directory.incarnation is None
+        if is_needed and directory.version is None:
             raise MendingRefusedError(f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran")
-        versions.append(directory.version)
-    if len(set(versions)) > 1:
-        raise MendingRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
-    _check_complete(directories, versions[0])
+    _check_complete(directories)
     pending = {directory.pending for directory in directories if directory.pending is not None}
     rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
     found = {directory.incarnation for directory in directories}
@@ -73,11 +75,15 @@ async def succeed(disks: Sequence[Disk], before: str, resumed: str | None, rng: 
     return incarnation
 
 
-def _check_complete(directories: Sequence[LocalDirectory], version: bytes) -> None:
+def _check_complete(directories: Sequence[LocalDirectory]) -> None:
+    versions = {directory.version for directory in directories if directory.version is not None}
     try:
-        cookie = decode_cookie(version)
+        cookies = [decode_cookie(version) for version in versions]
     except InvalidCookieError as error:
         raise MendingRefusedError(f"the files VERSION in {_paths(directories)} are damaged: {error}") from error
+    cookie = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))
+    if not all(may_become(each, cookie) for each in cookies):
+        raise MendingRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
     for role, known in ((Role.JOURNAL, cookie.journal_dirs), (Role.LEDGERS, cookie.ledger_dirs)):
         given = sum(directory.role is role for directory in directories)
         if given != len(known):
