@@ -146,12 +146,17 @@ async def put(store: MetadataStore, path: str, data: bytes, root: str = "/") -> 
 
 
 async def change(store: MetadataStore, path: str, decide: Callable[[bytes | None], bytes | None]) -> bytes | None:
+    """``change_node`` for a decision by the content alone."""
+    return await change_node(store, path, lambda node: decide(None if node is None else node.data))
+
+
+async def change_node(store: MetadataStore, path: str, decide: Callable[[Node | None], bytes | None]) -> bytes | None:
     """Replace the content of a persistent node by compare-and-set, and return its content afterwards.
 
     Args:
         store: the metadata store.
         path: the node; it and its parents are created if necessary.
-        decide: returns the new content for the present one (None: no node), or None to leave it. Called again after a
+        decide: returns the new content for the present node (None: no node), or None to leave it. Called again after a
             conflict or a lost answer, then perhaps with the content it returned before.
 
     Raises:
@@ -166,7 +171,7 @@ async def change(store: MetadataStore, path: str, decide: Callable[[bytes | None
             await store.sync(path)
             node = await find(store, path)
         present = None if node is None else node.data
-        wanted = decide(present)
+        wanted = decide(node)
         if wanted is None or wanted == present:
             return present
         try:

@@ -16,9 +16,17 @@ from typing import Final
 
 import msgspec
 
-from bookie.metadata.nodes import change, child_names, find
+from bookie.metadata.nodes import change_node, child_names, find, reread
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import Check, MetadataStore, Node
+from bookie.metadata.port import (
+    Check,
+    MetadataStore,
+    MultiFailedError,
+    Node,
+    Operation,
+    SetData,
+    WriteOutcomeUnknownError,
+)
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
@@ -38,6 +46,23 @@ class Incarnation:
     uuid: str
     since_ms: int
     """When it was recorded, epoch milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The incarnations of a bookie, oldest first, and the node in which they were found; None if there was none."""
+
+    incarnations: tuple[Incarnation, ...] = ()
+    node: Node | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Version of the node."""
+        return None if self.node is None else self.node.stat.version
+
+
+class OtherDisksError(PermanentError):
+    """Other disks were recorded or admitted under the bookie id since its history was read. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +101,17 @@ class Incarnations:
             UnreadableHistoryError: it is damaged.
             StoreUnavailableError: no answer.
         """
+        return (await self.history(bookie)).incarnations
+
+    async def history(self, bookie: BookieId) -> History:
+        """As ``read``, with the version.
+
+        Raises:
+            UnreadableHistoryError: it is damaged.
+            StoreUnavailableError: no answer.
+        """
         node = await find(self._store, self.path(bookie))
-        return () if node is None else _decode(self.path(bookie), node.data)
+        return History() if node is None else History(_decode(self.path(bookie), node.data), node)
 
     async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """Return the newest incarnation of each bookie with a history, as this session's server sees it.
@@ -94,25 +128,54 @@ class Incarnations:
         path = self.path(bookie)
         return None if node is None else Latest(_newest(path, node.data), Check(path, node.stat.version))
 
-    async def record(self, bookie: BookieId, uuid: str, since_ms: int) -> tuple[Incarnation, ...]:
-        """Append an incarnation, unless it is the newest one already. Durable on return; returns the whole history.
+    async def record(self, bookie: BookieId, uuid: str, since_ms: int, after: History | None = None) -> None:
+        """Append an incarnation, unless it is the newest one already. Durable on return.
+
+        Args:
+            bookie: its id.
+            uuid: the incarnation.
+            since_ms: now, epoch milliseconds.
+            after: the history by which these disks are allowed; None: any.
 
         Raises:
+            OtherDisksError: the history is not ``after`` any more, or ``confirm`` was called since.
             UnreadableHistoryError: the history is damaged.
             WriteOutcomeUnknownError: the answer was lost, and the history cannot be read; calling again is safe.
             StoreUnavailableError: no answer; nothing was changed.
         """
         path = self.path(bookie)
 
-        def with_incarnation(data: bytes | None) -> bytes | None:
-            history = () if data is None else _decode(path, data)
+        def with_incarnation(node: Node | None) -> bytes | None:
+            history = () if node is None else _decode(path, node.data)
             if history and history[-1].uuid == uuid:
                 return None
+            if after is not None and after.version != (None if node is None else node.stat.version):
+                raise OtherDisksError(f"other disks of bookie {bookie} have just been recorded")
             return _encode((*history, Incarnation(uuid, since_ms)))
 
-        recorded = await change(self._store, path, with_incarnation)
-        assert recorded is not None
-        return _decode(path, recorded)
+        await change_node(self._store, path, with_incarnation)
+
+    async def confirm(self, bookie: BookieId, history: History, operations: Sequence[Operation]) -> None:
+        """Do ``operations`` for the last disks in ``history``, and refuse other disks allowed by the same history.
+
+        Raises:
+            OtherDisksError: other disks were recorded since ``history`` was read.
+            MultiFailedError: one of ``operations`` was refused; nothing was changed, and its index counts from 1.
+            WriteOutcomeUnknownError: the answer was lost, and it is not known whether it was done.
+            StoreUnavailableError: no answer; nothing was changed.
+        """
+        assert history.node is not None, "the disks are recorded"
+        unchanged = SetData(self.path(bookie), history.node.data, history.node.stat.version)
+        try:
+            await self._store.multi([unchanged, *operations])
+        except MultiFailedError as error:
+            if error.index == 0:
+                raise OtherDisksError(f"other disks of bookie {bookie} have just been recorded") from error
+            raise
+        except WriteOutcomeUnknownError:
+            node = await reread(self._store, unchanged.path)
+            if node is None or node.data != unchanged.data or node.stat.version == unchanged.version:
+                raise
 
     def path(self, bookie: BookieId) -> str:
         """Return the path of a bookie's history."""

@@ -12,6 +12,10 @@ The history comes before the search for ledgers: a repair or recovery that names
 the history in the same transaction, so its write is either found by the search or refused (R30). The cookie and
 ``VERSION`` come last: they declare the start complete.
 
+Of two first starts under one id at once, one proceeds. A start is recorded only at the version of the history by which
+it was allowed, and the transaction with the cookie changes this version. The refused start changes neither of them, so
+the other one finds its own disks at its next start.
+
 A crash between two steps is repaired by the next start, and every step may find itself done. Without ``limbo-pending``,
 directories without data and without ``VERSION`` show an interrupted first start, which continues with the incarnation
 in them, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination is refused, and
@@ -32,7 +36,6 @@ from pathlib import Path
 from bookie.metadata.bookies.cookies import (
     Cookie,
     CookieConflictError,
-    CookieExistsError,
     CookieStore,
     ForeignClusterError,
     InvalidCookieError,
@@ -42,9 +45,12 @@ from bookie.metadata.bookies.cookies import (
     refuse_foreign,
     some,
 )
-from bookie.metadata.bookies.incarnations import Incarnations
+from bookie.metadata.bookies.incarnations import History, Incarnations, OtherDisksError
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.layout import cookie_path
+from bookie.metadata.nodes import ensure_path, parent_of
+from bookie.metadata.port import Create, MetadataStore, MultiFailedError, NoNodeError, Operation, SetData
+from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, bookie_id
 from bookie.runtime.clock import Clock
 from bookie.server.joining.directories import (
@@ -131,7 +137,9 @@ async def admit(
     ]
     bookie = bookie_id(wanted_id or _id_in(contents) or default_id)
     expected = _cookie(directories, bookie, cluster)
-    history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
+    incarnations = Incarnations(store, cluster.root)
+    found = await incarnations.history(bookie)
+    history = [incarnation.uuid for incarnation in found.incarnations]
     stored = await _stored_cookie(store, cluster, bookie)
     cookie = None if stored is None else stored.cookie
     decision = decide(Evidence(expected, cookie, history, contents, may_be_new_incarnation))
@@ -150,9 +158,10 @@ async def admit(
             await disk.replace(LIMBO_FILE, incarnation.encode())
     for disk in _disks(directories):
         await disk.replace(INCARNATION_FILE, incarnation.encode())
-    recorded = await Incarnations(store, cluster.root).record(bookie, incarnation, clock.epoch_ms())
-    if not has_predecessors and len(recorded) > 1:  # since the history was read; a limbo is needed from now on
-        raise _just_joined(bookie)
+    try:
+        await incarnations.record(bookie, incarnation, clock.epoch_ms(), found)
+    except OtherDisksError as error:
+        raise _just_joined(bookie) from error
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admission(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
@@ -264,17 +273,17 @@ async def stamp(
     cookie = _cookie(directories, admitted.bookie_id, cluster)
     stored = await CookieStore(store, cluster).read(cookie.bookie_id)
     # Later than the cookie: if other disks have replaced it before it was read, they are in the history.
-    history = await Incarnations(store, cluster.root).read(cookie.bookie_id)
-    has_predecessors = any(item.uuid != admitted.incarnation for item in history)
-    try:
-        if not history or history[-1].uuid != admitted.incarnation:
-            raise CookieConflictError("other disks were recorded last")
-        if stored is not None and stored.cookie != cookie and has_predecessors:
-            await CookieStore(store, cluster).replace(cookie, stored.version)
-        elif stored is None or stored.cookie != cookie:
-            await CookieStore(store, cluster).create(cookie)
-    except (CookieExistsError, CookieConflictError) as error:
-        raise _just_joined(cookie.bookie_id) from error
+    history = await Incarnations(store, cluster.root).history(cookie.bookie_id)
+    uuids = [item.uuid for item in history.incarnations]
+    path, data = cookie_path(cluster.root, cookie.bookie_id), encode_cookie(cookie)
+    operations: list[Operation] = []
+    if stored is not None and stored.cookie != cookie and set(uuids) != {admitted.incarnation}:
+        operations.append(SetData(path, data, stored.version))
+    elif stored is None or stored.cookie != cookie:
+        operations.append(Create(path, data))
+    if not uuids or uuids[-1] != admitted.incarnation:
+        raise _just_joined(cookie.bookie_id)
+    await _confirm(store, cluster, cookie.bookie_id, history, operations)
     for disk in _disks(directories):
         await disk.replace(VERSION_FILE, encode_cookie(cookie))
     for disk in _disks(directories):
@@ -282,3 +291,23 @@ async def stamp(
         await disk.unlink(REBUILT_FILE)
         await disk.sync_directory("")
     return Admission(admitted.bookie_id, admitted.incarnation)
+
+
+async def _confirm(
+    store: MetadataStore, cluster: Cluster, bookie: BookieId, history: History, operations: Sequence[Operation]
+) -> None:
+    incarnations = Incarnations(store, cluster.root)
+    try:
+        try:
+            await incarnations.confirm(bookie, history, operations)
+        except MultiFailedError as error:
+            if not isinstance(error.cause, NoNodeError):
+                raise
+            await ensure_path(store, parent_of(cookie_path(cluster.root, bookie)), cluster.root)  # the first cookie
+            await incarnations.confirm(bookie, history, operations)
+    except OtherDisksError as error:
+        raise _just_joined(bookie) from error
+    except MultiFailedError as error:
+        if not isinstance(error.cause, ConflictError):
+            raise
+        raise _just_joined(bookie) from error

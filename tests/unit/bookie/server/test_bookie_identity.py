@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import pytest
@@ -573,8 +573,76 @@ async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_o
     assert stored is not None
     assert stored.cookie.ledger_dirs == (str(machine.root / "ledgers"),)
     assert [each.is_stamped for each in earlier] == [True]
-    again = await later.start()
-    assert not again.is_stamped, "the ledgers that the earlier one may hold are put in limbo first"
+    with pytest.raises(IdentityError, match="give another bookie id"):
+        await later.start()
+    assert await machine.start() == earlier[0]
+
+
+REQUESTS = 22
+"""Of one first start, at most."""
+
+
+@dataclass
+class FirstStart:
+    """One of two bookies that start under one id on empty disks. It pauses before one of its requests."""
+
+    store: MemoryStore
+    cluster: Cluster
+    path: Path
+    seed: int
+    pause: int | None = None
+    disks: tuple[MemoryDisk, MemoryDisk] = field(default_factory=lambda: (MemoryDisk(), MemoryDisk()))
+    requests: count[int] = field(default_factory=count)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.store.fault_hook = self.before
+
+    async def before(self, operation: str, path: str) -> None:
+        if next(self.requests) == self.pause:
+            self.paused.set()
+            await self.resumed.wait()
+
+    async def start(self) -> str | None:
+        """The incarnation; None if it is refused."""
+        rng = random.Random(self.seed)
+        places = [
+            RoleDirectory(role, self.path / role.value, disk) for role, disk in zip(Role, self.disks, strict=True)
+        ]
+        try:
+            admitted = await admit(self.store, self.cluster, places, "bookie-1", "default", SystemClock(), rng)
+            if not admitted.is_stamped:
+                admitted = await stamp(self.store, self.cluster, places, admitted)
+        except IdentityError:
+            return None
+        finally:
+            self.paused.set()
+        return admitted.incarnation
+
+
+@pytest.mark.parametrize("is_same_path", [False, True])
+async def test_of_two_first_starts_at_once_one_is_refused_and_the_other_starts_again(
+    machine: Machine, is_same_path: bool
+) -> None:
+    """Wherever each of them is when the other one goes on; also if both machines use the same paths."""
+    for moments in product(range(REQUESTS), repeat=2):
+        cell = MemoryCell()
+        cluster = await formatted(MemoryStore(cell), seed=2)
+        paths = (Path("/one"), Path("/one" if is_same_path else "/two"))
+        pair = [FirstStart(MemoryStore(cell), cluster, *each) for each in zip(paths, (1, 2), moments, strict=True)]
+        tasks = []
+        for bookie in pair:
+            tasks.append(asyncio.create_task(bookie.start()))
+            await bookie.paused.wait()
+        found = []
+        for bookie, task in zip(pair, tasks, strict=True):
+            bookie.resumed.set()
+            found.append(await task)
+            assert next(bookie.requests) <= REQUESTS, "some moments were not tried"
+        [winner] = [bookie for bookie, incarnation in zip(pair, found, strict=True) if incarnation is not None]
+        await winner.disks[0].replace("data", b"")
+        assert await winner.start() in found, moments
 
 
 async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_later(machine: Machine) -> None:
