@@ -265,9 +265,7 @@ class RunLifeCycle:
         attempts_left = _END_ATTEMPTS
         while attempts_left:
             try:
-                if not record.is_dry_run:
-                    for kind in (*((record.kind,) if outcome.is_success else ()), *outcome.also_done):
-                        await self._runs.note_success(kind, record.started_ms, self._clock.epoch_ms())
+                await self._note_success(outcome)
                 await self._write()
                 await self._runs.clear_request(record.run_id)
                 break
@@ -280,6 +278,18 @@ class RunLifeCycle:
                 break
         if self._lease is not None:
             await self._release(self._lease)
+
+    async def _note_success(self, outcome: RunOutcome) -> None:
+        """Note the success for the schedules. A refusal is logged: the end of the run is put on record nevertheless."""
+        record = self._record
+        if record.is_dry_run:
+            return
+        for kind in (*((record.kind,) if outcome.is_success else ()), *outcome.also_done):
+            try:
+                await self._runs.note_success(kind, record.started_ms, self._clock.epoch_ms())
+            except (ConflictError, PermanentError) as error:
+                fields = {"run_id": record.run_id, "kind": kind.value, "reason": str(error)}
+                _log.error("the success of a run cannot be noted, so its schedule does not count it", extra=fields)
 
     def _take_progress(self) -> None:
         if (event := self._event) is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
+from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import Runs, lane_of
 from bookie.metadata.store.memory import MemoryStore
@@ -77,6 +79,23 @@ async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_loc
     assert record is not None
     assert (record.state, record.verdict) == (RunState.DONE, "clean")
     assert await runs.holder(lane_of(RECORD)) is None
+
+
+async def test_the_end_is_put_on_record_if_its_success_cannot_be_noted() -> None:
+    store = MemoryStore(MemoryCell())
+    await formatted(store)
+    runs = Runs(store, ROOT)
+    await runs.note_success(RunKind.BOOKIES, 1, 1)
+    denied = f"{own_path('runs', ROOT)}/last-success/{RunKind.BOOKIES.value}"
+    store.cell.deny(denied)
+    life = RunLifeCycle(runs, replace(RECORD, started_ms=2), RunGate(), ManualClock(turns=1))
+    await life.begin()
+    await life.end(replace(DONE, also_done=(RunKind.PLACEMENT,)))
+    record = await runs.get(RECORD.run_id)
+    assert record is not None
+    assert (record.state, record.verdict) == (RunState.DONE, "clean")
+    store.cell.allow(denied)
+    assert await runs.last_success_ms() == {RunKind.BOOKIES: 1, RunKind.PLACEMENT: 2}
 
 
 async def test_a_request_to_end_a_run_is_forgotten_with_its_end(runs: Unsteady) -> None:
