@@ -204,6 +204,7 @@ class Control(Protocol):
         Raises:
             NotLeaderError: ask the leader.
             RunBusyError: one of this kind is under way, or a dry run of it if a dry run is asked for.
+            RefusedError: a placement run that no schedule begins, without a topology.
             StoreUnavailableError: no answer.
         """
         ...

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from typing_extensions import override
 
 from auditor.api.control import Backlog, Control, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
+from auditor.operating.client import RefusedError
 from auditor.service.events import ServiceEvents
 from auditor.service.runs.manager import CheckRunner, RunManager
 from auditor.service.runs.schedule import Schedule, Scheduler, period_s
@@ -261,6 +262,11 @@ class AuditorService(Control):
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
         parts = self._require_parts()
+        is_requested = cause is not RunCause.SCHEDULE  # the failed run of a schedule shows on record that it is useless
+        if kind is RunKind.PLACEMENT and is_requested and parts.election.is_leader() and not await self.has_topology():
+            raise RefusedError(
+                "there is no topology to judge by: write one to ZooKeeper, or start the auditor with --topology-file"
+            )
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record

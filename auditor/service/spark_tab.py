@@ -19,6 +19,7 @@ from auditor.api.control import (
     UnknownRunError,
     why_no_next_run,
 )
+from auditor.operating.client import RefusedError
 from auditor.service.runs.spark_holder import SessionUser, Spark
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
@@ -105,7 +106,7 @@ class LoopActions(TabActions):
             record = self._call(action)
         except RunBusyError as error:
             return ActionResult(ActionOutcome.BUSY, _sentence(error), error.run_id)
-        except (NotLeaderError, RunOverError) as error:
+        except (NotLeaderError, RefusedError, RunOverError) as error:
             return ActionResult(ActionOutcome.REFUSED, _sentence(error))
         except UnknownRunError as error:
             return ActionResult(ActionOutcome.UNKNOWN, _sentence(error))

@@ -38,7 +38,7 @@ from auditor.api.operations_port import (
 from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings
 from auditor.api.upkeep_port import Work
-from auditor.operating.client import ClusterClient, Document
+from auditor.operating.client import ClusterClient, Document, RefusedError
 from auditor.service.upkeep import LongWork, ProgressLook
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import progress_document, watch_of
@@ -69,6 +69,7 @@ class TwinControl:
     def __init__(self) -> None:
         self.is_leader = True
         self.is_connected = True
+        self.is_with_topology = True
         self.problems: tuple[str, ...] = ()
         self.windows: tuple[Window, ...] = ()
         self.may_start = asyncio.Event()
@@ -124,7 +125,7 @@ class TwinControl:
 
     async def has_topology(self) -> bool:
         self._connected()
-        return True
+        return self.is_with_topology
 
     async def run(self, run_id: str) -> RunRecord:
         self._connected()
@@ -138,6 +139,8 @@ class TwinControl:
         self._leads()
         self._connected()
         await self.may_start.wait()
+        if kind is RunKind.PLACEMENT and not self.is_with_topology:
+            raise RefusedError("there is no topology")
         for run in self._runs.values():
             if run.kind is kind and not run.state.is_final:
                 raise RunBusyError(kind, run.run_id, run.process)

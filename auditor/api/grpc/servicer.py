@@ -38,6 +38,7 @@ _CODES: Final = {
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "run-busy": grpc.StatusCode.ALREADY_EXISTS,
     "not-leader": grpc.StatusCode.FAILED_PRECONDITION,
+    "refused": grpc.StatusCode.FAILED_PRECONDITION,
     "run-over": grpc.StatusCode.FAILED_PRECONDITION,
     "key-reused": grpc.StatusCode.INVALID_ARGUMENT,
     "contradiction": grpc.StatusCode.INVALID_ARGUMENT,

@@ -99,6 +99,14 @@ async def test_run_from_begin_to_end(world: GrpcWorld) -> None:
     assert [found.run_id for found in listed.runs] == [run.run_id]
 
 
+async def test_a_run_that_the_cluster_does_not_allow_is_refused(world: GrpcWorld) -> None:
+    world.control.is_with_topology = False
+    request = pb.StartRunRequest(kind=pb.RUN_KIND_PLACEMENT)
+    refused = await refusal(world.stub.StartRun(request, metadata=world.operate))
+    assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert not (await world.stub.ListRuns(pb.ListRunsRequest())).runs
+
+
 async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
     async with serving(tmp_path) as world, AsyncExitStack() as stack:

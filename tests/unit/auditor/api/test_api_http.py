@@ -161,6 +161,12 @@ async def test_second_run_of_a_kind_is_refused_with_the_id_of_the_first(world: A
     await check(world, "POST", "/api/v1/runs", busy)
 
 
+async def test_a_placement_run_without_a_topology_is_refused(world: ApiWorld) -> None:
+    world.control.is_with_topology = False
+    refused = await world.operate("POST", "/api/v1/runs", json={"kind": "placement"})
+    assert (refused.status, refused.problem) == (409, "refused")
+
+
 async def test_process_that_does_not_lead_names_who_does(world: ApiWorld) -> None:
     run_id = await world.start()
     world.control.is_leader, world.control.leader = False, "auditor-1:3181"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
+from auditor.operating.client import RefusedError
 from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import HOUSEKEEPING_S, AuditorService
 from bookie.metadata.bookies.topology import TopologyStore
@@ -66,6 +67,22 @@ async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world
     other = (await world.auditor("b", topology_file=file)).service
     await when(lambda: other.status().is_store_connected)
     assert not await other.has_topology()
+
+
+@in_service_world
+async def test_a_placement_run_that_is_requested_without_a_topology_is_refused(world: ServiceWorld) -> None:
+    auditor = await world.leader()
+    with pytest.raises(RefusedError, match="there is no topology"):
+        await start(auditor.service, RunKind.PLACEMENT)
+    assert not await auditor.service.runs()
+    await auditor.service.start_run(RunKind.PLACEMENT, cause=RunCause.SCHEDULE, owner="a")
+    other = await world.auditor("b")
+    await when(lambda: other.service.status().is_store_connected)
+    with pytest.raises(NotLeaderError):
+        await start(other.service, RunKind.PLACEMENT)
+    await TopologyStore(world.store, world.cluster).write('{"bk1": "/r1"}')
+    with pytest.raises(RunBusyError):
+        await start(auditor.service, RunKind.PLACEMENT)
 
 
 @in_service_world

@@ -19,6 +19,7 @@ from auditor.api.control import (
     SeverityBacklog,
     UnknownRunError,
 )
+from auditor.operating.client import RefusedError
 from auditor.service.spark_tab import LoopActions
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.port import StoreUnavailableError
@@ -135,6 +136,7 @@ async def test_what_people_press_reaches_the_service_with_who_they_are() -> None
     [
         (RunBusyError(RunKind.BOOKIES, "r0", "h:2"), ActionOutcome.BUSY),
         (NotLeaderError("h:8080"), ActionOutcome.REFUSED),
+        (RefusedError("there is no topology"), ActionOutcome.REFUSED),
         (RunOverError("run r1 is over"), ActionOutcome.REFUSED),
         (UnknownRunError("there is no run r1"), ActionOutcome.UNKNOWN),
         (StoreUnavailableError("no answer"), ActionOutcome.UNAVAILABLE),
