@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from bookie.model.exit_codes import ExitCode
-from bookie.runtime.closed_pipes import open_closed_streams
+from bookie.runtime.closed_pipes import prepare_streams
 from bookie.runtime.logs import setup_logging
 from spark_jobs.one_shot.command import run_command
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
@@ -21,7 +21,7 @@ __all__ = ["AuditResult", "AuditSettings", "ExitCode", "FailOn", "main", "run_au
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one audit from a command line; return its exit code."""
-    open_closed_streams()
+    prepare_streams()
     setup_logging(logging.WARNING)
     return run_command(argv)
 

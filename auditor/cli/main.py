@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module, metadata
@@ -20,7 +21,7 @@ from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
-from bookie.runtime.closed_pipes import open_closed_streams
+from bookie.runtime.closed_pipes import flush_or_discard, prepare_streams
 from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
@@ -203,8 +204,26 @@ def options(
 
 
 def main() -> None:
-    """Entry point: an expected error exits with one sentence and its exit code, without a traceback."""
-    open_closed_streams()
+    """Entry point: an expected error exits with one sentence and its exit code, without a traceback.
+
+    A command whose output nobody reads any more ends as if SIGPIPE had ended it. If it has done its work by then, the
+    exit code is that of the work.
+    """
+    prepare_streams()
+    output = sys.stdout
+    try:
+        _run()
+    except SystemExit as end:
+        failure = flush_or_discard(output)
+        if isinstance(end.__context__, BrokenPipeError):  # typer or rich has ended the command because of it
+            sys.exit(128 + signal.SIGPIPE)
+        if failure is not None and not isinstance(failure, BrokenPipeError):
+            print_error(f"standard output: {failure.strerror}")
+            sys.exit(ExitCode.FAILED)
+        raise
+
+
+def _run() -> None:
     try:
         command_for_terminal(app)()
     except BkhealError as error:

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from bookie.runtime.closed_pipes import unread_is_discarded
-
 if TYPE_CHECKING:
     from spark_jobs.runs.port import ProgressEvent
 
@@ -52,14 +50,12 @@ def print_line(text: str = "") -> None:
 
 def print_error(text: str) -> None:
     """Print one sentence to standard error."""
-    with unread_is_discarded(sys.stderr):
-        sys.stderr.write(f"error: {text}\n")
+    sys.stderr.write(f"error: {text}\n")
 
 
 def print_note(text: str) -> None:
     """Print one sentence to standard error that is neither result nor error."""
-    with unread_is_discarded(sys.stderr):
-        sys.stderr.write(f"note: {text}\n")
+    sys.stderr.write(f"note: {text}\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import io
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
+
+from typing_extensions import override
 
 
-def open_closed_streams() -> None:
-    """Replace each closed standard stream by an empty one, so that no file or connection gets its number."""
+def prepare_streams() -> None:
+    """Open each closed standard stream, and discard what is written to a standard error that nobody reads.
+
+    An open one keeps files and connections from getting its number. Notes and errors that nobody reads never end the
+    work of a process.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    if _is_pipe(sys.stderr):
+        buffer = io.BufferedWriter(_Discarding(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+class _Discarding(io.FileIO):
+    """A pipe that accepts everything after its reader has ended."""
+
+    @override
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except OSError:  # also of a stream without a number
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def flush_or_discard(stream: TextIO) -> OSError | None:
+    """Flush a standard stream. After a failure, which is returned, everything else that is written to it is discarded.
+
+    So Python can flush it at the end of the process, without another exit code.
+    """
+    try:
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        return error
+    return None
 
 
 @contextmanager
@@ -21,11 +66,15 @@ def unread_is_discarded(stream: TextIO) -> Iterator[None]:
     """Write to ``stream`` in the body, and flush it at the end. If its pipe is closed, everything else is discarded.
 
     So the exit code of the process is that of its work, and not that of the output.
+
+    Raises:
+        OSError: another failure of the output.
     """
     try:
         yield
-        stream.flush()
     except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())  # also for what Python writes at the end of the process
-        os.close(null)
+        flush_or_discard(stream)
+    else:
+        error = flush_or_discard(stream)
+        if error is not None and not isinstance(error, BrokenPipeError):
+            raise error

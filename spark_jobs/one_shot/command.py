@@ -104,8 +104,7 @@ def _print(result: AuditResult, output: str) -> None:
 
 
 def _say(text: str) -> None:
-    with unread_is_discarded(sys.stderr):
-        sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

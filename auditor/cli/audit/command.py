@@ -232,8 +232,7 @@ def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[P
     metrics = OneShotMetrics(kind, installed_version(), SystemClock())
     with served(metrics, None if port is None else StatusServerSettings(port, host)) as bound:
         if bound is not None:
-            with unread_is_discarded(sys.stderr):
-                sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
+            sys.stderr.write(f"metrics on http://{host}:{bound}/metrics\n")
         yield metrics.on_progress
 
 
@@ -262,8 +261,7 @@ def _here(
     if result.report_problem:
         print_error(result.report_problem)
     else:
-        with unread_is_discarded(sys.stderr):
-            sys.stderr.write(f"report: {result.summary_path}\n")
+        sys.stderr.write(f"report: {result.summary_path}\n")
     raise typer.Exit(result.exit_code(fail_on))
 
 

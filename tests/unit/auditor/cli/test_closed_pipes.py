@@ -1,9 +1,10 @@
-"""An audit whose output nobody reads ends with the exit code of its result."""
+"""A command whose output nobody reads ends quietly: with the exit code of its work, or as if SIGPIPE had ended it."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -40,17 +41,40 @@ sys.exit(main(["--metadata-uri", "{URI}"]))
 """
 
 
-def exit_code(program: str, *closed: str) -> int:
-    """The exit code of a process if the named outputs are a pipe without a reader."""
+COMMAND = """
+import sys
+import typer
+from auditor.cli import main
+from auditor.cli.output import print_line, print_note
+
+def listed() -> None:
+    for number in range({lines}):
+        print_line(str(number))
+        print_note("a line")
+    raise typer.Exit(5)
+
+main._PLACES["changes"] = ("State of the cluster", "__main__:listed")
+sys.argv = ["bkheal", *{arguments}]
+main.main()
+"""
+
+
+def ended(program: str, *closed: str) -> tuple[int, bytes | None]:
+    """The exit code of a process if the named outputs are a pipe without a reader, and what it wrote to others."""
     reading, writing = os.pipe()
     os.close(reading)
-    out, err = (writing if name in closed else subprocess.DEVNULL for name in ("stdout", "stderr"))
+    out, err = (writing if name in closed else subprocess.PIPE for name in ("stdout", "stderr"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", program]
     try:
-        process = subprocess.run(command, stdout=out, stderr=err, timeout=PROGRAM_S, check=False)
+        process = subprocess.run(command, stdout=out, stderr=err, env=environment, timeout=PROGRAM_S, check=False)
     finally:
         os.close(writing)
-    return process.returncode
+    return process.returncode, process.stderr
+
+
+def exit_code(program: str, *closed: str) -> int:
+    return ended(program, *closed)[0]
 
 
 @pytest.mark.parametrize("program", [BKHEAL, SPARK_SUBMIT], ids=["bkheal", "spark-submit"])
@@ -69,3 +93,22 @@ def test_the_exit_code_is_that_of_the_audit_if_both_outputs_are_closed(program: 
 @pytest.mark.parametrize("program", [BKHEAL, SPARK_SUBMIT], ids=["bkheal", "spark-submit"])
 def test_the_exit_code_is_that_of_the_error(program: str) -> None:
     assert exit_code(PREPARED.format(is_failing=True) + program, "stdout", "stderr") == ExitCode.STORE_UNREACHABLE
+
+
+@pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")], ids=" ".join)
+def test_the_exit_code_of_a_command_that_has_done_its_work_is_that_of_its_work(closed: tuple[str, ...]) -> None:
+    assert exit_code(COMMAND.format(lines=3, arguments=["changes"]), *closed) == 5
+
+
+@pytest.mark.parametrize("arguments", [["changes"], ["--help"], ["audit", "run", "--help"]], ids=" ".join)
+def test_a_command_that_has_more_to_print_ends_quietly_as_by_sigpipe(arguments: list[str]) -> None:
+    code, errors = ended(COMMAND.format(lines=10**9, arguments=arguments), "stdout")
+    assert code == 128 + signal.SIGPIPE
+    assert set((errors or b"").splitlines()) <= {b"note: a line"}
+
+
+def test_an_output_that_cannot_be_written_is_an_error() -> None:
+    line = shlex.join([sys.executable, "-c", COMMAND.format(lines=3, arguments=["changes"])])
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.run(["sh", "-c", f"{line} >/dev/full"], env=environment, timeout=PROGRAM_S, check=False)
+    assert process.returncode == ExitCode.FAILED
