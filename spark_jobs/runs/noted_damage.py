@@ -9,7 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from spark_jobs.runs.publish import Marking
 
@@ -23,6 +25,8 @@ async def mark_noted(
 ) -> Sequence[Marking]:
     """Mark the recorded ledgers that are closed, and delete their records and those of deleted ledgers.
 
+    A record that cannot be deleted now stays for a later call, which marks its ledger again.
+
     Args:
         notes: the records.
         ledgers: the metadata of the ledgers.
@@ -32,7 +36,8 @@ async def mark_noted(
         The ledgers that were marked, with their members.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay or are marked.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay, and some ledgers
+            may be marked.
     """
     noted = await notes.all()
     found = await ledgers.read_many([note.ledger_id for note in noted])
@@ -48,8 +53,11 @@ async def mark_noted(
             markings.append((note.ledger_id, tuple(sorted(named))))
     if markings and await mark(markings) is None:
         return []
-    for note in ended:
-        await notes.remove(note)
     if markings:
         _log.info("closed ledgers with recorded damage are marked", extra={"ledgers": len(markings)})
+    try:
+        for note in ended:
+            await notes.remove(note)
+    except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+        _log.warning("records of damage are not deleted yet, so a later run marks again", extra={"reason": str(error)})
     return markings

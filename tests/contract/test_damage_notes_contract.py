@@ -10,9 +10,9 @@ import pytest
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.nodes import create_with_parents
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks import damage_notes as notes_module
-from bookie.metadata.tasks.damage_notes import DamageNotes
+from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
 from spark_jobs.runs.noted_damage import mark_noted
@@ -67,6 +67,24 @@ async def test_nothing_is_forgotten_while_recovery_is_disabled(notes: DamageNote
     assert not await mark_noted(notes, ledgers, marks.mark)
     marks.is_disabled = False
     assert [ledger_id for ledger_id, _ in await mark_noted(notes, ledgers, marks.mark)] == [L1]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), AccessDeniedError("not allowed")])
+async def test_marks_whose_records_cannot_be_deleted_are_returned(
+    notes: DamageNotes, ledgers: LedgerStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    marks = Marks()
+    await ledgers.create(L1, CLOSED)
+    await notes.add(L1, names("a"))
+
+    async def failing(note: DamageNote) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(notes, "remove", failing)
+        assert await mark_noted(notes, ledgers, marks.mark) == marks.marked == [(L1, names("a"))]
+    assert [ledger_id for ledger_id, _ in await mark_noted(notes, ledgers, marks.mark)] == [L1]
+    assert await notes.all() == []
 
 
 async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
