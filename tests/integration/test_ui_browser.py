@@ -51,8 +51,12 @@ def has_come_far(text: str) -> bool:
 
 
 def keep_picture(browser: Chrome, name: str) -> None:
-    """Save a picture of the browser in the directory named by the environment, if any."""
+    """Save a picture of the whole page in the directory named by the environment, if any.
+
+    ``docs/images/spark-ui-auditor.png`` is the first one.
+    """
     if directory := os.environ.get("BKHEAL_PICTURES"):
+        browser.set_window_size(1280, 1110)
         browser.save_screenshot(str(Path(directory) / name))
 
 
