@@ -25,8 +25,9 @@ from bookie.server.joining.directories import (
 from bookie.server.joining.formatting import FormatRefusedError, require_all
 from bookie.server.joining.rebuilt import rebuild_index
 from bookie.server.joining.salvaged import salvage_journal
-from bookie.server.joining.stopped import stopped_disks, stopped_storage
+from bookie.server.joining.stopped import NoBookieError, stopped_disks, stopped_storage
 from bookie.server.joining.succession import MendingRefusedError
+from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -160,6 +161,29 @@ async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_fro
     assert len(incarnations) == 1
     assert incarnations != {"before"}
     assert await statuses(journal, [*ledgers, added.parent]) == [Status.OK, Status.OK, Status.LIMBO]
+
+
+@pytest.mark.parametrize("names", [("ledgers", "journal", "more"), ("journal", "more", "ledgers"), ("journal", "more")])
+async def test_directories_in_the_place_of_others_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """The index would be made in the wrong directory, without the entries of the others."""
+    journal, ledgers = await filled(tmp_path)
+    known = Cookie(BookieId("bk1:3181"), (str(journal),), tuple(map(str, ledgers)))
+    for name in NAMES:
+        (tmp_path / name / CURRENT / VERSION_FILE).write_bytes(encode_cookie(known))
+    paths = [tmp_path / name for name in names]
+    with pytest.raises(NoBookieError, match="wrong place"):
+        await rebuild_index(paths[:1], paths[1:], SystemClock(), random.Random(1), may_replace=True)
+    with pytest.raises(NoBookieError, match="wrong place"):
+        await salvage_journal(paths[:1], paths[1:], SystemClock(), random.Random(1))
+    with pytest.raises(NoBookieError, match="wrong place"):
+        await statuses(paths[0], paths[1:])
+    assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
+
+
+async def test_a_directory_given_twice_is_refused(tmp_path: Path) -> None:
+    journal, ledgers = await filled(tmp_path)
+    with pytest.raises(DirectoryInUseError, match="give each directory once"):
+        await statuses(journal, [ledgers[0], ledgers[0]])
 
 
 @pytest.mark.parametrize("incarnation", [None, "another"])

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
+from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory, Role, look
 from bookie.storage.disks.files import FileDisk
@@ -42,7 +44,8 @@ async def stopped_disks(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path
     """Lock the directories of a stopped bookie. A ledger directory other than the first may be lost.
 
     Raises:
-        NoBookieError: one of the others does not belong to a bookie; nothing was created.
+        NoBookieError: one of the others does not belong to a bookie, or they were given in other places; nothing was
+            created.
         DirectoryInUseError: the bookie runs.
         DiskError: one of the others cannot be read.
     """
@@ -83,25 +86,30 @@ async def opened_disks(
     """Look at directories that this process has locked and that have no open storage.
 
     Raises:
+        NoBookieError: they were given in other places than those in which the bookie uses them.
         DiskError: a journal directory, or the first ledger directory, cannot be read.
     """
-    directories = [await look(Role.JOURNAL, str(path), disk) for path, disk in zip(journal_dirs, journals, strict=True)]
+    directories = []
+    for path, journal in zip(journal_dirs, journals, strict=True):
+        directories.append(await look(Role.JOURNAL, str(path.resolve()), journal))
     parts = []
     for path, disk in zip(ledger_dirs, ledgers, strict=True):
+        name = str(path.resolve())
         if isinstance(disk, DiskError):
-            directories.append(LocalDirectory(Role.LEDGERS, str(path), problem=str(disk)))
+            directories.append(LocalDirectory(Role.LEDGERS, name, problem=str(disk)))
             parts.append(SpreadDirectory(str(path), None, str(disk)))
             continue
         try:
-            found = await look(Role.LEDGERS, str(path), disk)
+            found = await look(Role.LEDGERS, name, disk)
         except DiskError as error:
             if not parts:
                 raise
-            found = LocalDirectory(Role.LEDGERS, str(path), problem=str(error))
+            found = LocalDirectory(Role.LEDGERS, name, problem=str(error))
         directories.append(found)
         is_lost = bool(parts) and found.version is None and not _is_being_added(found, directories[len(journals)])
         problem = (found.problem or "it has no file VERSION: is its disk mounted?") if is_lost else ""
         parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
+    _check_places(directories)
     opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
     whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)
     return StoppedDisks(journals, whole, opened, ledger_dirs[0] / CURRENT, directories)
@@ -111,6 +119,31 @@ def _is_being_added(directory: LocalDirectory, first: LocalDirectory) -> bool:
     """Whether a ledger directory without ``VERSION`` belongs to these disks: its addition was interrupted."""
     ours = {first.incarnation, first.rebuilt_from} - {None}
     return directory.incarnation in ours
+
+
+def _check_places(directories: Sequence[LocalDirectory]) -> None:
+    """Refuse journal directories given as ledger directories, and another order, by the paths in the cookies.
+
+    A path that no cookie names is accepted: the disks may be mounted elsewhere.
+    """
+    given = {role: [each.path for each in directories if each.role is role] for role in Role}
+    for directory in directories:
+        try:
+            cookie = None if directory.version is None else decode_cookie(directory.version)
+        except InvalidCookieError:
+            continue  # reported by the commands that need it
+        if cookie is None:
+            continue
+        known = {Role.JOURNAL: cookie.journal_dirs, Role.LEDGERS: cookie.ledger_dirs}
+        paths = {*cookie.journal_dirs, *cookie.ledger_dirs}
+        for role in Role:
+            for path, place in zip_longest(given[role], known[role]):
+                if path in paths and path != place:
+                    raise NoBookieError(
+                        f"{path} is in the wrong place: bookie {cookie.bookie_id} has the journal directories "
+                        f"{', '.join(cookie.journal_dirs)} and the ledger directories {', '.join(cookie.ledger_dirs)}, "
+                        "in this order"
+                    )
 
 
 @asynccontextmanager

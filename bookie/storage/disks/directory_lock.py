@@ -30,9 +30,10 @@ def lock_directory(root: Path) -> int:
     except BlockingIOError as error:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
-        raise DirectoryInUseError(
-            f"{root} is in use by process {holder}: stop it, or give this bookie a directory of its own"
-        ) from error
+        is_ours = holder == str(os.getpid())
+        advice = "give each directory once" if is_ours else "stop it, or give this bookie a directory of its own"
+        who = f"process {holder}, which is this one" if is_ours else f"process {holder}"
+        raise DirectoryInUseError(f"{root} is in use by {who}: {advice}") from error
     with suppress(OSError):  # a full disk must not keep the bookie from starting
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
