@@ -27,6 +27,8 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.times import rfc3339_if_known
 
+_FORCE: Final = "use `bkheal drain start --force`, without --at"
+"""Services make this check as well, and no request has such an option."""
 CHECKS_MAX: Final = 5
 """Checks before a drain is refused because others begin or end during each of them."""
 Counting = Callable[[str, int], AbstractContextManager[Advance]]
@@ -115,7 +117,7 @@ async def check_startable(
         return None
     if not is_dry_run and await ports.tasks.switches.is_disabled():
         raise RefusedError(
-            "auto-recovery is disabled, so nothing would be copied: run `bkheal recovery enable` first, or use --force"
+            f"auto-recovery is disabled, so nothing would be copied: run `bkheal recovery enable` first, or {_FORCE}"
         )
     shapes: set[Shape] = set()
 
@@ -129,7 +131,7 @@ async def check_startable(
     others = replace(registered, writable=registered.writable - seen.bookies)
     problems = room_problems(shapes, others, bookies, ports.placement, are_copies_moved=True)
     if problems:
-        raise RefusedError(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or use --force")
+        raise RefusedError(f"there would be too few bookies: {'; '.join(problems)}. Add bookies, or {_FORCE}")
     return seen
 
 

@@ -30,7 +30,7 @@ from auditor.cli.cluster.drain_status import end, look_or_wait, print_unloading,
 from auditor.cli.cluster.drain_there import status_there
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
-from auditor.cli.cluster.recovery import ForceOption
+from auditor.cli.cluster.watching import check_timeout
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_error, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.bookies.drains import Drains
@@ -71,7 +71,9 @@ def start(
     output: OutputOption = OutputFormat.TABLE,
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
-    is_forced: ForceOption = False,
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="Continue although recovery is disabled, or too few bookies would be left.")
+    ] = False,
     bookie_http: Annotated[
         str | None,
         typer.Option(
@@ -271,12 +273,6 @@ def status(
             refuse(_NO_DRAIN)
     show(output, "DrainStatus", document, status_lines(document))
     end(document, failure, timeout_s)
-
-
-def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
-    """Refuse a time limit without a wait."""
-    if timeout_s is not None and not is_waiting:
-        raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
 
 
 def _started_there(

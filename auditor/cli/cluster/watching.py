@@ -21,6 +21,12 @@ IntervalOption = Annotated[
 ]
 
 
+def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
+    """Refuse a time limit without a wait."""
+    if timeout_s is not None and not is_waiting:
+        raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
+
+
 @contextmanager
 def shown(
     output: StreamFormat, one_line: Callable[[Document], str], lines: Callable[[Document], Sequence[str]], kind: str
