@@ -104,6 +104,11 @@ def test_gc_ends_its_wait_when_the_time_is_up_and_the_collection_goes_on(bookie:
     assert (result.exit_code, sum(pauses.slept_s[3:])) == (ExitCode.BUSY, COLLECTED_WITHIN_S)
 
 
+def test_a_time_limit_of_gc_without_a_wait_is_refused(bookie: Administered) -> None:
+    assert command(bookie, "gc", "--minor", "--timeout", "10").exit_code == ExitCode.USAGE
+    assert not bookie.node.collector.is_pending
+
+
 def test_gc_that_has_nothing_to_wait_for_ends_at_once(bookie: Administered, pauses: Pauses) -> None:
     result = command(bookie, "gc", "--wait")
     assert (result.exit_code, pauses.slept_s) == (ExitCode.OK, [])

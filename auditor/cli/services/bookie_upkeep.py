@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from auditor.cli.cluster.changing import whoami
-from auditor.cli.cluster.watching import IntervalOption
+from auditor.cli.cluster.watching import IntervalOption, check_timeout
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption, run
 from auditor.cli.services import bookie_cookie, bookie_format
@@ -47,8 +47,15 @@ def collect(
     ] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the end of the collection.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="With --wait: wait no longer than this.")
-    ] = COLLECTED_WITHIN_S,
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            metavar="SECONDS",
+            help=f"With --wait: wait no longer than this. Default: {COLLECTED_WITHIN_S:g}.",
+            show_default=False,
+        ),
+    ] = None,
     interval: IntervalOption = 2.0,
 ) -> None:
     """Start a garbage collection of a running bookie, or show the last one.
@@ -67,11 +74,13 @@ def collect(
         raise typer.BadParameter("is needed: a collection needs ZooKeeper and a running bookie", param_hint="--at")
     if is_minor and is_major:
         raise typer.BadParameter("give one of --minor and --major", param_hint="--minor / --major")
+    check_timeout(timeout, is_waiting=is_waiting)
+    timeout_s = COLLECTED_WITHIN_S if timeout is None else timeout
     bookie = RunningBookie.at(at, token_file)
     document = run(bookie.collect("MAJOR" if is_major else "MINOR" if is_minor else "SHOW"))
     first = document
     if is_waiting:
-        document = collected(first, lambda: run(bookie.collect()), interval, timeout)
+        document = collected(first, lambda: run(bookie.collect()), interval, timeout_s)
     if output is not StreamFormat.TABLE:
         print_document(output, "BookieCollection", document)
     else:
@@ -82,7 +91,7 @@ def collect(
         print_error("the bookie was started again, and the collection ended with its former process")
         raise typer.Exit(ExitCode.FAILED)
     if is_waiting and document["running"]:
-        print_error(f"the collection was not over after {timeout:g} s; it goes on")
+        print_error(f"the collection was not over after {timeout_s:g} s; it goes on")
         raise typer.Exit(ExitCode.BUSY)
     if is_waiting and document["stopped"]:
         raise typer.Exit(ExitCode.FAILED)
