@@ -81,6 +81,9 @@ def list_ledgers(
         created_before_ms=_time_ms(created_before),
         id_prefix=prefix,
     )
+    after_ms, before_ms = where.created_after_ms, where.created_before_ms
+    if after_ms is not None and before_ms is not None and after_ms >= before_ms:
+        raise typer.BadParameter(f"--created-after {created_after} is not before --created-before {created_before}")
     target = metadata_uri(uri, config)
     if output is StreamFormat.JSONL:  # line by line: a cluster has millions of ledgers
         run(_list(target, where, limit, lambda row: print_json_line("Ledger", **row)))

@@ -14,6 +14,7 @@ from auditor.cli.ledgers import ledger
 from bookie.client import connect
 from bookie.metadata.ledgers.ledgers import Unreadable
 from bookie.metadata.port import StoreUnavailableError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LedgerId
 
 
@@ -37,3 +38,8 @@ def test_lines_are_printed_as_ledgers_are_read(monkeypatch: pytest.MonkeyPatch) 
     assert [(line["kind"], line["ledger_id"], line["state"]) for line in lines] == [
         ("Ledger", number, "UNREADABLE") for number in range(3)
     ]
+
+
+def test_creation_times_that_no_ledger_can_meet_are_refused() -> None:
+    words = ["list", "--created-after", "1d", "--created-before", "2d", "--metadata-uri", "zk://h:1/ledgers"]
+    assert CliRunner().invoke(ledger.app, words).exit_code == ExitCode.USAGE
