@@ -212,6 +212,7 @@ def test_a_salvage_says_what_it_kept_and_what_is_damaged(home: Path) -> None:
     found = document(home, "salvage-journal", "--lost")
     assert (found["records"], found["finding_count"], found["findings"]) == (0, 0, [])
     assert document(home, "status")["limbo_pending"] is True
+    assert "limbo pending: yes" in call(home, "status").stdout
 
 
 @pytest.mark.parametrize("position", ["1", "1:", ":1", "1:-1", "a:b", f"1:{1 << 63}"])

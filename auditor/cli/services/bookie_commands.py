@@ -105,6 +105,7 @@ def status(
     if output is not StreamFormat.TABLE:
         print_document(output, "StoppedBookie", document)
         return
+    document["limbo_pending"] = "yes" if document["limbo_pending"] else "no"
     for name, value in document.items():
         print_line(f"{name.replace('_', ' ')}: {printable(str('-' if value is None else value))}")
 
