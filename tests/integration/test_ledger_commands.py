@@ -152,6 +152,9 @@ def test_ledgers_are_filtered(uri: str, cluster: EmbeddedCluster) -> None:
     assert set(on) == {ledger}
     for wrong in (("--state", "half"), ("--created-after", "soon")):
         assert bkheal(uri, "ledger", "list", *wrong).returncode == 2
+    assert bkheal(uri, "ledger", "list", "--bookie", "misspelt:3181").returncode == 1
+    empty = ("--custom", "app=nothing", "--bookie", cluster.bookies[0].bookie_id)
+    assert bkheal(uri, "ledger", "list", *empty).returncode == 0
 
 
 def test_a_tail_follows_a_ledger_until_it_is_closed(uri: str) -> None:

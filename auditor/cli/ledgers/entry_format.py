@@ -80,12 +80,26 @@ def custom_pairs(pairs: list[str]) -> dict[str, bytes]:
     """Custom metadata from ``key=value`` arguments.
 
     Raises:
-        typer.BadParameter: one has no ``=`` or no key, or its key is not UTF-8.
+        typer.BadParameter: one has no ``=`` or no key, its key is not UTF-8, or two have the same key.
     """
     for pair in pairs:
         if "=" not in pair[1:]:
             raise typer.BadParameter(f"{pair!r} is not key=value")
-    return {key: value or b"" for key, value in map(custom_condition, pairs)}
+    return {key: value or b"" for key, value in custom_conditions(pairs).items()}
+
+
+def custom_conditions(texts: list[str]) -> dict[str, bytes | None]:
+    """Return keys of custom metadata and their values; see ``custom_condition``.
+
+    Raises:
+        typer.BadParameter: a key is not UTF-8, or two are the same.
+    """
+    found: dict[str, bytes | None] = {}
+    for key, value in map(custom_condition, texts):
+        if key in found:
+            raise typer.BadParameter(f"the key {key!r} is given twice", param_hint="--custom")
+        found[key] = value
+    return found
 
 
 def custom_condition(text: str) -> tuple[str, bytes | None]:

@@ -14,7 +14,7 @@ from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
-from auditor.cli.ledgers.entry_format import custom_condition
+from auditor.cli.ledgers.entry_format import custom_conditions
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.ledgers.verify import verify
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
@@ -76,7 +76,7 @@ def list_ledgers(
     where = LedgerFilter(
         states=None if state is None else frozenset({LedgerState[state.upper()]}),
         bookie=None if bookie is None else bookie_id(bookie),
-        custom=dict(map(custom_condition, custom or [])),
+        custom=custom_conditions(custom or []),
         created_after_ms=_time_ms(created_after),
         created_before_ms=_time_ms(created_before),
         id_prefix=prefix,
@@ -191,16 +191,25 @@ def delete(
 
 
 async def _list(uri: str, where: Any, limit: int, take: Callable[[dict[str, Any]], None]) -> None:
-    """Hand over the rows, each as soon as it is read."""
+    """Hand over the rows, each as soon as it is read.
+
+    Raises:
+        NoSuchObjectError: there is none, and no bookie with the requested name.
+    """
+    from auditor.operating.client import check_names
     from bookie.client.connect import connect
     from bookie.metadata.ledgers.ledgers import Unreadable
 
+    is_found = False
     async with await connect(uri, security=bookie_security()) as client:
         async for item in client.scan_ledgers(where, limit=limit or None):
+            is_found = True
             if isinstance(item, Unreadable):
                 take({"ledger_id": item.ledger_id, "state": "UNREADABLE", "reason": item.reason})
             else:
                 take(describe(item.ledger_id, item.metadata))
+        if where.bookie is not None and not is_found:  # a ledger may name a bookie without a cookie
+            await check_names(client, [where.bookie])
 
 
 async def _show(uri: str, ledger: int) -> dict[str, Any]:
