@@ -21,13 +21,13 @@ from bookie.metadata.bookies.cookies import (
     encode_cookie,
     refuse_foreign,
 )
-from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
+from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, OtherDisksError, UnreadableHistoryError
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
+from bookie.metadata.port import ANY_VERSION, Create, MetadataStore, MultiFailedError, NodeExistsError
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 
@@ -275,6 +275,29 @@ async def test_incarnations_are_kept_for_good(store: MetadataStore, cluster: Clu
         await incarnations.record(bookie, "u-3", 3000)
     assert (await store.get(path)).data == b"{}["
     assert bookie not in await Incarnations(store, "/another/root").known()
+
+
+async def test_disks_are_recorded_and_confirmed_by_the_history_that_allowed_them(
+    store: MetadataStore, cluster: Cluster
+) -> None:
+    bookie = BookieId(f"bk-{random.SystemRandom().getrandbits(64):x}")
+    incarnations, path = Incarnations(store, cluster.root), f"{cluster.root}/{random.SystemRandom().getrandbits(64):x}"
+    empty = await incarnations.history(bookie)
+    await incarnations.record(bookie, "u-1", 1000, empty)
+    with pytest.raises(OtherDisksError):
+        await incarnations.record(bookie, "u-2", 1000, empty)
+    await incarnations.record(bookie, "u-1", 1000, empty)  # after a lost answer
+    first = await incarnations.history(bookie)
+    await incarnations.confirm(bookie, first, [Create(path)])
+    assert await store.stat(path) is not None
+    with pytest.raises(OtherDisksError):
+        await incarnations.record(bookie, "u-2", 1000, first)
+    with pytest.raises(OtherDisksError):
+        await incarnations.confirm(bookie, first, [])
+    with pytest.raises(MultiFailedError) as refused:
+        await incarnations.confirm(bookie, await incarnations.history(bookie), [Create(path)])
+    assert (refused.value.index, type(refused.value.cause)) == (1, NodeExistsError)
+    assert await incarnations.read(bookie) == (Incarnation("u-1", 1000),)
 
 
 async def test_foreign_bookies_are_refused(

@@ -23,7 +23,7 @@ from bookie.metadata.ledgers.ledgers import LedgerExistsError, LedgerStore, Meta
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION, Check, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.port import ANY_VERSION, Check, Create, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations
@@ -217,6 +217,16 @@ async def _cookie(world: MetadataWorld) -> None:
     await world.cookies.create(Cookie(BK1, ("/j",), ("/l",)))
 
 
+async def _recorded(world: MetadataWorld) -> None:
+    await _formatted(world)
+    await world.incarnations.record(BK1, "u-1", 5)
+
+
+async def _confirm(world: MetadataWorld) -> None:
+    history, path = await world.incarnations.history(BK1), f"{ROOT}/confirmed"
+    await world.incarnations.confirm(BK1, history, [] if world.data(path) is not None else [Create(path)])
+
+
 async def _disable_again(world: MetadataWorld) -> None:
     with pytest.raises(AlreadyDisabledError) if _is_disabled(world) else _nothing():
         await world.tasks.switches.disable()
@@ -332,6 +342,12 @@ SCENARIOS = {
         lambda w: w.incarnations.record(BK1, "u-1", 5),
         lambda w: w.incarnations.record(BK1, "u-1", 5),
         lambda w: (w.data(f"{own_path('incarnations', ROOT)}/{BK1}") or b"").count(b"u-1") == 1,
+    ),
+    "confirmation": Scenario(
+        _recorded,
+        _confirm,
+        _confirm,
+        lambda w: w.data(f"{ROOT}/confirmed") is not None,
     ),
     "reserve": Scenario(
         _formatted,
