@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 
@@ -272,6 +273,31 @@ async def test_a_read_without_an_answer_is_sent_again_on_the_next_connection_of_
         store._tracker.current = replace(store.session, epoch=store.session.epoch + 1)
         with pytest.raises(StoreUnavailableError):
             await reading
+    await store.close()
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_write_that_loses_its_connection_is_sent_once(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    store = await ZooKeeperStore.connect(zookeeper.connect_string)
+    client, path = _client(store), f"/t-{fresh_root.replace('/', '')}"
+    call = client._call
+
+    def lost(request: Any, answer: Any) -> None:
+        """As kazoo empties its queues after the end of a connection, whether or not it has sent the request."""
+        monkeypatch.setattr(client, "_call", call)
+        if is_sent:
+            assert request.type
+        answer.set_exception(ConnectionLoss())
+
+    monkeypatch.setattr(client, "_call", lost)
+    if is_sent:
+        with pytest.raises(WriteOutcomeUnknownError):
+            await store.create(path)
+        assert await store.stat(path) is None
+    else:
+        assert await store.create(path) == path
     await store.close()
 
 

@@ -69,8 +69,8 @@ _HANDSHAKES_PER_SESSION: Final = 3
 """A starting server may accept a connection and never answer. With only one server, kazoo would wait for a whole
 session timeout and lose the session. So the wait for each answer is a third of it, with a minimum."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
-_READ_SENDS_MAX: Final = 4
-"""How often a read is sent whose connection is lost. A server that closes the connection for it gets no more."""
+_SENDS_MAX: Final = 4
+"""How often a request is given to kazoo whose connection is lost. A server may close the connection because of it."""
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
 _EPHEMERAL_FLAG: Final = 1
@@ -140,6 +140,12 @@ class _Write:
 
     def deserialize(self, reply: bytes, offset: int) -> Any:
         return self._request.deserialize(reply, offset)
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether it was neither sent nor withdrawn."""
+        with self._lock:
+            return not self._is_sent and not self.is_withdrawn
 
     def withdraw(self) -> bool:
         """Prevent the write from being sent; return False if it was (or may have been) sent."""
@@ -372,7 +378,7 @@ class KazooConnection:
             write.withdraw()  # for a cancelled caller; no effect once the write was sent
 
     async def _call(self, request: _Request, what: str) -> Any:
-        """Return the answer. A read that lost its connection is sent again on the next one of its session (R144)."""
+        """Return the answer. What loses its connection is sent on the next one, except a write that was sent (R144)."""
         session = self.tracker.current
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -394,7 +400,8 @@ class KazooConnection:
         return value
 
     def _may_resend(self, request: _Request, session: Session, sends: int) -> bool:
-        return not isinstance(request, _Write) and sends < _READ_SENDS_MAX and self.tracker.lives(session)
+        is_safe = not isinstance(request, _Write) or request.is_unsent
+        return is_safe and sends < _SENDS_MAX and self.tracker.lives(session)
 
     async def _exchange(self, request: _Request, session: Session) -> tuple[Any, BaseException | None]:
         if isinstance(request, _Write):
