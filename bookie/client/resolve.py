@@ -28,6 +28,12 @@ class _Remembered:
     seen_s: float
     """The time of the store's last answer."""
 
+    def stands_at(self, now_s: float) -> bool:
+        """Whether the address may be used while the store is silent."""
+        if self.address is None:
+            return False
+        return self.address.protocol != APACHE_PROTOCOL or now_s - self.seen_s < _UNGUARDED_S
+
 
 class RegistrationResolver:
     """Resolves bookie ids through their registration; an unregistered bookie has no address."""
@@ -52,24 +58,27 @@ class RegistrationResolver:
         deleted: a bookie continues to serve after its ZooKeeper session, and the incarnation in each request prevents
         answers from a stranger on the same port. Apache's protocol has no such guard, so there an address ends with its
         registration, and half a minute after the last news of it: a stranger's "never stored" must not be taken for
-        this bookie's (S6).
+        this bookie's (S6, R145).
+
+        Raises:
+            StoreUnavailableError: no answer, and no address that is still valid; the address is unknown.
         """
-        known, seen_s = self._remembered.get(bookie), self._clock.monotonic_s()
-        if known is not None and seen_s < known.until_s:
+        known, now_s = self._remembered.get(bookie), self._clock.monotonic_s()
+        if known is not None and now_s < known.until_s:
             return known.address
-        address = known.address if known is not None else None
+        valid = known if known is not None and known.stands_at(now_s) else None
         try:
             # A store without a connection would hold the request for longer than the request's own deadline.
-            async with asyncio.timeout(None if address is None else self._patience_s):
-                found = await self._look_up(bookie)
+            async with asyncio.timeout(None if valid is None else self._patience_s):
+                address = await self._look_up(bookie)
         except (TransientError, TimeoutError):
-            if known is None or address is None:
-                return None
-            is_stale = address.protocol == APACHE_PROTOCOL and seen_s - known.seen_s >= _UNGUARDED_S
-            found = None if is_stale else address
-            seen_s = known.seen_s
-        if found is not None or (address is not None and not address.incarnation):
-            address = found
+            if valid is None:
+                raise
+            address, seen_s = valid.address, valid.seen_s
+        else:
+            seen_s = now_s
+            if address is None and known is not None and known.address is not None and known.address.incarnation:
+                address = known.address
         if bookie not in self._remembered and len(self._remembered) >= _REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[bookie] = _Remembered(address, self._clock.monotonic_s() + _FRESH_S, seen_s)
