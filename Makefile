@@ -76,6 +76,10 @@ spark-matrix: $(VENV)/.installed-dev ## Run the tests of the Spark UI tab with e
 apache-releases: $(VENV)/.installed-dev ## Run the tests with Apache's programs with an older and a newer release of them (Maven, JDK)
 	PYTHON=$(BIN)/python .ci/apache_releases
 
+.PHONY: zookeeper-releases
+zookeeper-releases: $(VENV)/.installed-dev ## Run the tests of the metadata store with older releases of ZooKeeper (Maven, JDK)
+	PYTHON=$(BIN)/python .ci/zookeeper_releases
+
 IMAGE_STORE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bkheal/image
 .PHONY: image-test
 image-test: $(VENV)/.installed-dev ## Build the image without Docker, run the chart's pods from it (root, buildah, podman)

@@ -19,6 +19,7 @@ from bookie.runtime.grpc_environment import prepare_grpc
 from tests.class_archive import spark_environment
 from tests.required import missing, why_missing
 from tests.rings.plan import TESTS, load_rings
+from tests.zookeeper_release import use_release
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_release()
     settings.load_profile("search" if config.getoption("search") else "gate")
 
 

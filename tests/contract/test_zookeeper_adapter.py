@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
+from kazoo.protocol.states import KazooState, KeeperState
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.access import ZooKeeperAccess, use_access
@@ -281,7 +282,7 @@ async def test_a_write_that_loses_its_connection_is_sent_once(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch, is_sent: bool
 ) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
-    client, path = _client(store), f"/t-{fresh_root.replace('/', '')}"
+    connection, client, path = store._connection, _client(store), f"/t-{fresh_root.replace('/', '')}"
     call = client._call
 
     def lost(request: Any, answer: Any) -> None:
@@ -290,6 +291,8 @@ async def test_a_write_that_loses_its_connection_is_sent_once(
         if is_sent:
             assert request.type
         answer.set_exception(ConnectionLoss())
+        for state in (KazooState.SUSPENDED, KazooState.CONNECTED):
+            connection.bridge.push(connection._on_state, state, store.session.session_id, 10, KeeperState.CONNECTED)
 
     monkeypatch.setattr(client, "_call", lost)
     if is_sent:

@@ -384,12 +384,14 @@ class KazooConnection:
             async with asyncio.timeout(self._timeout_s):
                 session = await self.tracker.ready()
                 async with self._slots:
+                    sends, changes = 1, self.tracker.changes
                     value, error = await self._exchange(request, session)
-                    sends = 1
                     while isinstance(error, ConnectionLoss) and self._may_resend(request, session, sends):
+                        await self.tracker.wait_changes(changes)  # kazoo empties its queue until it reports the loss
+                        self.tracker.ensure(session)
                         await self.tracker.ready()
+                        sends, changes = sends + 1, self.tracker.changes
                         value, error = await self._exchange(request, session)
-                        sends += 1
         except TimeoutError as late:
             raise _unanswered(request, what, f"no answer within {self._timeout_s:g} s") from late
         if isinstance(request, _Write) and request.is_withdrawn:

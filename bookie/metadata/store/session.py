@@ -18,12 +18,15 @@ class SessionTracker:
     def __init__(self, session: Session) -> None:
         self.current = session
         self.changed = Signal()
+        self.changes = 0
+        """How often the session has changed."""
         self.is_closed = False
 
     def update(self, session: Session) -> None:
         """Make ``session`` the current one."""
         if session != self.current:
             self.current = session
+            self.changes += 1
             self.changed.fire()
 
     def close(self) -> None:
@@ -38,6 +41,12 @@ class SessionTracker:
             with waiting_for(self.changed) as waiter:
                 await waiter
         return self.current
+
+    async def wait_changes(self, seen: int) -> None:
+        """Return once ``changes`` differs from ``seen``, also if the session is the same again by then."""
+        while self.changes == seen:
+            with waiting_for(self.changed) as waiter:
+                await waiter
 
     async def ready(self) -> Session:
         """Wait for a connected session, and return it for a request. Does not yield to the loop if already connected.
