@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -137,6 +138,25 @@ class _Root(TyperGroup):
     @override
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PLACES)
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _readable_usage_errors():
+            return super().parse_args(ctx, args)
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        with _readable_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _readable_usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = error.message.removeprefix("Value error, ")  # pydantic's, below typer
+        raise
 
 
 def _built(name: str, heading: str, command: Any) -> Any:

@@ -109,3 +109,12 @@ def test_a_time_to_wait_without_waiting_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert "--wait" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("auditor-token", "alice", "--role"), ("report", "findings", "--severity")])
+def test_a_value_that_is_no_choice_is_refused_without_the_words_of_a_library(
+    shown: Shown, words: tuple[str, ...]
+) -> None:
+    text = shown(140, *words, "nonsense")
+    assert "'nonsense'" in text
+    assert "Value error" not in text
