@@ -89,6 +89,9 @@ _COMMANDS: Final = {
 _PLACES: Final = {name: (heading, place) for heading, commands in _COMMANDS.items() for name, place in commands.items()}
 
 
+_USAGE_ERRORS: Final[Any] = import_module(typer.BadParameter.__module__)  # click, or the copy of it in typer
+
+
 class _Commands(MutableMapping[str, Any]):
     """All commands by name. Each one is imported and built when it is used first."""
 
@@ -157,6 +160,20 @@ def _readable_usage_errors() -> Iterator[None]:
     except typer.BadParameter as error:
         error.message = error.message.removeprefix("Value error, ")  # pydantic's, below typer
         raise
+    except _USAGE_ERRORS.NoSuchOption as error:
+        error.message += _place_of(error.option_name, error.ctx)
+        raise
+
+
+def _place_of(option: str, context: Any) -> str:
+    """Return the end of the sentence about an option that the command there does not have: where it belongs."""
+    if isinstance(context.command, TyperGroup):
+        return "; the options of a command follow its name"
+    root = context.find_root()
+    if any(option in known.opts for known in root.command.params):
+        words = context.command_path.removeprefix(root.command_path)
+        return f"; it precedes the command: {root.command_path} {option} ...{words}"
+    return ""
 
 
 def _built(name: str, heading: str, command: Any) -> Any:

@@ -118,3 +118,18 @@ def test_a_value_that_is_no_choice_is_refused_without_the_words_of_a_library(
     text = shown(140, *words, "nonsense")
     assert "'nonsense'" in text
     assert "Value error" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("--config", "bk.toml", "status"), "follow"),
+        (("audit", "--at", "http://localhost:8080", "list"), "follow"),
+        (("ledger", "show", "5", "--tls-ca", "ca.pem"), "bkheal --tls-ca ... ledger show"),
+        (("status", "--log-level", "INFO"), "bkheal --log-level ... status"),
+    ],
+)
+def test_the_refusal_of_an_option_at_a_wrong_place_names_the_right_one(
+    shown: Shown, words: tuple[str, ...], place: str
+) -> None:
+    assert place in shown(140, *words)
