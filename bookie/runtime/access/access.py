@@ -19,6 +19,10 @@ _PEER_KINDS: Final = ("ipv4:", "ipv6:")
 _IPV6_CLIENT_BITS: Final = 64
 """Clients usually own a whole network of this size, so its addresses count as one client."""
 
+_NO_TOKENS: Final = (
+    "this process runs without --tokens-file; `bkheal auditor-token` prints a token, and a line for such a file"
+)
+
 
 class UnauthenticatedError(PermanentError):
     """A required token is missing, or a token is unknown."""
@@ -119,6 +123,7 @@ class Access:
     def __init__(self, settings: AccessSettings, clock: Clock) -> None:
         self._clock = clock
         self._tokens = Tokens(settings.tokens_file)
+        self._has_tokens = settings.tokens_file is not None
         self._limit = RateLimit(settings.requests_per_second, settings.clients_max, clock)
         self._anonymous = dict.fromkeys(Role, settings.allow_anonymous_write)
         self._anonymous[Role.READ] = settings.allow_anonymous_read
@@ -156,11 +161,13 @@ class Access:
         if wait_s > 0:
             raise RateLimitedError(wait_s)
         if token is not None and entry is None:
-            raise UnauthenticatedError("this token is not known: it was revoked, or mistyped")
+            reason = "it was revoked, or mistyped" if self._has_tokens else _NO_TOKENS
+            raise UnauthenticatedError(f"this token is not known: {reason}")
         if entry is not None and entry.is_expired(self._clock.epoch_ms()):
             raise UnauthenticatedError(f"the token of {entry.name} has expired: ask for a new one")
         if entry is None and not self._anonymous[needed]:
-            raise UnauthenticatedError(f"this needs a token with the role {needed.value}: send it as a bearer token")
+            advice = "send it as a bearer token" if self._has_tokens else _NO_TOKENS
+            raise UnauthenticatedError(f"this needs a token with the role {needed.value}: {advice}")
         if entry is not None and not entry.role.includes(needed):
             raise ForbiddenError(
                 f"the token of {entry.name} has the role {entry.role.value}; this needs {needed.value}"

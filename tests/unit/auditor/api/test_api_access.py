@@ -14,7 +14,7 @@ from auditor.api.grpc.server import GrpcApi
 from auditor.api.http.routes import Route
 from auditor.api.http.server import HttpApi
 from auditor.api.settings import ApiSettings
-from bookie.runtime.access.access import client_of
+from bookie.runtime.access.access import Access, UnauthenticatedError, client_of
 from bookie.runtime.access.tokens import (
     Role,
     TokenFileError,
@@ -199,6 +199,16 @@ async def test_new_token_counts_at_once(tmp_path: Path) -> None:
         with world.tokens_file.open("a") as file:
             file.write(made.line + "\n")
         assert (await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", token=made.token)).status == 200
+
+
+@pytest.mark.parametrize("token", [None, "bkheal_nonsense"])
+def test_a_process_without_tokens_tells_how_to_have_some(tmp_path: Path, token: str | None) -> None:
+    none = ApiSettings(report_dir=tmp_path)
+    some = replace(none, tokens_file=tmp_path / "tokens")
+    for settings, names_the_option in ((none, True), (some, False)):
+        with pytest.raises(UnauthenticatedError) as refused:
+            Access(settings, ManualClock()).admit("127.0.0.1", token, Role.OPERATE)
+        assert ("--tokens-file" in str(refused.value)) is names_the_option
 
 
 async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path) -> None:
