@@ -213,6 +213,10 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
             },
             "needs bookies.tls.existingSecret",
         ),
+        (
+            {"bookkeeper": URI, "bookies": {"enabled": True, "tls": {"existingSecret": "s"}}},
+            "without bookies.tls.enabled",
+        ),
         ({"bookkeeper": URI, "replicator": {"autoscaling": {"enabled": True}}}, "prometheusAddress"),
         ({"bookkeeper": URI, "httpRoute": {"enabled": True}}, "needs httpRoute.parentRefs"),
         ({"bookkeeper": URI, "auditor": {"ui": {"authProxy": {"port": 4180}}}}, "in auditor.sidecars"),

@@ -45,6 +45,9 @@
 {{- if and .Values.bookies.enabled .Values.bookies.tls.enabled (not .Values.bookies.tls.existingSecret) -}}
 {{- fail "bookies.tls.enabled needs bookies.tls.existingSecret" -}}
 {{- end -}}
+{{- if and .Values.bookies.enabled .Values.bookies.tls.existingSecret (not .Values.bookies.tls.enabled) -}}
+{{- fail "bookies.tls.existingSecret without bookies.tls.enabled: bookies would not speak TLS" -}}
+{{- end -}}
 {{- if and .Values.bookies.enabled (include "bkheal.callsBookies" .) (ne .Values.bookies.tls.enabled (ne $b.clientTls.existingSecret "")) -}}
 {{- fail "bookies.tls.enabled and bookkeeper.clientTls.existingSecret go together: replicators and audits call these bookies" -}}
 {{- end -}}
