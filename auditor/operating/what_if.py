@@ -19,7 +19,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from bookie.model.topology import Topology
-from bookie.runtime.human import counted, printable, size
+from bookie.runtime.human import counted, duration, printable, size
 
 WORST_DEFAULT: Final = 10
 TOPICS_DEFAULT: Final = 10
@@ -137,9 +137,10 @@ def what_if_lines(document: Document) -> list[str]:
     names = ", ".join(document["bookies"])
     lines = [f"without {names}: {counted(document['ledgers'], 'ledger')} looked at"]
     if document["source"] == "image":
+        age = duration(1000 * document["image_age_seconds"])
         lines.append(
-            f"  by an image that is {document['image_age_seconds']} s old: ledgers that were created or moved since "
-            "are missing; leave out --image for all ledgers"
+            f"  by an image that is {age} old: ledgers that were created or moved since are missing; leave out --image "
+            "for all ledgers"
         )
     lines += [f"  {name} is not running: its ledgers lack its copies already" for name in document["not_registered"]]
     lines += [

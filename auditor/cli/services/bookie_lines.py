@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bookie.runtime.human import agreeing, counted, printable, size
+from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 SHOWN_MAX: Final = 100
 """Largest number of damaged ledgers shown, and of entries of each."""
@@ -16,7 +16,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     who = f"bookie {document['bookie_id']}, incarnation {document['incarnation']}, version {document['version']}"
     flushing = ", being flushed" if queues["is_flushing"] else ""
     return [
-        printable(f"{who}, up for {document['uptime_s']} s"),
+        printable(f"{who}, up for {duration(1000 * document['uptime_s'])}"),
         *read_only_lines(document),
         counted(document["ledgers"], "ledger"),
         *map(_disk_line, disks),

@@ -56,7 +56,7 @@ async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are
         answer = await what_if(client, [C], named=named)
         assert (answer["source"], answer["image_age_seconds"], answer["ledgers"]) == ("image", 90, 2)
         assert [row["ledger_id"] for row in answer["worst"]] == [10], "11 was moved, 12 is newer, 13 was deleted"
-        assert "an image that is 90 s old" in "\n".join(what_if_lines(answer))
+        assert "an image that is 1 min 30 s old" in "\n".join(what_if_lines(answer))
         assert (await what_if(client, [C]))["findings"][0]["ledgers"] == 2
 
 

@@ -1,0 +1,33 @@
+"""The text of ``bkheal bookie status`` about a running bookie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from auditor.cli.services.bookie_lines import status_lines
+
+
+def test_the_time_since_the_start_has_units_that_people_read() -> None:
+    queues = dict.fromkeys(
+        ("add_bytes", "journal_bytes", "write_cache_bytes", "unsent_bytes", "reads_running", "reads_waiting"), 0
+    )
+    scrub: dict[str, Any] = {"phase": "waiting", "position": "", "begun_at": None, "unrepaired": []}
+    document: dict[str, Any] = {
+        "bookie_id": "bk1:3181",
+        "incarnation": "i",
+        "version": "v",
+        "uptime_s": 30 * 86_400 + 2 * 3_600,
+        "ledgers": 0,
+        "read_only": False,
+        "read_only_reasons": [],
+        "read_only_asked_by": "",
+        "read_only_asked_at": None,
+        "queues": {**queues, "is_flushing": False},
+        "disks": [],
+        "scrub": {
+            **scrub,
+            **dict.fromkeys(("entries", "bytes", "damaged_count", "replaced_count", "unrepaired_count"), 0),
+        },
+        "collection": {"running": False, "finished_at": None},
+    }
+    assert "30 d 2 h" in status_lines(document)[0]
