@@ -20,7 +20,7 @@ def changes(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
-    limit: Annotated[int, typer.Option(min=1, max=CHANGES_MAX, help="Number of newest reports to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=CHANGES_MAX, help="Number of newest changes to list.")] = 100,
     *,
     service: Service | None = None,
 ) -> None:

@@ -100,8 +100,8 @@ def delay(
 ) -> None:
     """Show or set how long a bookie must be missing before its ledgers are marked (Apache's lostBookieRecoveryDelay).
 
-    0 means at once; rolling restarts need more than the duration of a restart, at least 60. Setting the present value
-    again makes Apache's auditor start an audit.
+    0 means at once. Rolling restarts need more than the duration of a restart, and at least a minute. Setting the
+    present value again makes the auditor that leads start an audit, also Apache's.
 
     Example, one hour of maintenance: `bkheal recovery delay 1h`
     """
@@ -124,7 +124,9 @@ def recover(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
     is_forced: ForceOption = False,
-    missing_share_max: Annotated[float, typer.Option(min=0, max=1, help="Brake: larger share of lost bookies.")] = 0.5,
+    missing_share_max: Annotated[
+        float, typer.Option(min=0, max=1, help="Mark nothing if a larger share of the known bookies is missing.")
+    ] = 0.5,
 ) -> None:
     """Mark every ledger of these lost bookies for repair now, without waiting for the delay or for an audit.
 
