@@ -171,12 +171,16 @@ def fetch(
     After that, every command about reports works with them. Example: `bkheal report fetch s3://bkheal/reports`
     """
     from spark_jobs.report.store import ReportStore
-    from spark_jobs.report.store_runs import fetch_missing
+    from spark_jobs.report.store_runs import fetch_missing, stored_runs
     from spark_jobs.store_address import parse_address
 
-    fetched = fetch_missing(ReportStore(parse_address(report_store)), report_dir, limit)
+    store = ReportStore(parse_address(report_store))
+    fetched = fetch_missing(store, report_dir, limit)
     for run_id in fetched:
         print_line(run_id)
+    if not fetched and not stored_runs(store):
+        print_note(f"{report_store} holds no report; `bkheal audit run --report-store` writes one there")
+        return
     were = agreeing(len(fetched), "was", "were")
     print_note(f"{counted(len(fetched), 'report')} {were} fetched to {report_dir.absolute()}")
 

@@ -101,6 +101,14 @@ def test_errors_say_what_to_do(reports: Path, tmp_path: Path) -> None:
         bkheal("open", reports=tmp_path)
 
 
+def test_a_store_without_reports_is_named_and_one_without_new_reports_is_not(tmp_path: Path, reports: Path) -> None:
+    for store, is_named in ((tmp_path / "misspelt", True), (reports, False)):
+        words = ["report", "fetch", store.as_uri(), "--report-dir"]
+        done = CliRunner().invoke(app, [*words, str(reports)])
+        assert (done.exit_code, done.stdout) == (0, "")
+        assert (store.as_uri() in done.stderr) is is_named
+
+
 def test_names_that_others_chose_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     world.write(tmp_path, world.at(world.ATTACK, 0), world.at(world.ATTACK, 1))
     for command in (("list",), ("show",), ("diff", "20260101")):
