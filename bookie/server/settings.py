@@ -210,9 +210,9 @@ class BookieSettings:
         if self.tls is not None and (self.tls.cert is None or self.tls.key is None):
             yield "tls_ca needs tls_cert and tls_key: clients look at the certificate of a bookie"
         if self.tls is None and not self.is_plaintext and not is_loopback(self.host):
-            yield f"host {self.host} is reachable from outside: give TLS files, or ask for plaintext"
+            yield f"host {self.host} is reachable from outside: give tls_ca, tls_cert and tls_key, or set plaintext"
         if _is_wildcard(self.advertised):
-            yield f"clients cannot connect to {self.advertised}: give an advertised host"
+            yield f"clients cannot connect to {self.advertised}: give advertised_host"
         if self.allow_anonymous_write:
             yield from anonymous_write_problems((self.host,), "change the state of this bookie")
         if (problem := file_problem("tokens_file", self.tokens_file)) is not None:

@@ -263,7 +263,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
     )
     for table, words in {
         "metadata_uri": ("zk",),
-        "[bookie]": ("two directories", "reachable from outside", "advertised host", "both to use port 4000"),
+        "[bookie]": ("two directories", "or set plaintext", "give advertised_host", "both to use port 4000"),
         "[replicator]": (
             "go together",
             "need tls_ca",
