@@ -164,7 +164,8 @@ def retry(
     parked = {row["ledger_id"] for row in rows}.union(unreadable)
     absent = sorted(set(ledgers or ()) - parked)
     if absent:
-        refuse(f"not parked: {', '.join(map(str, absent))}; nothing was changed")
+        shown = ", ".join(map(str, absent))
+        refuse(f"not parked: {shown} (`bkheal dead-letters list` lists the parked ledgers); nothing was changed")
     of_reason = {row["ledger_id"] for row in rows if row["reason"] == reason.value} if reason is not None else parked
     chosen = sorted(of_reason.intersection(ledgers) if ledgers else of_reason)
     done: list[int] = [] if chosen and not is_dry_run else chosen

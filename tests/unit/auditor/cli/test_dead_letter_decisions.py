@@ -218,6 +218,14 @@ def test_a_parked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> No
     assert "persistent://t/n/orders" in call("list").stdout
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_retry_of_a_ledger_that_is_not_parked_names_the_list_of_those_that_are() -> None:
+    result = call("retry", "4711", "--yes")
+    assert result.exit_code == ExitCode.FAILED
+    assert "4711" in result.stderr
+    assert "`bkheal dead-letters list`" in result.stderr
+
+
 def test_a_retry_skips_letters_that_are_gone_unless_they_are_named(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
