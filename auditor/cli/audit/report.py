@@ -219,8 +219,6 @@ def _page(report_dir: Path, run: str) -> Path:
 
 
 def _print_diff(changes: ReportDiff) -> None:
-    from spark_jobs.report.page.words import SEVERITY_NAMES
-
     old, new = changes.old, changes.new
     print_line(f"from        {old.run_id}, {utc_text(old.finished_ms)}")
     print_line(f"to          {new.run_id}, {utc_text(new.finished_ms)}")
@@ -241,7 +239,7 @@ def _print_diff(changes: ReportDiff) -> None:
         for bookie in bookies:
             print_line(f"{name:<12}{printable(bookie)}")
     for severity, change in changes.severities.items():
-        print_line(f"{'findings':<12}{SEVERITY_NAMES[severity]}: {_arrow(change, 'ledger')}")
+        print_line(f"{'findings':<12}{severity.label}: {_arrow(change, 'ledger')}")
     if changes.worst_appeared:
         print_line(f"{'new worst':<12}{' '.join(map(str, changes.worst_appeared))}")
     if changes.is_empty:

@@ -55,7 +55,7 @@ def test_two_runs_are_compared(reports: Path) -> None:
     text = bkheal("diff", reports=reports)
     assert "verdict     clean -> no live copy" in text
     assert "lost        bookie-00" in text
-    assert "No live copy: 0 -> 3 ledgers (+3)" in text
+    assert "no_live_copy: 0 -> 3 ledgers (+3)" in text
     back = json.loads(bkheal("diff", SECOND.run_id, FIRST.run_id, "-o", "json", reports=reports))
     assert back["findings"][0] == {"severity": "no_live_copy", "before": 3, "now": 0, "change": -3}
     assert "nothing changed" in bkheal("diff", "latest", reports=reports)
@@ -70,7 +70,7 @@ def test_a_change_to_one_ledger_is_in_the_singular(tmp_path: Path, before: int, 
         for day, count in enumerate((before, now))
     ]
     world.write(tmp_path, *runs)
-    assert f"No live copy: {shown}" in bkheal("diff", reports=tmp_path)
+    assert f"no_live_copy: {shown}" in bkheal("diff", reports=tmp_path)
 
 
 def test_a_page_is_opened_and_its_path_printed(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
