@@ -55,8 +55,10 @@ class ApiSettings:
     """From a request's headers to the beginning of its answer."""
     body_bytes_max: int = 16 * 1024
     """The largest useful body has some 60 bytes."""
+    line_bytes_max: int = 32 * 1024
+    """Of the request line: it holds as many of the longest host names as a query may have bookies."""
     header_bytes_max: int = 8 * 1024
-    """Of the request line, and of each header."""
+    """Of each header."""
     idle_connection_s: float = 30.0
     """A connection that sends no complete request in this time is closed."""
     in_flight_max: int = 64

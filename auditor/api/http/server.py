@@ -117,7 +117,7 @@ class HttpApi:
             logger=_library_log,
             handle_signals=False,
             keepalive_timeout=self._settings.idle_connection_s,
-            max_line_size=self._settings.header_bytes_max,
+            max_line_size=self._settings.line_bytes_max,
             max_field_size=self._settings.header_bytes_max,
             lingering_time=_LINGERING_S,
             shutdown_timeout=_SHUTDOWN_S,

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -102,9 +103,16 @@ async def chunks(body: bytes) -> AsyncIterator[bytes]:
 
 async def test_header_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
-        for path, headers in (("/livez", {"X-Long": "x" * 20_000}), ("/livez?" + "x" * 20_000, {})):
+        for path, headers in (("/livez", {"X-Long": "x" * 100_000}), ("/livez?" + "x" * 100_000, {})):
             assert (await world.ask("GET", path, headers=headers)).status in (400, 414, 431)
         assert (await world.ask("GET", "/livez")).status == 200
+
+
+async def test_as_many_long_ids_as_a_request_may_have_are_read(tmp_path: Path) -> None:
+    names = [f"bookie-{n}.".ljust(251, "b") + ":3181" for n in range(100)]
+    query = "&".join(f"bookie={quote(name, safe='')}" for name in names)
+    async with running(tmp_path) as world:
+        assert (await world.operate("GET", f"/api/v1/ok-to-stop?{query}")).status not in (400, 414)
 
 
 async def test_request_that_takes_too_long_ends(tmp_path: Path) -> None:
