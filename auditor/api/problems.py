@@ -129,6 +129,8 @@ def problem_of(error: Exception) -> Problem:
 def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Problem:
     """Return the problem for a refusal by the HTTP library itself."""
     match status:
+        case 400:
+            return Problem(400, "unreadable", "The request cannot be read", "it is not HTTP, or a header is too long")
         case 404:
             return Problem(404, "not-found", "There is nothing here", f"nothing is at {path}; see /openapi.json")
         case 405:
@@ -138,6 +140,8 @@ def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Prob
             )
         case 413:
             return Problem(413, "too-large", "The body is too large", "no request of this service needs such a body")
+        case 414:
+            return Problem(414, "line-too-long", "The request line is too long", "send fewer or shorter parameters")
         case _:
             return Problem(status, "http", reason)
 

@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from auditor.api.access.proxies import TrustedProxies
 from auditor.api.http.routes import Call, Route, changing
@@ -70,13 +71,23 @@ class Guard:
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the headers that every answer must have. A signal of the HTTP library."""
+        self._set_headers(response)
+        if request.content.exception() is not None:
+            response.headers["Connection"] = "close"  # the library closes it, because it cannot read the body
+
+    def unreadable(self, request: web.BaseRequest, error: HttpProcessingError) -> web.Response:
+        """Return the answer to what the HTTP library could not read."""
+        is_line_too_long = isinstance(error, LineTooLong) and error.args[1] == self._settings.line_bytes_max
+        response = _respond(request, http_problem(414 if is_line_too_long else 400, error.message, request.path))
+        self._set_headers(response)
+        return response
+
+    def _set_headers(self, response: web.StreamResponse) -> None:
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("Content-Security-Policy", _POLICY)
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["Server"] = "bkheal"
-        if request.content.exception() is not None:
-            response.headers["Connection"] = "close"  # the library closes it, because it cannot read the body
         if self._settings.tls is not None:
             response.headers["Strict-Transport-Security"] = _HSTS
 
@@ -176,7 +187,7 @@ def _problem_for(route: Route, error: Exception) -> Problem:
     return problem
 
 
-def _respond(request: web.Request, problem: Problem) -> web.Response:
+def _respond(request: web.BaseRequest, problem: Problem) -> web.Response:
     return web.json_response(
         problem.document(request.path), status=problem.status, headers=problem.headers, content_type=PROBLEM_TYPE
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from typing_extensions import override
 
 from auditor.api.access.tls import ReloadingContext
 from auditor.api.control import Control
@@ -51,6 +54,33 @@ def _is_of_service(record: logging.LogRecord) -> bool:
 
 
 _library_log.addFilter(_is_of_service)
+
+
+class _Connection(web.RequestHandler):
+    """A connection whose client gets a problem document for what is not HTTP, and for what is too long.
+
+    The library would answer with text, and log the fault of the client as an error.
+    """
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: Guard, server: web.Server, **options: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._guard = guard
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        response = self._guard.unreadable(request, exc)
+        response.force_close()
+        return response
 
 
 class HttpApi:
@@ -111,23 +141,14 @@ class HttpApi:
         check_settings(self._settings)
         tls = ReloadingContext(self._settings.tls) if self._settings.tls is not None else None
         self._process.description = describe(self.routes, self._control.status().version, self._access.open_to_all)
-        self._runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            logger=_library_log,
-            handle_signals=False,
-            keepalive_timeout=self._settings.idle_connection_s,
-            max_line_size=self._settings.line_bytes_max,
-            max_field_size=self._settings.header_bytes_max,
-            lingering_time=_LINGERING_S,
-            shutdown_timeout=_SHUTDOWN_S,
-        )
+        self._runner = web.AppRunner(self._application(), handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         assert self._runner.server is not None, "set up by the line above"
         host, port = self._settings.http_host, self._settings.http_port
         try:
             places = Places(CONNECTIONS_MAX, self._clock)
-            self._servers = await serve_bounded(self._runner.server, host, port, tls.context if tls else None, places)
+            connect = partial(self._connect, self._runner.server)
+            self._servers = await serve_bounded(connect, host, port, tls.context if tls else None, places)
         except OSError as error:
             await self.stop()
             raise address_in_use(host, port, "HTTP", ("--http-port", "--http-host"), error) from error
@@ -156,6 +177,18 @@ class HttpApi:
             server.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def _connect(self, server: web.Server) -> _Connection:
+        return _Connection(
+            self._guard,
+            server,
+            access_log=None,
+            logger=_library_log,
+            keepalive_timeout=self._settings.idle_connection_s,
+            max_line_size=self._settings.line_bytes_max,
+            max_field_size=self._settings.header_bytes_max,
+            lingering_time=_LINGERING_S,
+        )
 
     def _application(self) -> web.Application:
         application = web.Application(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from auditor.api.control import RunBusyError
 from auditor.api.http import connections, server
 from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from auditor.api.problems import PROBLEM_TYPE
 from auditor.api.settings import ServerTls
 from bookie.model.run import RunKind
 from bookie.runtime.access.rate_limit import RateLimit
@@ -101,11 +103,21 @@ async def chunks(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 10]
 
 
-async def test_header_that_is_too_large_is_refused(tmp_path: Path) -> None:
+async def test_request_that_cannot_be_read_is_refused_with_a_problem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(tmp_path) as world:
-        for path, headers in (("/livez", {"X-Long": "x" * 100_000}), ("/livez?" + "x" * 100_000, {})):
-            assert (await world.ask("GET", path, headers=headers)).status in (400, 414, 431)
+        for path, headers, status in (
+            ("/livez", {"X-Long": "x" * 100_000}, 400),
+            ("/livez?" + "x" * 100_000, {}, 414),
+        ):
+            reply = await world.ask("GET", path, headers=headers)
+            assert (reply.status, reply.headers["Content-Type"]) == (status, f"{PROBLEM_TYPE}; charset=utf-8")
+            assert reply.json["status"] == status
+            assert (reply.headers["Server"], reply.headers["X-Content-Type-Options"]) == ("bkheal", "nosniff")
+        assert (await raw(world.api.port, b"\x16\x03\x01 no HTTP\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
         assert (await world.ask("GET", "/livez")).status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_as_many_long_ids_as_a_request_may_have_are_read(tmp_path: Path) -> None:
