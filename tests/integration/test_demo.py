@@ -146,7 +146,7 @@ def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, brow
 
     victim = demo.kill_bookie()
     eventually(browser, lambda page: f"lost bookies: {victim}" in page.find_element(By.TAG_NAME, "body").text)
-    eventually(browser, lambda page: "bookie loss" in page.find_element(By.ID, "auditor-runs").text)
+    eventually(browser, lambda page: f"loss of {victim}" in page.find_element(By.ID, "auditor-runs").text)
     eventually(browser, lambda page: have_ended(run_states(page), 4))
 
     def is_healed() -> bool:
