@@ -205,7 +205,8 @@ async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(
         await site.kill9(site.cluster.bookies[4])
         audit = site.bkheal("audit", "run", "--report-dir", str(site.home / "reports"))
         run, _ = await asyncio.gather(audit, prometheus.until_fire("BkhealBookiesLost"))
-        assert (run["verdict"], run["published"]["outcome"]) == (Verdict.UNDER_REPLICATED.value, "published")
+        # The driver marks first, so replicators may have repaired everything before Spark reads it.
+        assert run["published"]["tasks_changed"] == sum(victim in found.metadata.members() for found in old.values())
         await assert_repaired(site, victim, old)
         await prometheus.until_clear("BkhealLedgersUnderReplicated", "BkhealAuditorNeverScraped")
 
