@@ -19,7 +19,7 @@ CHUNK_MAX: Final = 2_000
 """Nodes of one request: the fewest round trips at a size that decodes in a few milliseconds."""
 _CHUNK_S: Final = 0.1
 """Longest time of one request at the rate: requests of other clients are served between small requests."""
-_NODE_BYTES: Final = 256
+NODE_BYTES: Final = 256
 """Size of an average node; requests for larger nodes have fewer of them."""
 _NEWEST: Final = 0.5
 """Weight of the newest request in the average size of nodes."""
@@ -54,7 +54,7 @@ class Pace:
         self._is_looking = False
         self.divide(budget.readers)
         self._turn = asyncio.Lock()
-        self._node_bytes = float(_NODE_BYTES)
+        self._node_bytes = float(NODE_BYTES)
         self._free_s = 0.0
         """When the nodes admitted so far are read at the rate."""
         self._bytes_free_s = 0.0
@@ -76,7 +76,7 @@ class Pace:
     @property
     def chunk(self) -> int:
         """Nodes of one request, at most."""
-        weight = max(1.0, self._node_bytes / _NODE_BYTES)
+        weight = max(1.0, self._node_bytes / NODE_BYTES)
         most = [float(CHUNK_MAX)]
         if self._budget.nodes_per_s:
             most.append(self._budget.nodes_per_s * _CHUNK_S)

@@ -17,6 +17,8 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
+from spark_jobs.pacing.budget import Budget
+from spark_jobs.pacing.pace import NODE_BYTES
 from spark_jobs.report.counts import DriverMarksCounts
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
@@ -28,8 +30,15 @@ _log = logging.getLogger(__name__)
 
 LEDGERS_MAX: Final = 20_000
 """The driver reads them in about a second. In larger clusters Spark soon reads faster."""
+START_S: Final = 5.0
+"""In which Spark starts and plans its first tasks. With limits on reads, the driver does not read for longer."""
 BATCH: Final = 5_000
 """Ledgers read at a time: some megabytes."""
+
+
+def _ledgers_max(budget: Budget) -> float:
+    rates = (budget.nodes_per_s, budget.bytes_per_s / NODE_BYTES)
+    return min([LEDGERS_MAX, *(rate * START_S for rate in rates if rate)])
 
 
 class DriverMarks:
@@ -54,7 +63,8 @@ class DriverMarks:
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers of new losses, worst first, in a cluster of up to ``LEDGERS_MAX`` ledgers.
 
-        A run with a limit on its marks does not: its limit is for the worst of all findings. Any failure is logged, and
+        Fewer if the limits on reads do not permit as many in ``START_S``: else the pass over all ledgers would wait. A
+        run with a limit on its marks does not: its limit is for the worst of all findings. Any failure is logged, and
         the run continues.
 
         Args:
@@ -76,7 +86,7 @@ class DriverMarks:
     def _mark(self, losses: NewLosses, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, cluster = self._context, self._cluster
         parents = cluster.leaf_parents()
-        if sum(parent.planned for parent in parents) > LEDGERS_MAX:
+        if sum(parent.planned for parent in parents) > _ledgers_max(context.settings.budget):
             return
         decided = self._marking.decided()
         listed = chain.from_iterable(cluster.ledgers_under([parent.path for parent in parents]))

@@ -133,6 +133,22 @@ def test_a_larger_cluster_is_left_to_spark(spark: SparkSession, place: Place, mo
     assert result.summary.driver_marks.ledgers == 0
 
 
+@pytest.mark.parametrize("limit", [{"metadata_rate": 1_000.0}, {"metadata_bytes_rate": 256_000.0}])
+def test_spark_does_not_wait_for_a_driver_that_may_only_read_slowly(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, limit: dict[str, float]
+) -> None:
+    monkeypatch.setattr(driver_marks, "START_S", (len(LEDGERS) - 1) / 1_000)
+    result, first = audited(spark, place, **limit)
+    assert (first, set(place.marked()), result.summary.driver_marks.ledgers) == (set(), ON_X, 0)
+
+
+def test_limits_that_permit_to_read_all_ledgers_at_once_keep_no_driver_from_it(
+    spark: SparkSession, place: Place
+) -> None:
+    _, first = audited(spark, place, metadata_rate=1_000.0, metadata_bytes_rate=256_000.0)
+    assert first == ON_X
+
+
 def test_a_session_that_has_started_reads_all_ledgers_at_once(spark: SparkSession, place: Place) -> None:
     summary = place.audit(spark).summary
     assert (summary.driver_marks.ledgers, set(place.marked())) == (0, ON_X)
