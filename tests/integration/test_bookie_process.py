@@ -317,7 +317,7 @@ async def test_apaches_clusters_are_refused(machine: Machine) -> None:
 
 async def test_settings_that_cannot_work_are_refused_together(machine: Machine) -> None:
     line = await machine.refused(78, host="0.0.0.0", ledger_dir=machine.home / "journal", port=70000)
-    assert all(problem in line for problem in ("70000", "two directories", "TLS", "advertised"))
+    assert all(problem in line for problem in ("70000", "two directories", "tls_ca", "advertised_host"))
 
 
 async def test_a_root_without_a_cluster_is_refused(machine: Machine) -> None:
