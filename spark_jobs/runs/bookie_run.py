@@ -59,6 +59,7 @@ from spark_jobs.runs.publish import BATCH, Marking, publish
 from spark_jobs.runs.reading import LiveReading, Reading
 from spark_jobs.runs.readings import with_one_reading
 from spark_jobs.runs.releasing import unpersist
+from spark_jobs.runs.repaired_since import without_repaired
 from spark_jobs.runs.snapshot_reading import SnapshotReading
 from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.withdrawal import FoundIds, withdraw_ended
@@ -335,9 +336,9 @@ class BookieRun:
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(found.added(report_sink.to_mark(judged.ledgers)))))
-            published = publish(
-                self._counted(due, total), self._cluster, gate=self._context.gate, note=self._context.note_marks
-            )
+            early = self._image_marks.ledgers if self._image_marks.is_used else self._driver_marks.ledgers
+            still_due = without_repaired(self._counted(due, total), early, self._cluster)
+            published = publish(still_due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)

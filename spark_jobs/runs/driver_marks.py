@@ -9,6 +9,7 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain, islice
@@ -16,7 +17,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import NODE_BYTES
 from spark_jobs.report.counts import DriverMarksCounts
@@ -54,6 +55,11 @@ class DriverMarks:
     def tasks_changed(self) -> int:
         """Tasks created or extended."""
         return self._marking.tasks_changed
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers."""
+        return self._marking.ledgers
 
     @property
     def counts(self) -> DriverMarksCounts:

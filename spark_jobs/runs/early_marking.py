@@ -10,7 +10,7 @@ R rules are defined in docs/failure-model.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -24,7 +24,8 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
 from spark_jobs.runs.held_back import DueOnly
 from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.publish import publish
+from spark_jobs.runs.publish import Marking, publish
+from spark_jobs.runs.withdrawal import FoundIds
 
 Counts = TypeVar("Counts", ImageCounts, DriverMarksCounts)
 
@@ -73,9 +74,15 @@ class EarlyMarking:
         self.tasks_changed = 0
         self.marked = 0
         """Ledgers."""
+        self._ids = FoundIds()
         self.first_mark_ms = 0
         """0: none."""
         self.last_mark_ms = 0
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers. Looked up only after the last mark."""
+        return self._ids
 
     def read(self, ids: Sequence[LedgerId], before: Bookies) -> ReadLedgers:
         """Read ledgers, then the bookies. Deleted and unreadable ledgers are left to the pass over all ledgers."""
@@ -115,13 +122,17 @@ class EarlyMarking:
             return held
         ordered = sorted(verdicts, key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
         due = DueOnly(lost.held).of(verdict.ledger for verdict in ordered)
-        published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=context.note_marks)
+        published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=self._note)
         self.tasks_changed += published.tasks_changed
         if published.ledgers:
             now_ms = context.clock.epoch_ms()
             self.marked += published.ledgers
             self.first_mark_ms, self.last_mark_ms = self.first_mark_ms or now_ms, now_ms
         return "" if published.outcome.is_all else f"marking was {published.outcome.value}"
+
+    def _note(self, batch: Sequence[Marking]) -> None:
+        self._ids.add(ledger_id for ledger_id, _ in batch)
+        self._context.note_marks(batch)
 
     def counted(self, counts: Counts) -> Counts:
         """Return ``counts`` with the marks so far."""

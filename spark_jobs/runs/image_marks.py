@@ -12,13 +12,14 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image.files import newest
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
@@ -56,6 +57,11 @@ class ImageMarks:
     def tasks_changed(self) -> int:
         """Tasks created or extended."""
         return self._marking.tasks_changed
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers."""
+        return self._marking.ledgers
 
     @property
     def counts(self) -> ImageCounts:

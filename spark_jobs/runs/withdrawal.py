@@ -212,6 +212,11 @@ class FoundIds:
         self._ids = array("q")
         self._sorted: Sequence[int] | None = None
 
+    def add(self, ids: Iterable[LedgerId]) -> None:
+        """Add ids."""
+        self._sorted = None
+        self._ids.extend(ids)
+
     def added(self, ledgers: Iterable[FoundLedger]) -> Iterator[FoundLedger]:
         """Yield the given ledgers, and add the id of each."""
         self._sorted = None
