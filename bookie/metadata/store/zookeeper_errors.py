@@ -23,7 +23,7 @@ _RUNTIME_INCONSISTENCY: Final = -2
 
 
 class RequestUnknownError(RequestRefusedError):
-    """The server is too old to support the request. It closes the connection as well."""
+    """The server is too old to support the request. Such a server also closes the connection."""
 
 
 _NO_PERMISSION: Final = -102
