@@ -70,7 +70,7 @@ _HANDSHAKES_PER_SESSION: Final = 3
 session timeout and lose the session. So the wait for each answer is a third of it, with a minimum."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
 _SENDS_MAX: Final = 4
-"""How often a request is sent if its connection is lost each time. The request itself may be the reason of the loss."""
+"""How often a request is sent if its connection is lost each time. The request itself may cause the loss."""
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
 _EPHEMERAL_FLAG: Final = 1
