@@ -226,7 +226,7 @@ def parse_acl(text: str) -> Acl:
     """Read an ACL: ``world``, ``creator``, or entries ``scheme:identity:permissions`` (of ``cdrwa``).
 
     Raises:
-        ZooKeeperAccessError: the text is no ACL or too long, or an entry has no permission or an unknown one.
+        ZooKeeperAccessError: the text is not an ACL or is too long, or an entry has no permission or an unknown one.
     """
     if text in _NAMED:
         return _NAMED[text]

@@ -74,15 +74,14 @@ class FirstSeenDown:
     async def reconcile(
         self, lost: AbstractSet[BookieId], now_ms: int, *, registered: AbstractSet[BookieId]
     ) -> Mapping[BookieId, Down]:
-        """Record each new bookie of ``lost``, forget others, and return the resulting records.
+        """Record each new bookie of ``lost``, remove the records of others, and return the resulting records.
 
-        A bookie outside ``lost`` is forgotten if it is registered, or if its loss was audited. Otherwise its record
-        stays and is in the result: its cookie was deleted, but ledgers may name it (R142).
+        The record of a bookie outside ``lost`` is removed if the bookie is registered, or if its loss was audited.
+        Otherwise the record stays and is in the result: its cookie was deleted, but ledgers may name it (R142).
 
         A loss in the future was recorded by a wrong clock. It is changed to begin now; otherwise its delay might never
-        end.
-        Two concurrent calls agree, because the first record of a bookie stays. The audited loss of a registered bookie
-        is recorded as ended before it is forgotten, so that flapping bookies are recognized.
+        end. Two concurrent calls agree, because the first record of a bookie stays. Before the record of a registered
+        bookie is removed, an audited loss is recorded as ended, so that flapping bookies are recognized.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.

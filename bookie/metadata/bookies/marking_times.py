@@ -5,7 +5,7 @@ with another auditor use the same rules. The brake concerns the whole cluster an
 (``spark_jobs.runs.brake``).
 
 There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger has an entry
-of whose several copies one is left. It does not wait as long, because a second loss would destroy this copy: it is
+that had several copies and has one left. It does not wait as long, because a second loss would destroy this copy: it is
 marked from ``critical_due_ms`` on, which is never later.
 
 The invariant: ``due_ms`` is never before the end of the lost-bookie delay of this bookie (A4), unless an operator

@@ -307,7 +307,7 @@ class Registrations:
     ) -> None:
         """Register in this store's session, or change this session's registration between read-only and writable.
 
-        The new node is created before the other one is deleted, so the bookie never looks lost. A node of another
+        The new node is created before the other one is deleted, so the bookie never counts as lost. A node of another
         session (a killed predecessor) must disappear first; the call waits for this.
 
         Args:

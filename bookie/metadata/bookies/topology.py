@@ -80,7 +80,7 @@ class TopologyStore:
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
         """Wait until a node differs from ``seen``, and return the topology, which may be equal.
 
-        Invalid content changes nothing: the topology stays the one seen, and a warning is logged.
+        After a change to invalid content, the topology in ``seen`` is returned, and a warning is logged.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting, or no answer.
@@ -101,7 +101,7 @@ class TopologyStore:
             return StoredTopology(seen.topology, seen.path, stats)
 
     async def write(self, text: str) -> None:
-        """Store a topology in bkheal's own node, as it is. The last write wins.
+        """Store a topology in bkheal's own node, without any change to the text. The last write wins.
 
         Raises:
             InvalidTopologyError: it is invalid; nothing was written.

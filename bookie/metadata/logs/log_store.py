@@ -44,12 +44,12 @@ from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.fault_points import fault_point
 
 LIST_BYTES_MAX: Final = NODE_DATA_MAX * 9 // 10
-"""Largest list after a roll-over, in bytes of its node: some 80,000 ledgers. The rest up to ``NODE_DATA_MAX`` is for
+"""Largest list after a roll-over, in bytes of its node: about 80,000 ledgers. The rest up to ``NODE_DATA_MAX`` is for
 the new ledger's metadata in the same request, and for a takeover, up to ``TAKEOVER_BYTES_MAX``."""
 TAKEOVER_BYTES_MAX: Final = NODE_DATA_MAX * 19 // 20
 NAME_BYTES_MAX: Final = 255
 _ID_BYTES_MAX: Final = 80
-"""Most bytes added to a node by one more ledger: its id, twice, and another writer's token and number of digits."""
+"""Maximum number of bytes that one more ledger adds to a node: its id, twice, and a longer token and longer numbers."""
 CONFLICTS_MAX: Final = 20
 """Attempts at one change. Only truncations and takeovers cause conflicts, and there are few of them."""
 

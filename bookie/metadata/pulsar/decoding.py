@@ -1,6 +1,6 @@
 """The references in the nodes of Pulsar's managed ledgers, cursors and schemas. Pure.
 
-The invariant: a node is decoded in full or refused. An overlooked reference would make a ledger in use look unused. So
+The invariant: a node is decoded in full or refused. If a reference was missed, a ledger in use would seem unused. So
 an unknown field, a damaged compression header and a missing codec are all refused.
 
 Source: docs/formats.md#references-of-pulsar.

@@ -1,11 +1,11 @@
 """Members of unclosed ledgers that served no good copy of an entry.
 
 If a worker finds such a member of a closed ledger, it adds the member to the task. It must not do this with a member of
-an unclosed ledger, because a recovery would then ignore answers of this member (R91). So it records the member here,
-before it sends the entry to a target. After the ledger is closed, an audit marks it with these members, and a worker
-requests all of their entries from them.
+an unclosed ledger, because a recovery would then no longer accept denials from this member (R91). So it records the
+member here, before it sends the entry to a target. After the ledger is closed, an audit marks it with these members,
+and a worker requests all of their entries from them.
 
-If a record is lost, the damage is no longer known, and nothing else happens. So there are at most ``NOTES_MAX``
+The only effect of a lost record is that the damage is no longer known. So it is safe to keep at most ``NOTES_MAX``
 records.
 
 Source: R41 and R140, docs/failure-model.md#R140.

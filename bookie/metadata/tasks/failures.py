@@ -77,7 +77,7 @@ class FailedTasks:
         return None if node is None else _decode(ledger_id, node.data)
 
     async def forget(self, ledger_id: LedgerId) -> None:
-        """Forget the failures of a ledger. Idempotent.
+        """Delete the record of a ledger's failures. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.

@@ -278,8 +278,8 @@ class TaskLocks:
     def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
         """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
 
-        The version of a recreated node begins at 0 again. So call ``look`` right before the transaction, and go on only
-        if both nodes are unchanged. After the transaction, call ``note_completed``.
+        The version of a recreated node begins at 0 again. So call ``look`` right before the transaction, and do not
+        continue unless both nodes are unchanged. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id
         return (

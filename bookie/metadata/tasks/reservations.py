@@ -162,8 +162,8 @@ class Reservations:
         of the transaction.
 
         Raises:
-            ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists in spite of
-                ``is_first``; nothing was changed.
+            ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists although
+                ``is_first`` is set; nothing was changed.
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """

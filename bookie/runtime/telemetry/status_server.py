@@ -235,7 +235,7 @@ def _hang_up(request: socket.socket) -> None:
 
 
 class _Tls:
-    """The TLS context, recreated if its files were replaced. Invalid files leave the old context in place."""
+    """The TLS context, recreated if its files were replaced. If new files are invalid, the old context stays in use."""
 
     def __init__(self, settings: StatusServerSettings) -> None:
         self._settings = settings
