@@ -5,8 +5,7 @@ For each leaf, there are three cases:
 - *the same list*: no child was created or deleted since then. Only ledgers that need a second look are read.
 - *another list*: the children are listed, and those missing in the image are read as well. If fewer ledgers are new
   than were created, a ledger may have been deleted and created again with the same id: then the whole leaf is read.
-- *no usable rows*: the image has no rows of the leaf, the rows are damaged, or it is time to read them again. The whole
-  leaf is read.
+- *no usable rows*: if rows are missing or damaged, or if it is time to read them again, the whole leaf is read.
 
 A ledger needs a second look unless it was closed, and its bookies were live then and are live now. Carried-over ledgers
 are only counted: no finding and no mark is based on an image (R108).

@@ -24,8 +24,7 @@ from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, Lea
 LEDGERS_MAX: Final = 250_000
 """Largest number of ledgers in a file: about 50 MB in memory while it is written."""
 ROW_GROUP: Final = 32_768
-"""Number of rows in a row group. A reader of the rows of one bookie reads at most one row group too many in each
-file."""
+"""Number of rows in a row group. To read one bookie, at most one surplus row group is read from each file."""
 INDEX: Final = "index"
 LEDGERS: Final = "ledgers"
 PART: Final = "part"
