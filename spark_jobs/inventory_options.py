@@ -1,4 +1,4 @@
-"""Options of the inventory of bookies, the same for the service and for a run of its own."""
+"""Options of the inventory of bookies, the same for the service and for a one-shot audit."""
 
 from __future__ import annotations
 
@@ -32,4 +32,5 @@ InventoryTokenFile = Annotated[
         heading=_INVENTORY,
     ),
 ]
-"""At the same path on each executor, which reads it before a request to a bookie; the role read is sufficient."""
+"""The file must have the same path on each executor, which reads it before a request to a bookie. The role read is
+sufficient."""

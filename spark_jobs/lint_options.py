@@ -1,4 +1,4 @@
-"""Options of the metadata lint, the same for the service and for a run of its own."""
+"""Options of the metadata lint, the same for the service and for a one-shot audit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from bookie.model.option import Option
 
 RECOVERY_AGE_MAX_S: Final = 3600.0
-"""A recovery reads and writes the end of one ledger: seconds, and minutes if bookies are slow."""
+"""A recovery reads and writes the end of one ledger, which takes seconds, or minutes if bookies are slow."""
 
 RecoveryAgeMax = Annotated[
     float,

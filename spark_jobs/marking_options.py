@@ -1,6 +1,7 @@
 """The options that decide what an audit marks, and when. A one-shot audit and the service have the same ones.
 
-Their meaning is in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.run_limits``. Importable without Spark.
+``bookie.metadata.bookies.marking_times`` and ``spark_jobs.run_limits`` describe their meaning. Importable without
+Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bookie.model.option import Option
 MissingShareMax = Annotated[
     float, Option("Mark nothing if a larger share of the known bookies is missing.", minimum=0, maximum=1)
 ]
-"""Above it, the mass-loss brake holds everything back."""
+"""If more bookies are missing, the mass-loss brake holds all marks back."""
 CriticalDelay = Annotated[
     float,
     Option(
@@ -23,7 +24,7 @@ CriticalDelay = Annotated[
         maximum=7 * 86_400,
     ),
 ]
-"""0 marks them at once."""
+"""0: they are marked immediately."""
 RackOutageDelay = Annotated[
     float,
     Option(

@@ -1,4 +1,4 @@
-"""Options of the references check, the same for the service and for a run of its own."""
+"""Options of the references check, the same for the service and for a one-shot audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bookie.model.option import Option
 
 REFERENCES: Final = "References check"
 REFERENCE_GRACE_S: Final = 72 * 3600.0
-"""A compaction of many hours refers to its ledger at its end."""
+"""A compaction may take many hours, and refers to its ledger only at its end."""
 
 PulsarRoots = Annotated[
     str,

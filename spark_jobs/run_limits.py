@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Limits of one run; None: there is none."""
+    """The limits of one run; None: no limit."""
 
     marks_max: int | None = None
-    """New or changed marks."""
+    """Number of new or changed marks."""
     bytes_max: int | None = None
     """Estimated bytes that the repair of these ledgers has to copy."""
