@@ -1,12 +1,12 @@
 """Reports on disk: one directory per run, and tables of all runs. Importable without Spark.
 
 <report_dir>/index.html                   all runs, for people
-<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``report_sink``; absent when the brake held
+<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``run_report``; absent if the brake held
 <report_dir>/<run_id>/bookies.parquet     one row per bookie
 <report_dir>/<run_id>/runs.parquet        one row: this run
 <report_dir>/<run_id>/tasks.parquet       what the run marked, see ``mark_log``; absent if it marked nothing
 <report_dir>/<run_id>/report.html         the run, for people
-<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary: see ``shadow_run``
+<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary, see ``spark_jobs.shadow``
 <report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
 <report_dir>/history/                     the same rows of all runs as tables, see ``table_files``
 """
