@@ -161,7 +161,7 @@ class _Written:
         return True
 
     def result(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The leaves of the ledger tree in an image: the time of each reading, and the signs of creations and deletions since.
+"""The leaves of the ledger tree in an image: the time of each reading, and the signs of later creations and deletions.
 
 A *leaf* is a metadata node with ledgers directly under it, up to 10,000 in the hierarchical layouts. Its number is the
 id of any of its ledgers without the last four digits. Pure.

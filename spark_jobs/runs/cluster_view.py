@@ -92,7 +92,7 @@ class ClusterView:
         return self._runner.run(self._count_ledgers(paths))
 
     def ledgers_under(self, paths: Sequence[str]) -> Sequence[Sequence[LedgerId]]:
-        """The ledgers directly under each of ``paths`` now."""
+        """Return the current ledgers directly under each of ``paths``."""
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).ids_under_many(paths))
 
     def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:

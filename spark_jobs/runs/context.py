@@ -48,7 +48,7 @@ class RunContext:
 
     @property
     def budget(self) -> Budget:
-        """The ZooKeeper budget of the run's tasks, which it shares with the other runs of the moment."""
+        """The ZooKeeper budget of the run's tasks, which it shares with the other current runs."""
         return self.cluster.budget
 
     @property

@@ -1,8 +1,9 @@
 """The lost bookies that an audit may act on. Pure.
 
 Bookies restart, and copying their ledgers during a restart would be wasted. So an audit does not act on a lost bookie
-until it is due (``bookie.metadata.bookies.marking_times``). Apache's auditor acts at once if two bookies are lost. Here
-each bookie has its own delay. Otherwise a rolling restart with two bookies down at the same time would start repair.
+until it is due (``bookie.metadata.bookies.marking_times``). Apache's auditor acts immediately if two bookies are lost.
+Here each bookie has its own delay. Otherwise a rolling restart with two bookies down at the same time would start
+repair.
 
 A bookie that is not due may be due for its critical ledgers. The mark of such a ledger names the due bookies, and those
 members of its critical fragments that are due for critical ledgers. It names no others (R70). The worker follows the

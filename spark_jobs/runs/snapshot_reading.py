@@ -50,8 +50,9 @@ class Division:
 def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
     """Decide which ledgers are read from the snapshot. Pure.
 
-    A node of the snapshot is usable if it is still the same node and no ledger was created under it since: ZooKeeper
-    counts creations in the version of the node's children. Deletions do no harm. A deleted node has no ledgers.
+    A node of the snapshot is usable if it is still the same node and no ledger was created under it since then:
+    ZooKeeper counts creations in the version of the node's children. Deletions do no harm. A deleted node has no
+    ledgers.
 
     Args:
         index: the snapshot.

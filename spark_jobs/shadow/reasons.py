@@ -2,7 +2,7 @@
 
 Pure. R rules are defined in docs/failure-model.md.
 
-Findings and marks were read at different moments. So a difference is judged by the current state, and counts only if it
+Findings and marks were read at different times. So a difference is judged by the current state, and counts only if it
 persists. A reason is *explained* if it is normal in a running cluster. Every other reason needs a person, and makes the
 comparison fail.
 """

@@ -50,7 +50,7 @@ _FACTS_LINES: Final = 16
 _TOPICS_SHOWN: Final = 25
 _PAIRS_SHOWN: Final = 45
 _BOOKIES_SHOWN: Final = 50
-"""``_PAIRS_SHOWN`` are all pairs of nine racks."""
+"""Largest number of bookies in a table. ``_PAIRS_SHOWN`` is enough for all pairs of nine racks."""
 _FEW_BOOKIES: Final = 12
 """A table of up to this many bookies is easy to read without the racks."""
 
