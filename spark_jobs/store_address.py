@@ -22,7 +22,7 @@ ReportStoreOption = Annotated[
 ]
 _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A scheme of two or more characters. No path begins like this."""
+"""A scheme of two or more characters. None of the project's paths begins like this."""
 
 
 class StoreAddressError(PermanentError):

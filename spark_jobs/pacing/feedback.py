@@ -104,7 +104,7 @@ class Feedback:
 
     @property
     def window(self) -> float:
-        """Number of nodes in flight. If it is less than one request, the task waits between requests."""
+        """Largest number of nodes in flight. If it is less than one request, the task waits between requests."""
         return self._window
 
     @property

@@ -58,7 +58,7 @@ class PacedStore(MetadataStore):
         return 1 if self._sharing is None else self._sharing.count
 
     async def look(self) -> None:
-        """Measure the latency, and count the runs that read, if it is time to.
+        """Measure the latency and count the runs that read, if a measurement is due.
 
         Call it where nothing is decoded until it returns.
 
