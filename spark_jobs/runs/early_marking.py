@@ -81,7 +81,7 @@ class EarlyMarking:
 
     @property
     def ledgers(self) -> Container[LedgerId]:
-        """The marked ledgers. Looked up only after the last mark."""
+        """The marked ledgers. Use it only after the last mark."""
         return self._ids
 
     def read(self, ids: Sequence[LedgerId], before: Bookies) -> ReadLedgers:

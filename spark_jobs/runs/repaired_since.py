@@ -1,8 +1,8 @@
-"""Do not mark again what was repaired since the first marks of a run (R146).
+"""Leave out ledgers that were repaired since the first marks of a run (R146).
 
-Replicators start with the first marks. The pass over all ledgers may have read a ledger before its repair, and then has
-an outdated finding for it. Another mark would cost replicators requests, and alerts would count it. So the current
-metadata decides: the ledger is left out if it was deleted, or if no ensemble names a bookie to be marked.
+Replicators begin after the first marks. If the pass over all ledgers read a ledger before its repair, its finding is
+stale. A second mark would cause useless requests of replicators, and alerts would count it. So the current metadata
+decides: the ledger is left out if it was deleted, or if no ensemble names a bookie to be marked.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -33,15 +33,15 @@ class ReadsMarks(Protocol):
 def without_repaired(
     markings: Iterable[Marking], early: Container[LedgerId], cluster: ReadsMarks, batch_size: int = BATCH
 ) -> Iterator[Marking]:
-    """Yield ``markings`` in their order, without the ledgers that were marked early and repaired or deleted since.
+    """Yield ``markings`` in order, without ledgers that were marked early, and then repaired or deleted.
 
-    Marks of the early ledgers are read, and metadata only where the mark is missing.
+    The marks of these ledgers are read. Their metadata is read only if the mark is missing.
 
     Args:
         markings: ledgers with their missing bookies.
-        early: the ledgers that this run has marked already.
-        cluster: marks and ledgers as they are now.
-        batch_size: ledgers read at a time.
+        early: the ledgers that this run has already marked.
+        cluster: reads the current marks and ledgers.
+        batch_size: number of ledgers read at a time.
 
     Raises:
         StoreUnavailableError: marks or ledgers cannot be read.
