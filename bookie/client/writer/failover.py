@@ -1,11 +1,11 @@
-"""Handling of the bookies given up by a writer: change the ensemble, go on with the healthy ones, try again.
+"""The handling of bookies that a writer gave up: change the ensemble, or continue with the others and retry later.
 
 - A change is due if an entry waits for a failed position. If delayed changes were requested, it is due if an entry can
   never reach ``Qa`` without one, or if a bookie is read-only. Nothing is acknowledged until it is complete.
-- If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. It looks again
-  after a growing pause: for a spare bookie, and for former members back on the same disks.
-- Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at close.
-- Every other case closes the writer.
+- If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. After growing
+  pauses it looks again for a spare bookie, and for former members that are back with the same disks.
+- Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at the close.
+- In every other case the writer fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailingPipeline(Protocol):
 
     @property
     def error(self) -> BkhealError | None:
-        """The error it failed with, if it did."""
+        """The error with which the pipeline failed, if it did."""
         ...
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -44,7 +44,7 @@ class FailingPipeline(Protocol):
         ...
 
     def fail(self, error: BkhealError) -> None:
-        """End the writer."""
+        """Fail the writer with ``error``."""
         ...
 
     def resume(self) -> None:
@@ -53,10 +53,10 @@ class FailingPipeline(Protocol):
 
 
 class Failover:
-    """Handles the failures of bookies under a writer.
+    """Handles the failures of the bookies of a writer.
 
     Attributes:
-        ledger: metadata as last stored or read.
+        ledger: the metadata as last stored or read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Failover:
         return self._change is not None
 
     def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
-        """Do without the lane's bookie from now on; call ``see_to_it`` afterwards.
+        """Stop using the lane's bookie; call ``see_to_it`` afterwards.
 
         ``reason`` appears in the error if the writer fails.
         """
@@ -101,14 +101,14 @@ class Failover:
             self._retry_later()
 
     def give_up_one_that_is_well(self) -> None:
-        """For simulations: do without some bookie, if the ledger can and changes are not counted."""
+        """For simulations: stop using a healthy bookie, if the ledger does not need it and changes have no limit."""
         state, metadata = self._state, self.ledger.metadata
         can_do_without = not state.has_failed_lanes and metadata.write_quorum > metadata.ack_quorum
         if can_do_without and self._changes_left is None and self._host.error is None:
             self.give_up(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
 
     def see_to_it(self) -> None:
-        """Start the work due after positions were given up."""
+        """Start the work that is due after positions were given up."""
         if self._host.error is not None:
             return
         self._mark_soon()
@@ -122,7 +122,7 @@ class Failover:
         self._change = self._host.start("ensemble change", self._run())
 
     def stop(self) -> None:
-        """End a change under way, because the writer failed."""
+        """Cancel a change under way, because the writer failed."""
         if self._change is not None and self._change is not asyncio.current_task():
             self._change.cancel()
 
@@ -148,7 +148,7 @@ class Failover:
         self._host.resume()
 
     async def _carry_out(self, change: EnsembleChange) -> None:
-        """Change the ensemble; or leave it, if the ledger can be written as it is."""
+        """Change the ensemble, or leave it if the ledger can be written as it is."""
         state = self._state
         try:
             if state.is_changing or not self._is_delayed:
@@ -178,7 +178,7 @@ class Failover:
     async def _mark(self, short: list[BookieId]) -> None:
         try:
             await self._ports.tasks.marking.mark(self.ledger.ledger_id, short)
-        except BkhealError as error:  # not tried again before the ledger is closed
+        except BkhealError as error:  # retried when the ledger is closed
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}
             _log.warning("ledger not marked for repair yet", extra=extra)
         self._marked.update(short)

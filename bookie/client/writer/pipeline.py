@@ -1,8 +1,8 @@
 """A writer's entries between admission and acknowledgement: batches to each bookie, and the handling of their answers.
 
-The bookkeeping is in ``state``, the handling of failures in ``failover``; this module moves batches. An error without a
-remedy fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
-after it.
+The bookkeeping is in ``state``, the handling of failures in ``failover``; this module sends batches. An error without a
+remedy fails the whole pipeline: the outcome of every entry without an acknowledgement is then unknown, and no further
+entry is acknowledged.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 
 class QuorumTimeout:
-    """Detects entries waiting for longer than ``timeout_s``."""
+    """Detects entries that wait for longer than ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._bursts: deque[tuple[int, float]] = deque()
-        """(end of the burst's entry ids, when it was admitted), ascending."""
+        """Pairs of the exclusive end of a burst's entry ids and the time of its admission, ascending."""
         self._end = 0
 
     def admitted(self, end: int, now_s: float) -> None:
@@ -48,7 +48,7 @@ class QuorumTimeout:
             self._end = end
 
     def due_s(self, last_add_confirmed: int) -> float | None:
-        """When the oldest entry after ``last_add_confirmed`` will have waited for too long; None if there is none."""
+        """Return when the oldest entry after ``last_add_confirmed`` has waited too long; None if there is none."""
         bursts = self._bursts
         while bursts and bursts[0][0] <= last_add_confirmed + 1:
             bursts.popleft()
@@ -58,7 +58,7 @@ class QuorumTimeout:
 _log: Final = logging.getLogger(__name__)
 
 _EARLY_S: Final = 0.001
-"""Deadline of an add in a simulation, short on purpose."""
+"""Deadline of an add at a fault point of simulations; short on purpose."""
 
 Waiter = asyncio.Future[EntryId]
 _Pending = PendingAdd[Waiter]
@@ -70,8 +70,8 @@ class Pipeline:
 
     Attributes:
         state: the state of each entry.
-        error: the error the pipeline failed with, if it did.
-        on_failure: called once when it fails.
+        error: the error with which the pipeline failed, if it did.
+        on_failure: a function that is called once when the pipeline fails.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Pipeline:
         self._key = key
         self._failover = Failover(ports, self.state, ledger, options, self)
         self._changed = asyncio.Event()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a set would be cancelled in an order of its own
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a dict: tasks are cancelled in a fixed order
         self._is_stopping = False
         self._is_pump_due = False
         self._timeout: QuorumTimeout | None = None
@@ -105,16 +105,16 @@ class Pipeline:
             self.start("add quorum timeout", self._watch_timeout(self._timeout))
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: Waiter) -> None:
-        """Take the next entry; ``waiter`` is completed when it is acknowledged."""
+        """Accept the next entry; ``waiter`` is completed when it is acknowledged."""
         self.state.admit(packet, payload_bytes, waiter)
-        # Pumping on the next turn lets a burst of appends share a batch, and adds no delay to a lone one.
+        # Sending in the next loop iteration lets a burst of appends share a batch, and does not delay a single append.
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     @property
     def ledger(self) -> Versioned:
-        """Metadata as last stored or read."""
+        """The metadata as last stored or read."""
         return self._failover.ledger
 
     @ledger.setter
@@ -131,17 +131,17 @@ class Pipeline:
         )
 
     async def wait_room(self) -> None:
-        """Return once there is room, or the pipeline has failed."""
+        """Wait until there is room, or the pipeline has failed."""
         while not self.has_room and self.error is None:
             await self._wait_changed()
 
     async def wait_drained(self) -> None:
-        """Return once nothing is under way any more, or the pipeline has failed."""
+        """Wait until nothing is under way any more, or the pipeline has failed."""
         while (self._failover.is_busy or not self.state.is_drained) and self.error is None:
             await self._wait_changed()
 
     def fail(self, error: BkhealError) -> None:
-        """Give up everything not acknowledged. Of several errors the first one stands."""
+        """Fail every entry without an acknowledgement. Of several errors, the first one is kept."""
         is_first, self.error = self.error is None, self.error or error
         self._failover.stop()
         for pending in self.state.abandon():
@@ -151,7 +151,7 @@ class Pipeline:
             self.on_failure()
 
     def in_doubt(self) -> AddOutcomeUnknownError:
-        """The error of an entry after the failure; a new one each time, because its traceback grows with each raise."""
+        """Return the error of an entry after the failure: a new one, because its traceback grows with each raise."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
         doubt: AddOutcomeUnknownError
         if isinstance(self.error, LedgerFencedError):
@@ -169,7 +169,7 @@ class Pipeline:
         return doubt
 
     async def stop(self) -> None:
-        """End every task. Only for a pipeline that is drained or has failed."""
+        """Cancel every task. Only for a pipeline that is drained or has failed."""
         self._is_stopping = True
         for task in list(self._tasks):
             await cancel(task)
@@ -192,7 +192,7 @@ class Pipeline:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that ended early leaves entries without an outcome."""
+        """Fail the pipeline if a task ended early, because it left entries without an outcome."""
         self._tasks.pop(task, None)
         if self._is_stopping and task.cancelled():
             return
@@ -273,7 +273,7 @@ class Pipeline:
 
 
 def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
-    """Report an unknown outcome to the callers waiting for an entry."""
+    """Report an unknown outcome to the caller that waits for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)
         waiter.exception()  # an application may drop the future; that is not an unhandled error
