@@ -1,4 +1,4 @@
-"""Under which addresses browsers and other auditors find what this auditor serves.
+"""The addresses under which browsers and other auditors reach this auditor.
 
 A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
 as ``0.0.0.0``. With a proxy or a load balancer, only the operator can configure the address (``public_url``).
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from auditor.service.settings import ServiceSettings
 
 _HOST: Final = re.compile(r"[A-Za-z0-9:_.-]+")
-"""Characters of a bookie id of Apache's."""
+"""The characters that Apache allows in a bookie id."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def report_base_url(settings: ServiceSettings) -> str:
-    """The prefix of links to reports, before the run id; empty without an address usable in a browser."""
+    """Return the prefix of links to reports, before the run id; empty if no browser can use the address."""
     base = base_url(settings)
     return f"{base}/reports" if base else ""
 
 
 def base_url(settings: ServiceSettings) -> str:
-    """The address of the HTTP API for browsers, without a slash at its end; empty: the port is not known."""
+    """Return the address of the HTTP API for browsers, without a slash at its end; empty: the port is not known."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     if not settings.http_port:
@@ -41,7 +41,7 @@ def base_url(settings: ServiceSettings) -> str:
 
 
 def public_url_problems(url: str) -> Iterator[str]:
-    """What is wrong with a ``public_url``; nothing if it is empty."""
+    """Return what is wrong with a ``public_url``; nothing if it is empty."""
     if not url:
         return
     parts = _split(url)
@@ -54,7 +54,7 @@ def public_url_problems(url: str) -> Iterator[str]:
 
 
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
+    """Return why this auditor cannot or must not relay connections to the leader; nothing without such ports."""
     if settings.advertised_host and not (
         _HOST.fullmatch(settings.advertised_host) and is_host(settings.advertised_host)
     ):
@@ -89,7 +89,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
 
 
 def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Why the user name from a proxy could not be trusted; nothing without such a proxy."""
+    """Return why the user name from a proxy cannot be trusted; nothing if there is no such proxy."""
     header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"

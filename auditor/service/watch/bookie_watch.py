@@ -1,10 +1,10 @@
 """Watches bookies, their delay and the switches; the leader's watch starts an audit when a lost bookie is due.
 
-Level-triggered: due work follows from the store's content at each look, never from a single event. So nothing is
-forgotten by a change of leader, a lost session, a failed audit, or one that was under way when another bookie was lost:
-while a due bookie is not audited, there is another audit.
+The watch is level-triggered: each look computes the due work from the store's content, never from a single event. So no
+loss is forgotten after a change of leader, a lost session, a failed audit, or an audit that was under way when another
+bookie was lost. As long as a due bookie has not been audited, another audit is started.
 
-Every process looks, so that each can show the cluster; only the leader notes and starts anything.
+Every process looks, so that each can show the cluster. Only the leader writes to the store and starts audits.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 15.0
-"""Without any change. Cookies are not watched: a decommissioned bookie is noticed so late."""
+"""Time between two looks if nothing changes. Cookies are not watched, so it may take this long to notice a
+decommissioned bookie."""
 _RETRY_S: Final = 1.0
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""Longest pause after looks refused by the store; each pause is twice the last. Only an operator can end the cause."""
+"""Longest pause after a look that the store refused; each pause is twice the last. Only an operator can remove the
+cause."""
 _AUDIT_RETRY_S: Final = 30.0
-"""After an audit without a result for a lost bookie; doubled each time."""
+"""Pause after an audit that did not cover a lost bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
 _OUTAGE_SESSIONS: Final = 0.5
-"""Session timeouts without a connection from which on others may have lost their sessions."""
+"""Time without a connection, in session timeouts, after which bookies may have lost their sessions."""
 SETTLE_SESSIONS: Final = 2.0
-"""Session timeouts to wait after an outage of the store before any bookie counts as lost permanently: as long as a
+"""Time after an outage of the store, in session timeouts, during which no lost bookie is due: as long as a
 bookie may take to notice the end of its session and to register again."""
 
 
@@ -82,7 +84,7 @@ class _Switches:
 
 @dataclass(frozen=True, slots=True)
 class WatchPorts:
-    """What the watch works on."""
+    """The objects and functions that the watch uses."""
 
     store: MetadataStore
     cluster: Cluster
@@ -109,13 +111,13 @@ class BookieWatch:
         rules: MarkingRules | None = None,
         observer: LossObserver | None = None,
     ) -> None:
-        """Prepare; ``run`` looks.
+        """Only stores; ``run`` watches.
 
         Args:
-            ports: what it works on.
+            ports: the objects and functions that it uses.
             missing_share_max: of the mass-loss brake, 0 to 1.
             settle_s: how long bookies may take to return after an outage of the store.
-            rules: what holds marks back.
+            rules: the rules that hold marks back.
             observer: measures how long other processes take to mark the ledgers of lost bookies. A follower has none,
                 because its leader measures this.
         """
@@ -128,13 +130,13 @@ class BookieWatch:
         self._look_requests = 0
         self._epoch: int | None = None
         self._settle_until_s = 0.0
-        """On the monotonic clock, as every wait in this process: the date may jump."""
+        """On the monotonic clock, as every wait in this process, because the system time may jump."""
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
-        """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
+        """Version of the registrations at the last look as leader; empty: they may have changed without a look."""
         self._seen: AbstractSet[BookieId] = frozenset()
-        """Bookies that were registered at the last look, and lost ones that no audit had covered."""
+        """Bookies that were registered at the last look, and lost bookies that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
         self._is_asked = False
@@ -146,11 +148,11 @@ class BookieWatch:
         self.looked_s: float | None = None
         """When ``seen`` was read, on the monotonic clock; None: not yet."""
         self.problem = ""
-        """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
-        not answer."""
+        """Why the watch cannot react to lost bookies until an operator changes something; empty: it can, or the store
+        does not answer."""
 
     def request_look(self) -> None:
-        """Look again, because of a change the watch does not notice by itself."""
+        """Look again, because of a change that the watch does not notice by itself."""
         self._look_requests += 1
         self._look_requested.fire()
 
@@ -163,7 +165,7 @@ class BookieWatch:
             await cancel(minding)
 
     async def _mind_connection(self) -> None:
-        """An outage survived by this session may have ended the sessions of bookies, which come back a little later."""
+        """Wait for bookies to return after an outage that this session survived, but their sessions perhaps did not."""
         store, clock = self._ports.store, self._ports.clock
         session, away_since_s = store.session, None
         while True:
@@ -179,7 +181,7 @@ class BookieWatch:
         self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
 
     def _settled_ms(self, now_ms: int) -> int:
-        """The date until which bookies may register again; 0 if it has passed."""
+        """Return the time until which bookies may register again, in epoch milliseconds; 0 if it has passed."""
         left_s = self._settle_until_s - self._ports.clock.monotonic_s()
         return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
@@ -203,7 +205,7 @@ class BookieWatch:
 
     async def _look(self) -> tuple[Bookies, Decision]:
         self._settle_after_outage()
-        version = await self._ports.registrations.version()  # before the list, which thus is no older
+        version = await self._ports.registrations.version()  # read before the list, so that the list is not older
         listed = await self._bookies()
         known = await self._ports.registrations.known()
         without_cookie = await self._without_cookie(known, listed.registered, version)
@@ -242,7 +244,7 @@ class BookieWatch:
         return listed, decision
 
     def _settle_after_outage(self) -> None:
-        """A new session of this process means an outage, which bookies had as well."""
+        """Wait for bookies to return if this process has a new session, because the outage affected bookies as well."""
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
             self._settle()
@@ -254,9 +256,9 @@ class BookieWatch:
     ) -> AbstractSet[BookieId]:
         """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
 
-        Only a leader's audits end such a loss, so an observer does not count it. If no bookie came or went since the
-        last look, a record that has disappeared was removed on purpose: `bkheal decommission` has proved that no ledger
-        names the bookie.
+        Only a leader's audits end such a loss, so an observer does not count it. If the registrations have not changed
+        since the last look, a record that has disappeared was removed by `bkheal decommission`, which has proved that
+        no ledger names the bookie.
         """
         if self._observer is not None:
             return frozenset()
@@ -321,7 +323,10 @@ class BookieWatch:
         return noted
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
-        """Bookies came or went without a leader: a lost one may have returned, got new ledgers, and be lost again."""
+        """Reopen the losses if registrations changed while there was no leader.
+
+        A lost bookie may have returned, received new ledgers, and been lost again.
+        """
         if version == self._watched_to:
             return noted
         down = self._ports.down
@@ -343,7 +348,7 @@ class BookieWatch:
             self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
 
     async def _act(self, decision: Decision) -> bool:
-        """Start an audit if one is due; True if it has to wait for another one's end."""
+        """Start an audit if one is due. Return True if it must wait for the end of another one."""
         is_enabled = self._switches is not None and self._switches.disable_stat is None
         if not self._ports.is_leader():
             self._is_asked, self._tried = False, frozenset()
@@ -372,7 +377,7 @@ class BookieWatch:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:
-        """Until anything changes, or the end of the next delay."""
+        """Wait for any change, or for the end of the next delay."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
         assert switches is not None
@@ -412,11 +417,11 @@ class BookieWatch:
 
 _OWNER_MAX: Final = 200
 _ROUNDING_S: Final = 0.002
-"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
+"""Added to a due time, because the next look must be after the whole millisecond."""
 
 
 def _is_audit_wanted(before: _Switches, now: _Switches) -> bool:
-    """Whether the delay was set to its old value: the way to request an audit from Apache's auditor."""
+    """Whether the delay was set to its old value, which is how an audit is requested from Apache's auditor."""
     if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
         return False
     return before.delay_stat.mzxid != now.delay_stat.mzxid
