@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description, made of the routes themselves, so neither can lack a part of the other. Pure."""
+"""The OpenAPI 3.1 description, made from the routes, so that the description and the routes agree. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABOUT: Final = (
 
 
 def describe(routes: Sequence[Route], version: str, open_to_all: Collection[Role]) -> dict[str, Any]:
-    """The description of ``routes``.
+    """Return the description of ``routes``.
 
     Args:
         routes: all of them.
