@@ -1,4 +1,4 @@
-"""The parts of Pulsar owning ledgers, for lists of ledgers: read in bulk, with the metadata of a page."""
+"""The owners of ledgers in Pulsar, for lists of ledgers. They are read in bulk, from the metadata of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_na
 
 
 def owner_fields(names: OwnerNames) -> Document:
-    """The fields of a document."""
+    """Return the fields of a document."""
     return dict(zip(OWNER_COLUMNS, names, strict=True))
 
 
