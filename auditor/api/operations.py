@@ -83,7 +83,7 @@ class StoreOperations(Operations):
     """Reads the cluster for the API."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster, transport: Transport | None, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             store: a session with the cluster's store.

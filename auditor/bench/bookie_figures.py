@@ -53,7 +53,7 @@ class Measured:
         return self.ratio >= self.aim if self.is_least else self.ratio <= self.aim
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {**asdict(self), "is_met": self.is_met}
 
 

@@ -89,7 +89,7 @@ class Round:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         launch = {} if self.from_launch_s is None else {"from_launch_s": round(self.from_launch_s, 3)}
         return {
             "seconds": round(self.seconds, 3),

@@ -31,7 +31,7 @@ class Comparison:
         return self.ratio < 1
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {**asdict(self), "apache_wins": self.is_apache_ahead}
 
 

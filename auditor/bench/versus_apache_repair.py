@@ -110,7 +110,7 @@ class RepairResult:
     """Ledgers without a task whose metadata still names the lost bookie. Only empty ledgers may be among them."""
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {
             "seconds": round(self.seconds, 3),
             "mb_per_second": round(self.lost_bytes / self.seconds / 1e6, 2),

@@ -112,7 +112,7 @@ class DeadLetters:
     def __init__(
         self, ports: ClientPorts, store: MetadataStore, parked: ParkedTasks, decisions: Decisions, who: str
     ) -> None:
-        """Only stores; ``who`` is written to records and locks."""
+        """Store the arguments; ``who`` is written to records and locks."""
         self._ports = ports
         self._store = store
         self._parked = parked

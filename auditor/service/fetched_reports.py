@@ -30,7 +30,7 @@ class FetchedReports(Listener):
     """Fetches missing reports while the service listens."""
 
     def __init__(self, report_store: str, report_dir: Path, kept: Kept, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             report_store: address of the store.

@@ -88,7 +88,7 @@ class LeaderPort(Listener):
     """A port that relays connections to the same port of the leader."""
 
     def __init__(self, name: str, listen: tuple[str, int], target: Callable[[], tuple[str, int]], clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             name: ``http``, ``grpc`` or ``ui``.

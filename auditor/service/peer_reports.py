@@ -53,7 +53,7 @@ class OtherAuditors(PeerReports):
         http_port: int,
         cert: Path | None,
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             candidates: returns the names in all votes; raises errors of the store.

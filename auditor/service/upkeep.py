@@ -191,7 +191,7 @@ class UpkeepApart(Upkeep):
     """``Upkeep`` on a thread of its own. Callers must ``close`` it."""
 
     def __init__(self, open_client: OpenClient, clock: Clock) -> None:
-        """Only stores; the first request starts the thread."""
+        """Store the arguments; the first request starts the thread."""
         self._open = open_client
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None

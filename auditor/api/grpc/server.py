@@ -48,7 +48,7 @@ class GrpcApi:
     """
 
     def __init__(self, control: Control, settings: ApiSettings, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             control: the service.

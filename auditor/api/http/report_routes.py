@@ -79,7 +79,7 @@ class ReportRoutes:
     """Handlers over a directory."""
 
     def __init__(self, report_dir: Path, peers: PeerReports | None = None, report_store: str = "") -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             report_dir: of this auditor.

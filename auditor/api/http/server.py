@@ -100,7 +100,7 @@ class HttpApi:
         metrics: RenderMetrics | None = None,
         peers: PeerReports | None = None,
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             control: the service.

@@ -50,7 +50,7 @@ class TopicUnloading:
     """The requests of one command."""
 
     def __init__(self, admin: AdminClient, clock: Clock, note: Callable[[str], None]) -> None:
-        """Only stores; ``note`` receives sentences for the operator, at most ``NOTES_MAX`` + 1 of them."""
+        """Store the arguments; ``note`` receives sentences for the operator, at most ``NOTES_MAX`` + 1 of them."""
         self._admin = admin
         self._clock = clock
         self._note = note

@@ -260,7 +260,7 @@ class CountsApart:
     """Counts the backlog on a thread and a session of its own, one count at a time. Callers must ``close`` it."""
 
     def __init__(self, open_session: Open, clock: Clock, topology_file: Path | None = None) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             open_session: opens the session of the counter.

@@ -111,7 +111,7 @@ class BookieWatch:
         rules: MarkingRules | None = None,
         observer: LossObserver | None = None,
     ) -> None:
-        """Only stores; ``run`` watches.
+        """Store the arguments; ``run`` watches.
 
         Args:
             ports: the objects and functions that it uses.

@@ -196,7 +196,7 @@ class LossObserver:
         backlog: Callable[[], Backlog],
         report: Callable[[float], None],
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             store: has the records of losses and the locks of runs.

@@ -116,7 +116,7 @@ class RepairWatch:
         boosts: Boosts,
         clock: Clock,
     ) -> None:
-        """Only stores."""
+        """Store the arguments."""
         self._tasks = tasks
         self._ledgers = ledgers
         self._registrations = registrations
