@@ -7,7 +7,7 @@ Entries are read also from bookies that can list them, because a list does not p
 error for one entry means a damaged copy only if the ledger is closed and the bookie cannot list entries, as for a
 repair (R139). Otherwise the copy is unknown.
 
-Only ``mark`` changes anything. A mark is a hint for the replicators, which ask the bookie themselves.
+Only ``mark`` changes anything. A mark is a hint for the replicators, which check the bookie's entries again.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -63,7 +63,7 @@ _ATTEMPTS_MAX: Final = 3
 _BOOKIES_AT_ONCE: Final = 4
 """Bookies of one ledger that are read at a time, each with at most two requests under way."""
 _GOES_ON: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR})
-"""Answers after which a bookie is asked for further entries of the ledger."""
+"""Answers after which a bookie receives requests for further entries of the ledger."""
 _LISTS: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 
 

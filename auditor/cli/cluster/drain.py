@@ -93,7 +93,7 @@ def start(
     *,
     service: Service | None = None,
 ) -> None:
-    """Begin to drain bookies: they become read-only and are no longer chosen, and their entries are marked.
+    """Begin to drain bookies: they become read-only and are no longer chosen, and the ledgers on them are marked.
 
     An Apache bookie does not support drains and stays as it is. While it is writable, replicators and our writers do
     not choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it read-only until

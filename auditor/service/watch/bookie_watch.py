@@ -100,7 +100,7 @@ class WatchPorts:
 
 
 class BookieWatch:
-    """Watches the registrations and asks for audits."""
+    """Watches the registrations and requests audits."""
 
     def __init__(
         self,
