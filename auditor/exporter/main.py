@@ -113,7 +113,7 @@ async def _connect(settings: ExporterSettings) -> tuple[ZooKeeperStore, Cluster]
 
 
 async def _session(settings: ExporterSettings, stack: contextlib.AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
-    """Return a function that opens a session for the counter of the backlog, whose loop runs in another thread."""
+    """Open another session for the counter of the backlog, whose loop runs in another thread."""
     store, cluster = await _connect(settings)
     stack.push_async_callback(store.close)
     return store, cluster

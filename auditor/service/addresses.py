@@ -41,7 +41,7 @@ def base_url(settings: ServiceSettings) -> str:
 
 
 def public_url_problems(url: str) -> Iterator[str]:
-    """Return what is wrong with a ``public_url``; nothing if it is empty."""
+    """Yield what is wrong with a ``public_url``; nothing if it is empty."""
     if not url:
         return
     parts = _split(url)
@@ -54,7 +54,7 @@ def public_url_problems(url: str) -> Iterator[str]:
 
 
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Return why this auditor cannot or must not relay connections to the leader; nothing without such ports."""
+    """Yield why this auditor cannot or must not relay connections to the leader; nothing without such ports."""
     if settings.advertised_host and not (
         _HOST.fullmatch(settings.advertised_host) and is_host(settings.advertised_host)
     ):
@@ -89,7 +89,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
 
 
 def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Return why the user name from a proxy cannot be trusted; nothing if there is no such proxy."""
+    """Yield why the user name from a proxy cannot be trusted; nothing if there is no such proxy."""
     header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"

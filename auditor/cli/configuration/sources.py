@@ -68,7 +68,7 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
 
 
 def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
-    """Return the settings of a command, in the order of its help.
+    """Yield the settings of a command, in the order of its help.
 
     Args:
         command: the command.
@@ -107,7 +107,8 @@ def options_of(
 ) -> dict[str, Any]:
     """Return the options of a call from environment, file and defaults. An invalid value counts as the default.
 
-    A required option, which only a flag can give, has its name as its value, so that it contradicts no other option.
+    A required option without a value (a flag may give one) has its own name as its value, so that it contradicts no
+    other option.
     """
     command: Any = root
     for word in words:
@@ -137,7 +138,7 @@ def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer
 
 
 def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> Iterator[str]:
-    """Return problems in the table of the called command: keys that are not options, and values of the wrong type."""
+    """Yield problems in the table of the called command: keys that are not options, and values of the wrong type."""
     yield from _problems(_table(content, words), words, context.command, context)
 
 
