@@ -1,12 +1,12 @@
 """Carry out one round's plan: reserve it, let targets pin the ledger, copy, and install completed steps.
 
-The positions of one fragment are one copy: an entry of several positions is read once (``copying.copier``). A few
-fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation runs
-beside the copies of other fragments: it changes only the members of finished positions.
+All positions of a fragment are copied together, so an entry of several positions is read once (``copying.copier``). A
+few fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation may
+run during the copies of other fragments, because it changes only the members of finished positions.
 
-Problems with bookies go into the findings of the turn. If a lost bookie registers again during its copy, the round ends
-early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie lacks more than the
-target.
+Problems with bookies are recorded in the findings of the turn. If a lost bookie registers again while its copies are
+replaced, the round ends early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie
+lacks more entries than the target.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -53,16 +53,16 @@ from replicator.telemetry.events import EventSink
 _log = logging.getLogger(__name__)
 
 FRAGMENTS_AT_ONCE: Final = 4
-"""Fragments of one ledger copied concurrently: as many as the chunks in flight of one large fragment."""
+"""The fragments of one ledger that are copied concurrently: as many as a large fragment has chunks in flight."""
 INSTALL_BYTES: Final = 64 << 20
-"""Copied bytes between two installations: the most lost by an interruption."""
+"""The copied bytes between two installations, which is also the most that an interruption leaves uninstalled."""
 STEPS_MAX: Final = 1000
-"""Most steps of one round, because their reservation is one node and a ledger may have thousands of fragments. The next
+"""The most steps of one round: their reservation is one node, and a ledger may have thousands of fragments. The next
 round plans the others."""
 
 
 class Execution:
-    """The changes made to the cluster by one turn of one task, over all its rounds."""
+    """The changes that one turn of a task makes to the cluster, over all its rounds."""
 
     def __init__(
         self,
@@ -98,26 +98,27 @@ class Execution:
         self._registered_at: dict[BookieId, int] = {}
         """The transaction that created the registration of each target of this round."""
         self._returned: set[BookieId] = set()
-        """Lost bookies with a return that ended a copy of this round, even if they have left again."""
+        """The lost bookies whose return ended a copy of this round, even if they have left again."""
         self._shown = KnownDamage()
-        """Damaged copies shown by the answers of this round to the question for entries, up to a bound."""
+        """The damaged copies that bookies showed when this round asked them for their entries, up to a limit."""
         self._unread: dict[BookieId, EntryRuns] = {}
-        """All entries that each bookie could not read in this round."""
+        """For each bookie, all entries that it could not read in this round."""
         self._unverified: dict[BookieId, EntryRuns] = {}
-        """All entries of each bookie whose bytes did not verify in this round."""
+        """For each bookie, all entries whose bytes did not verify in this round."""
         self._reported: set[tuple[BookieId, EntryId]] = set()
-        """The same, of the rounds of this turn until they are many."""
+        """The damaged copies reported in this turn, up to a limit."""
         self._tried: set[BookieId] = set()
-        """Bookies with damage that served an entry stored again in this turn."""
+        """The bookies that served a damaged entry after it was stored again in this turn."""
         self._counted: set[BookieId] = set()
-        """Bookies with shown damage whose copies were stored again in this turn."""
+        """The bookies that showed damaged copies which were stored again in this turn."""
         self._marked: set[BookieId] = set()
-        """Sources that lack entries, or have damaged copies: in the task, or recorded if the ledger is not closed."""
+        """The sources found to lack entries or to have damaged copies, after they were added to the task or
+        recorded."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
     async def run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None = None) -> bool:
-        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on. See ``_run``."""
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker must stop. See ``_run``."""
         ledger = plan.ledger
         keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
         targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
@@ -125,11 +126,11 @@ class Execution:
             return await self._run(plan, shortfall, completing)
 
     async def _run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None) -> bool:
-        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on.
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker must stop.
 
         Args:
             plan: the plan to carry out.
-            shortfall: the entries held by incomplete members.
+            shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
                 is missing after the plan.
 
@@ -149,7 +150,7 @@ class Execution:
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]
         ready = [CopiedStep(step) for step in swaps]
-        left = len(plan.steps)  # not installed yet
+        left = len(plan.steps)  # the number of steps not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
         async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
             async for are_all_copied, copied in fragments:
@@ -158,7 +159,7 @@ class Execution:
                     return False
                 if self._returned:
                     self._note_returns(ledger)
-                    break  # another look asks the bookies what they have
+                    break  # another round asks the bookies for their entries
                 is_early = bool(ready) and fault_point("replicator.install_early")
                 if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
                     installed = await self._install(ledger, ready)
@@ -170,16 +171,16 @@ class Execution:
         return True
 
     def _is_without_damage(self, ledger: Versioned) -> bool:
-        """Whether no damaged copy is left to be replaced by another round."""
+        """Whether there is no damaged copy that another round must replace."""
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
 
-        An empty ledger needs neither (R118): it has no copies for a collector to delete.
+        An empty ledger needs neither (R118), because it has no copies that a collector could delete.
 
-        If a target gets the first entries of a small ledger, and has listed another ledger a short time ago, it needs
-        no pin: like a list, each add clears the mark of a collector, and the list for the proof follows the last add.
+        A target that gets the first entries of a small ledger, and has recently listed another ledger, needs no pin:
+        each add clears the mark of a collector as a list does, and the list that proves the copy follows the last add.
         """
         incarnations: dict[BookieId, str] = {}
         self._registered_at.clear()
@@ -194,7 +195,7 @@ class Execution:
             return incarnations
         there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
         await self._reserving.reserve(ledger, there)
-        # Even if nothing is copied: if a collector has begun with the ledger, its bookie must not become a member.
+        # Needed even if nothing is copied: a bookie whose collector has begun with the ledger must not become a member.
         fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
         refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
         for target, refusal in zip(fresh, refusals, strict=True):
@@ -215,7 +216,7 @@ class Execution:
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
     ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
-        """Yield the copies of each fragment in turn, without targets failed by then."""
+        """Yield the copies of each fragment in turn, without targets that have failed before."""
         fragments: dict[int, list[CopyPosition]] = {}
         for step in steps:
             if isinstance(step, CopyPosition):
@@ -232,9 +233,9 @@ class Execution:
         shortfall: Shortfall,
         incarnations: Mapping[BookieId, str],
     ) -> tuple[bool, list[CopiedStep]]:
-        """Copy positions of one fragment together. Return whether all were copied, and the copied ones.
+        """Copy positions of one fragment together. Return whether all were copied, and those that were.
 
-        The reasons of the others are recorded for the next plan.
+        Why the others were not copied is recorded for the next plan.
         """
         done: list[CopiedStep] = []
         wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
@@ -243,7 +244,7 @@ class Execution:
             before = self._copied.get((key, step.target, step.last))
             overwritten = tuple(sorted(self._damaged(ledger, key))) if step.is_in_place else ()
             if before is not None and before.incarnation == incarnation and not overwritten:
-                done.append(replace(before, step=step))  # copied by an earlier round, but its write met a conflict
+                done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
             else:
                 wanted.append((step, overwritten))
         if not wanted:
@@ -279,11 +280,11 @@ class Execution:
     async def _try_damaged(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
     ) -> bool:
-        """Store one damaged entry of each bookie with several ones again, and read it back (R139).
+        """Try one entry first on each bookie with several damaged ones: store it again, and read it back (R139).
 
-        If the disk of the bookie fails, each attempt stores this entry there, and not all of them. It is the last one:
-        Apache's bookies read the last entry of a ledger for an answer about any other, so all seem to be damaged if the
-        last one is. Return whether the bookies must be asked again for that reason.
+        So if the disk of a bookie fails, each attempt stores only this entry there. It is the last damaged one, because
+        Apache's bookies read the last entry of a ledger to answer about any other: if it is damaged, all seem to be.
+        Return whether the bookies must be asked again for that reason.
         """
         counts: Counter[BookieId] = Counter()
         last: dict[BookieId, tuple[EntryId, CopyPosition]] = {}
@@ -314,7 +315,7 @@ class Execution:
             refusal = await self._copier.not_served(ledger, target, [entry_id], self._rank)
         if refusal is not None:
             self._found.failed_targets[target] = refusal
-        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows any other reason
+        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
             return False
         self._tried.add(target)
         if entry_id not in self._shown.of(ledger.ledger_id).get(key, ()):
@@ -326,9 +327,9 @@ class Execution:
         return True
 
     def _with_own(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
-        """Return the outcome with the damaged copies of the position's own bookie as evidence.
+        """Return the outcome with the damaged copies of the position's own bookie added to the evidence.
 
-        So an unread entry is not taken to be lost because every other bookie denies it.
+        So an entry that this bookie could not read does not count as lost because every other bookie denies it.
         """
         if not step.is_in_place or not outcome.unreadable:
             return outcome
@@ -357,7 +358,7 @@ class Execution:
                 )
 
     async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
-        """Whether the next chunk may start: the worker may go on, and no lost bookie of ``steps`` has returned (R55).
+        """Whether the next chunk may start: the worker may continue, and no lost bookie of ``steps`` is back (R55).
 
         Raises:
             StoreUnavailableError: see ``Lease.may_continue``.
@@ -370,7 +371,7 @@ class Execution:
         return self._returned.isdisjoint(step.old for step in steps)
 
     async def _is_back(self, bookie: BookieId) -> bool:
-        """Whether a lost bookie is registered again, according to the list shared by all turns; False if unknown."""
+        """Whether a lost bookie is registered again, according to the list that all turns share; False if unknown."""
         try:
             return bookie in (await self._recent.bookies()).registered
         except (TransientError, PermanentError) as error:
@@ -388,9 +389,10 @@ class Execution:
     def note_damaged(self, ledger: Versioned, shortfall: Shortfall) -> None:
         """Report copies that their bookies could not read, or that did not verify; the next copies overwrite them.
 
-        They are recorded for one round only: whether another bookie has a good copy is not known yet, and the next
-        round asks again. They are replaced together with the missing entries of their bookie, so their number is no
-        reason to replace the bookie. If there are too many to be recorded, the last one of each bookie still is.
+        They are recorded for one round only, because it is not known yet whether another bookie has a good copy, and
+        the next round asks again. They are replaced together with the missing entries of their bookie, so a large
+        number of them is no reason to replace the bookie. If there are too many to record, at least the last one of
+        each bookie is recorded.
         """
         self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
         for bookie in self._unread.keys() | self._unverified.keys():
@@ -406,12 +408,12 @@ class Execution:
         self._shown.note(ledger, found)
 
     def _damaged(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
-        """Return the entries of a position with damaged copies on its bookie."""
+        """Return the entries of a position whose copies on its bookie are damaged."""
         ledger_id = ledger.ledger_id
         return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report damaged copies found by one copy; record those with a good copy elsewhere for the next plan."""
+        """Report the damaged copies that were read; record those with a good copy elsewhere for the next plan."""
         met = outcomes[0].corrupt
         known = self._damage.copies(ledger.ledger_id) if met else frozenset()
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
@@ -423,8 +425,8 @@ class Execution:
     async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
         """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
 
-        The task so changed outlives this turn. Its next one asks them for all of their entries. Sources of an unclosed
-        ledger are recorded, and marked after it is closed.
+        The changed task outlives this turn, and its next turn asks these bookies for all their entries. Sources of an
+        unclosed ledger are recorded, and marked after the ledger is closed.
         """
         fresh = sources - self._marked
         if not fresh:
@@ -437,7 +439,7 @@ class Execution:
             return
         try:
             await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
-        except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now
+        except (ConflictError, UnreadableTaskError) as error:  # others keep changing it, or it cannot be decoded
             _log.warning("sources without good copies are not marked", extra={**extra, "error": str(error)})
         else:
             self._marked.update(fresh)
@@ -455,7 +457,7 @@ class Execution:
         incarnation: str,
         overwritten: Collection[EntryId],
     ) -> EntryRuns:
-        """Return the entries already on the target: its own copies, or those of an interrupted copy."""
+        """Return the entries that the target already has: its own, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
         end = self._reserving.end_entry_id(ledger, step, incarnation)
@@ -471,7 +473,7 @@ class Execution:
     ) -> InstallResult:
         reserved = self._reserving.current
         installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
-        for bookie in installed.again:  # the next round lists the same copies again
+        for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:
             self._reserving.note_deleted()
@@ -494,12 +496,12 @@ class Execution:
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
             self._found.replaced_copies += len(replaced)
             self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._shown):  # damage met since the copy in place began stays
+            for known in (self._damage, self._shown):  # damage found after the copy in place began stays
                 known.replaced(ledger.ledger_id, key, replaced)
         return installed
 
     def _count_stored(self, ledger: Versioned, step: Step) -> None:
-        """Count copies that a bookie showed to be damaged and that were stored there again, once in a turn."""
+        """Count, once per turn, that copies were stored again on the bookie that showed them to be damaged."""
         is_shown = step.target == step.old and _key(ledger, step) in self._shown.of(ledger.ledger_id)
         if is_shown and step.target not in self._counted:
             self._counted.add(step.target)
@@ -507,7 +509,7 @@ class Execution:
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
-    """Return the entries on the target, including damaged copies."""
+    """Return the entries that the target of a copy in place has, including damaged copies."""
     is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
     return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
 
