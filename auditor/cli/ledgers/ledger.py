@@ -132,6 +132,8 @@ def show(
             )
         elif name == "ctime_ms":
             print_line(f"created: {_moment(value)}")
+        elif name == "length" and value is not None:
+            print_line(f"length: {counted(value, 'byte')}")
         else:
             print_line(f"{name.replace('_', ' ')}: {_or_dash(value)}")
 
