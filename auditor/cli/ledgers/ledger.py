@@ -227,7 +227,8 @@ async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, A
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
-        await Actor(whoami(), "command").record(client, "ledger recover", f"ledger {ledger}")
+        if not (await client.ports.ledgers.read(ledger_id(ledger))).metadata.is_closed:  # a closed one stays as it is
+            await Actor(whoami(), "command").record(client, "ledger recover", f"ledger {ledger}")
         return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
 
 
