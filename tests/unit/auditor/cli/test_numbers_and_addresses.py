@@ -69,3 +69,8 @@ def test_a_name_of_no_bookie_and_no_rack_is_wrong_usage(
     done = CliRunner().invoke(app, [*words, *CLUSTER], env={"HOME": str(tmp_path)})
     assert isinstance(done.exception, BkhealError)
     assert exit_code_of(done.exception) is ExitCode.USAGE
+
+
+def test_a_misspelt_command_of_the_bookie_is_named() -> None:
+    done = CliRunner().invoke(app, ["bookie", "statsu"])
+    assert (done.exit_code, "statsu" in done.output) == (ExitCode.USAGE, True)
