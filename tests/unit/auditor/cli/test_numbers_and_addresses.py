@@ -34,6 +34,9 @@ STOPPED = ("--journal-dir", ".", "--ledger-dir", ".")
         ("recovery", "delay", "N", *CLUSTER),
         ("bookie", "status", "--at", "b:N"),
         ("bookie", "status", "--at", "a..b:3181"),
+        ("auditor-token", "two words"),
+        ("audit", "run", "--master", "foo", *CLUSTER),
+        ("audit", "shadow", "--master", "foo", *CLUSTER),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
