@@ -37,6 +37,7 @@ from auditor.cli.running import (
     run,
 )
 from bookie.metadata.logs.log_store import LogExistsError, NoSuchLogError
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def show(
         return
     for line in options_lines(row["options"]):
         print_line(line)
+    print_line(f"created: {row['created'] or '-'}")
     print_line(f"starts at: {row['first'] or '-'}")
     print_line(f"waiting for deletion: {', '.join(map(str, row['waiting_for_deletion'])) or '-'}")
     print_line()
@@ -328,6 +330,7 @@ async def _row(client: Any, name: str) -> dict[str, Any]:
     closed = [ledger for ledger in ledgers if ledger.get("last_entry_id") is not None]
     return {
         "log": name,
+        "created": rfc3339_if_known(info.ctime_ms),
         "ctime_ms": info.ctime_ms,
         "options": info.options.to_json(),
         "first": _text(info.first),

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from auditor.cli.audit.runs import run_lines
 from auditor.cli.cluster.dead_letters import letter_lines
+from auditor.cli.ledgers.entries import describe
 from auditor.operating.dead_letters import dead_letter_row
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339
 from tests.worlds.clocks import EPOCH_MS
+from tests.worlds.ledgers import make_metadata
 
 RUN = RunRecord("20261130T150834Z-4f5085", RunKind.BOOKIES, RunCause.COMMAND, "me", "here:1", RunState.DONE)
 
@@ -47,3 +50,10 @@ def test_the_age_of_a_parked_task_has_a_unit() -> None:
     lines = letter_lines(dead_letter_row(parked, ["a", "b"], EPOCH_MS + 7_500_000))
     assert {"age: 2 h 5 min", "missing: a, b"} <= set(lines)
     assert not any("_" in line.partition(":")[0] or "seconds" in line for line in lines)
+
+
+def test_the_creation_of_a_ledger_is_a_time_with_its_zone() -> None:
+    metadata = make_metadata((0, "a b"), quorum=(2, 2), last=1)
+    assert describe(7, replace(metadata, ctime_ms=EPOCH_MS))["created"] == rfc3339(EPOCH_MS)
+    assert describe(7, replace(metadata, ctime_ms=None))["created"] is None  # Apache's client does not store it
+    assert describe(7, replace(metadata, ctime_ms=1 << 62))["created"] is None
