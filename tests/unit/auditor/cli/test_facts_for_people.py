@@ -7,10 +7,12 @@ from dataclasses import replace
 from auditor.cli.audit.runs import run_lines
 from auditor.cli.cluster.dead_letters import letter_lines
 from auditor.cli.ledgers.entries import describe
+from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.dead_letters import dead_letter_row
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from tests.worlds.clocks import EPOCH_MS
 from tests.worlds.ledgers import make_metadata
@@ -57,3 +59,8 @@ def test_the_creation_of_a_ledger_is_a_time_with_its_zone() -> None:
     assert describe(7, replace(metadata, ctime_ms=EPOCH_MS))["created"] == rfc3339(EPOCH_MS)
     assert describe(7, replace(metadata, ctime_ms=None))["created"] is None  # Apache's client does not store it
     assert describe(7, replace(metadata, ctime_ms=1 << 62))["created"] is None
+
+
+def test_only_ledgers_with_a_copy_left_are_to_be_copied() -> None:
+    copied = {level.label: copied_bytes(level.label, 2048).endswith("to copy") for level in Severity}
+    assert {label for label, is_copied in copied.items() if not is_copied} == {"lost", "no_live_copy"}
