@@ -67,7 +67,12 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
         uri = parse_uri(settings.metadata_uri)
         telemetry = _Telemetry(has_apache_names=settings.has_apache_metrics)
         async with observable(
-            settings.http, telemetry.metrics, telemetry.ready(), SystemClock(), telemetry.sample
+            settings.http,
+            telemetry.metrics,
+            telemetry.ready(),
+            SystemClock(),
+            telemetry.sample,
+            is_optional=settings.once,  # it may have the configuration file of a replicator that runs beside it
         ) as http:
             if http is not None:
                 _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)

@@ -26,10 +26,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.model.errors import FatalError
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.java import find_java, java_environment
 from bookie.runtime.open_files import can_open_files, is_lack_of_files
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
+from spark_jobs.spark_master import master_problems
 
 LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
@@ -109,6 +111,15 @@ class SessionSettings:
     """The nice value of Spark's processes, if this process starts them and they run on this machine. On Linux only."""
     extra: tuple[tuple[str, str], ...] = ()
     """Any other Spark settings, which override all others."""
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong master.
+
+        Raises:
+            ConfigurationError: it is not the address of a Spark master.
+        """
+        if problems := master_problems(self.master or ""):
+            raise ConfigurationError(problems)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
 from bookie.model.exit_codes import ExitCode
+from bookie.model.ids import InvalidIdError
+from bookie.model.topology import InvalidLocationError
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import AddressInUseError
 from bookie.wire.security import SecurityFilesError
@@ -38,6 +40,8 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             | AddressInUseError()
         ):
             return ExitCode.CONFIGURATION
+        case InvalidIdError() | InvalidLocationError():
+            return ExitCode.USAGE  # a word of the command line: a stored one is another error
         case WrongPasswordError() | ConflictError():
             return ExitCode.FAILED
         case LogDeposedError() | LedgerFencedError() | LedgerDeletedError():

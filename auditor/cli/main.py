@@ -22,7 +22,7 @@ from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, use_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
-from bookie.runtime.closed_pipes import flush_or_discard, prepare_streams
+from bookie.runtime.closed_pipes import STANDARD_OUTPUT, flush_or_discard, prepare_streams
 from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
@@ -255,8 +255,9 @@ def main() -> None:
         failure = flush_or_discard(output)
         if isinstance(end.__context__, BrokenPipeError):  # typer or rich ended the command after this error
             sys.exit(128 + signal.SIGPIPE)
-        if failure is not None and not isinstance(failure, BrokenPipeError):
-            print_error(f"standard output: {failure.strerror}")
+        is_told = isinstance(end.__context__, OSError)
+        if failure is not None and not is_told and not isinstance(failure, BrokenPipeError):
+            print_error(f"{failure.strerror}: {STANDARD_OUTPUT}")
             sys.exit(ExitCode.FAILED)
         raise
 

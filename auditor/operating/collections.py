@@ -40,13 +40,16 @@ async def allow_collection(
 
 
 async def deny_collection(client: ClusterClient, actor: Actor, bookie: BookieId) -> None:
-    """Remove the record of a bookie with its allowance. Idempotent.
+    """Remove the record of a bookie with its allowance; without one, nothing is changed. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; denying it again is safe.
     """
+    records = _records(client)
+    if not await records.exists(bookie):
+        return
     await actor.record(client, "collection deny", bookie)
-    await _records(client).remove(bookie)
+    await records.remove(bookie)
 
 
 def row(held: HeldCollection, now_ms: int) -> Document:

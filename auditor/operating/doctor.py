@@ -174,7 +174,8 @@ async def _bookie(client: ClusterClient, bookie: BookieId, versions: set[str]) -
     reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S)
     if reply.status is not Status.OK or reply.info is None:
         why = f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
-        advice = f"open the way from this machine to {endpoint.host}:{endpoint.port}, or look at TLS and login settings"
+        place = f"{endpoint.host}:{endpoint.port}"
+        advice = f"look whether it still works, open the way from here to {place}, or look at TLS and login settings"
         return Checked("bookie", bookie, State.FAILED, f"{at} does not answer: {why}", advice)
     if reply.info.version:
         versions.add(reply.info.version)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.doubted import doubts
 from auditor.operating.maintenance import RACK
 from auditor.operating.owners import owner_text, with_owners
@@ -19,7 +20,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from bookie.model.topology import Topology
-from bookie.runtime.human import counted, duration, printable, size
+from bookie.runtime.human import counted, duration, printable
 
 WORST_DEFAULT: Final = 10
 TOPICS_DEFAULT: Final = 10
@@ -145,7 +146,7 @@ def what_if_lines(document: Document) -> list[str]:
     lines += [f"  {name} is not running: its ledgers lack its copies already" for name in document["not_registered"]]
     lines += [
         f"  {row['severity']}: {counted(row['ledgers'], 'ledger')} more, {row['already']} already, "
-        f"{size(row['bytes_estimate'])} to copy"
+        f"{copied_bytes(row['severity'], row['bytes_estimate'])}"
         for row in document["findings"]
     ]
     if not any(row["ledgers"] for row in document["findings"]):

@@ -57,6 +57,7 @@ from spark_jobs.reading_options import (
     observer_problems,
 )
 from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
+from spark_jobs.spark_master import master_problems
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
 if TYPE_CHECKING:
@@ -307,6 +308,7 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
     for name in ("http_host", "grpc_host", "ui_host"):
         yield from host_problems(name, getattr(settings, name))
     yield from public_url_problems(settings.public_url)
+    yield from master_problems(settings.spark_master)
     yield from leader_port_problems(settings)
     yield from ui_proxy_problems(settings)
     if bool(settings.tls_cert) != bool(settings.tls_key):

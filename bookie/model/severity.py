@@ -37,6 +37,11 @@ class Severity(enum.IntEnum):
         """The name in documents, metrics and texts, such as ``no_live_copy``."""
         return self.name.lower()
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether there is something to copy from, also before a bookie returns."""
+        return self not in (Severity.LOST, Severity.NO_LIVE_COPY)
+
     @classmethod
     def of_label(cls, label: str) -> Severity:
         """Return the level for a name in a document; earlier releases wrote names in upper case.

@@ -8,23 +8,59 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from typing_extensions import override
+
+STANDARD_OUTPUT: Final = "standard output"
 
 
 def prepare_streams() -> None:
     """Open each closed standard stream, and discard output to standard error after its reader has ended.
 
     If a stream stayed closed, the next file or connection would get its number. A process never fails because the
-    reader of its messages and errors has ended.
+    reader of its messages and errors has ended. An ``OSError`` of standard output names it, as that of a file names the
+    file: its disk may be full.
     """
+    is_open = sys.stdout is not None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    if is_open:
+        sys.stdout = _named(sys.stdout)
     if _is_pipe(sys.stderr):
         buffer = io.BufferedWriter(_Discarding(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+class _Named(io.FileIO):
+    """The standard output, named in its errors."""
+
+    @override
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STANDARD_OUTPUT
+            raise
+
+
+def _named(stream: TextIO) -> TextIO:
+    """Return the same stream with the same buffering, and with its name in errors."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    try:
+        raw = _Named(stream.fileno(), "w", closefd=False)
+    except (OSError, ValueError):  # without a number
+        return stream
+    is_buffered = isinstance(stream.buffer, io.BufferedWriter)  # not with PYTHONUNBUFFERED
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw) if is_buffered else raw,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 class _Discarding(io.FileIO):

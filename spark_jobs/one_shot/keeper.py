@@ -28,6 +28,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, described
+from spark_jobs.runs.needs import check_needs
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.settings import AuditSettings
 
@@ -94,6 +95,7 @@ class RunKeeper:
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
             StateRootError: the cluster's other processes keep their state below another root (R90).
+            NoTopologyError, InvalidTopologyError, NoPulsarError: the run, if a person starts it, could only fail.
         """
         self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, NaN is limited as well
         self._thread.start()
@@ -133,7 +135,10 @@ class RunKeeper:
         uri = parse_uri(self._settings.metadata_uri)
         store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=self._settings.connect_timeout_s)
         try:
-            root = (await open_cluster(store, uri)).root
+            cluster = await open_cluster(store, uri)
+            root = cluster.root
+            if self._record.cause is RunCause.COMMAND:
+                await check_needs(self._record.kind, self._settings, store, cluster)
             if not self._settings.is_dry_run:
                 await claim_state_root(store, root)
             runs = Runs(store, root)

@@ -19,7 +19,8 @@ from bookie.metadata.bookies.topology import InvalidTopologyError
 from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import metadata_faults
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.placement_part import NoTopologyError, PlacementTally, placement_part
+from spark_jobs.runs.needs import NoTopologyError
+from spark_jobs.runs.placement_part import PlacementTally, placement_part
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.reread_rows import reread_rows

@@ -30,9 +30,9 @@ from spark_jobs.runs.further_checks import FurtherChecks, FurtherFindings
 from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
 from spark_jobs.runs.ledger_scan import LedgerScan
 from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.placement_part import (
-    NoTopologyError,
     PlacementPart,
     PlacementTally,
     not_judged,

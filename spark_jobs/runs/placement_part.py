@@ -17,7 +17,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.registration import Bookies
-from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.severity import Severity
 from bookie.model.topology import Topology
@@ -33,6 +32,7 @@ from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.held_back import held_back
 from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.needs import need_locations
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.publish import publish
 from spark_jobs.runs.rack_matrix import RackMatrix
@@ -40,10 +40,6 @@ from spark_jobs.runs.releasing import unpersist
 
 _NAMED_MAX: Final = 5
 _UNKNOWN: Final = f"kind = {literal(FindingKind.UNKNOWN_PLACE.value)}"
-
-
-class NoTopologyError(PermanentError):
-    """No location of any bookie is known, so no ensemble can be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +165,7 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
         InvalidTopologyError: the topology cannot be read.
     """
     topology, source = context.cluster.topology(context.settings.topology_file)
-    if not topology.locations:
-        raise NoTopologyError(
-            "there is no topology, so no placement can be judged: write a topology file and pass it with "
-            "--topology-file, or store the topology in ZooKeeper"
-        )
+    need_locations(topology)
     rules = PlacementRules.of(context.settings.placement_policy, topology, sorted(known), bookies)
     return PlacementPart(context, rules, source)
 

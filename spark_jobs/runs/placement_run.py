@@ -23,11 +23,9 @@ from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import scan_ledgers
 from spark_jobs.runs.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
-from spark_jobs.runs.placement_part import NoTopologyError, PlacementPart, PlacementTally, not_judged, placement_part
+from spark_jobs.runs.placement_part import PlacementPart, PlacementTally, not_judged, placement_part
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.readings import with_one_reading
-
-__all__ = ["CHUNK_LEDGERS", "NoTopologyError", "PlacementRun"]
 
 CHUNK_LEDGERS: Final = 250_000
 """Number of ledgers kept at a time: about 50 MB, and seconds of work between two gates."""

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.metadata.access import ZooKeeperAccessError, access_in_use
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.nodes import parent_of
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.pulsar.referrers import Referrer
 from bookie.metadata.pulsar.tree import NodeKind
@@ -55,6 +54,7 @@ from spark_jobs.runs import findings as report_sink
 from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
+from spark_jobs.runs.needs import need_pulsar, roots_in
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.readings import with_one_reading
@@ -69,10 +69,6 @@ _NAMED_MAX: Final = 3
 # The sum of damaged lengths may exceed a bigint.
 _SUMS: Final = ("count(*) AS ledgers", "coalesce(sum(CAST(stored_bytes AS decimal(20, 0))), 0) AS stored_bytes")
 _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
-
-
-class NoPulsarError(PermanentError):
-    """A root has no managed ledgers of Pulsar below it, so no comparison is possible."""
 
 
 class ExportError(PermanentError):
@@ -114,11 +110,7 @@ class ReferenceRun:
             ExportError: the ids cannot be written.
         """
         self._context.begin(Phase.PLAN)
-        if missing := self._cluster.roots_without_pulsar(self._roots):
-            raise NoPulsarError(
-                f"there are no managed ledgers of Pulsar below {' and '.join(root or '/' for root in missing)}: name "
-                "the roots of the brokers' metadata with --pulsar-roots"
-            )
+        need_pulsar(self._cluster.roots_without_pulsar(self._roots))
         if self._settings.export is not None:
             begin_export(self._settings.export)
         created_before_ms = self._context.clock.epoch_ms() - round(1000 * self._settings.reference_grace_s)
@@ -293,12 +285,6 @@ def _reading() -> Iterator[None]:
                 "the metadata store did not answer while nodes of Pulsar were read. Run the audit again once it answers"
             ) from error
         raise spark_failure(error, "reading the nodes of Pulsar") from error
-
-
-def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:
-    """Return the roots that an option names, without a slash at the end. An empty root is the root of ZooKeeper."""
-    named = [root.strip() for root in text.split(",") if root.strip()]
-    return tuple(dict.fromkeys(root.rstrip("/") for root in named or [parent_of(ledgers_root)]))
 
 
 def begin_export(file: Path) -> None:

@@ -36,7 +36,7 @@ from spark_jobs.report.files import TASKS
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs import bookie_run, placement_run
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.placement_run import NoTopologyError
+from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.publish import publish
 from spark_jobs.runs.run import run_check

@@ -97,7 +97,8 @@ def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
 
 
 def test_the_record_of_a_run_that_failed_has_the_exit_code_of_the_process(place: Place, running: None) -> None:
-    assert audit_module.main(arguments(place, "--kind", "placement")) == ExitCode.CONFIGURATION
+    scheduled = ["run", *arguments(place, "--kind", "placement", "--scheduled")]
+    assert CliRunner().invoke(audit_cli.app, scheduled).exit_code == ExitCode.CONFIGURATION
     (record,) = place.do(runs_of(place).list(9, now_ms=0))
     assert (record.state, record.exit_code) == (RunState.FAILED, ExitCode.CONFIGURATION)
     assert "topology" in record.detail

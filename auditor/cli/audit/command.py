@@ -201,7 +201,11 @@ def _shot(
     from spark_jobs.one_shot.run import OneShot
     from spark_jobs.session import SessionSettings
 
-    return OneShot(kind, settings, SessionSettings(master=master), user_name(), wait_s, is_scheduled)
+    try:
+        session = SessionSettings(master=master)
+    except ConfigurationError as error:
+        raise typer.BadParameter("; ".join(error.problems), param_hint="'--master'") from error
+    return OneShot(kind, settings, session, user_name(), wait_s, is_scheduled)
 
 
 def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:

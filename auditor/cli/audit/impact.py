@@ -62,7 +62,7 @@ def impact(
         ("SEVERITY", "EFFECT", "LEDGERS", "TOPIC", "COMPONENT", "MEANING"),
         _cells,
         right=(2,),
-        nothing="no finding names a topic of Pulsar",
+        nothing=f"no finding names a topic of Pulsar in run {page['run_id']}",
     )
     if page["total"] > len(page["items"]):
         more = page["total"] - len(page["items"])

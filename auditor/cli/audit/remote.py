@@ -26,7 +26,7 @@ from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.hosts import is_host
 from bookie.model.run import RunKind, RunState
-from bookie.runtime.access.tokens import Role, TokenFileError, is_word, make_token, read_token_file
+from bookie.runtime.access.tokens import Role, TokenFileError, TokensFileError, is_word, make_token, read_token_file
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 
@@ -417,7 +417,10 @@ def auditor_token(
 
     The service reads the file again after a change. The user passes the secret in $BKHEAL_TOKEN or --token-file.
     """
-    made = make_token(name, role, _expiry_ms(expires))
+    try:
+        made = make_token(name, role, _expiry_ms(expires))
+    except TokensFileError as error:
+        raise typer.BadParameter(str(error), param_hint="'NAME'") from error
     if output is OutputFormat.JSON:
         print_json("Token", token=made.token, line=made.line)
         return

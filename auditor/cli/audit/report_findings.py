@@ -73,11 +73,19 @@ def findings(
     if since is not None:
         headings, cells, right = ("RUN", *headings), _cells_of_runs, (1, 2, 4)
     left_out = page.get("left_out", ())
-    print_page(output, "FindingList", page, headings, cells, right=right, nothing="nothing was found", member="finding")
+    nothing = "nothing was found" if since is not None else f"run {page['run_id']} {_nothing(wanted)}"
+    print_page(output, "FindingList", page, headings, cells, right=right, nothing=nothing, member="finding")
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")
     if since is not None and service is None:
         note_if_empty(report_dir)
+
+
+def _nothing(wanted: FindingFilter) -> str:
+    """Which findings a run does not have. The latest run may be another check than a reader thinks of."""
+    from spark_jobs.report.finding_filter import ANY
+
+    return "found nothing" if wanted == ANY else "has no such finding"
 
 
 def _cells_of_runs(row: dict[str, Any]) -> Sequence[object]:

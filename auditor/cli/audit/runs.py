@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
@@ -21,9 +20,10 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, S
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.runtime.human import printable
+from bookie.runtime.human import counted, printable, size
 
 if TYPE_CHECKING:
     from auditor.cli.audit.remote import Remote, RemoteRun
@@ -289,12 +289,34 @@ def _say(run: RemoteRun) -> None:
     sys.stderr.write(f"{run.progress()}\n")
 
 
-def _print_fields(fields: Any) -> None:
-    for name, value in fields.items():
-        if value not in (None, "", {}):
-            text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-            text = json.dumps(value) if isinstance(value, dict) else text
-            print_line(f"{name.replace('_', ' '):<14}{printable(text)}")
+def run_lines(fields: Mapping[str, Any]) -> list[str]:
+    """A run for people, with the words and units of the other commands. Facts that are not known are left out. Pure."""
+    shown = {name: _words(name, value) for name, value in fields.items() if value not in (None, "", {})}
+    if shown.get("total") is None:
+        shown.pop("done", None)  # a phase without a known size does not count
+    labels = {"tasks_changed": "new marks"}
+    return [f"{labels.get(name, name.replace('_', ' ')):<14}{printable(text)}" for name, text in shown.items()]
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "image":
+        return ", ".join(_image_words(value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {count}" for key, count in value.items())
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _image_words(image: Mapping[str, int]) -> Iterator[str]:
+    if image.get("marked"):
+        yield f"{counted(image['marked'], 'ledger')} marked by the earlier one"
+    if image.get("written_from_ms"):
+        written = f"{counted(image['written_ledgers'], 'ledger')}, {size(image['written_bytes'])}"
+        yield f"one written of {written}, read from {rfc3339(image['written_from_ms'])} on"
+
+
+def _print_fields(fields: Mapping[str, Any]) -> None:
+    for line in run_lines(fields):
+        print_line(line)
 
 
 async def _list(uri: str, limit: int, kind: RunKind | None) -> Sequence[RunRecord]:

@@ -87,10 +87,11 @@ def shadow(
     parse_uri(target)  # first, because a bad URI is wrong configuration (78), but a bad option is wrong usage (2)
     try:
         settings = AuditSettings(target, report_dir, is_dry_run=True, missing_share_max=missing_share_max)
+        session = SessionSettings(master=master)
     except ConfigurationError as error:
         raise typer.BadParameter("; ".join(error.problems)) from error
     patience_s = wait_s if wait_s is not None else (WAIT_S_MAX if wait else 0.0)
-    shot = OneShot(RunKind.BOOKIES, settings, SessionSettings(master=master), user_name(), patience_s, is_shadow=True)
+    shot = OneShot(RunKind.BOOKIES, settings, session, user_name(), patience_s, is_shadow=True)
     with exit_after_error():
         result, found = _compared(shot, limit, settle_s)
     sys.stderr.write(f"report: {result.summary_path}\n")

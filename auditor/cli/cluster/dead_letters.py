@@ -125,9 +125,15 @@ def show_parked(
         )
     if row is None:
         refuse(f"ledger {ledger} is not parked; `bkheal underreplicated list` shows all that is marked")
-    known = {name: value for name, value in row.items() if value is not None}
-    lines = [f"{name.replace('_', ' ')}: {', '.join(v) if isinstance(v, list) else v}" for name, v in known.items()]
-    show(output, "DeadLetter", row, lines)
+    show(output, "DeadLetter", row, letter_lines(row))
+
+
+def letter_lines(row: dict[str, Any]) -> list[str]:
+    """A parked task for people; facts that are not known are left out. Pure."""
+    shown = {name: value for name, value in row.items() if value is not None}
+    shown = {**shown, "age_seconds": duration(row["age_seconds"] * 1000), "missing": ", ".join(row["missing"])}
+    labels = {"age_seconds": "age"}
+    return [f"{labels.get(name, name.replace('_', ' '))}: {printable(str(value))}" for name, value in shown.items()]
 
 
 @app.command("retry")

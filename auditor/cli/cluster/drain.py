@@ -163,19 +163,13 @@ def stop(
     Exit codes: 0 cancelled, 1 one of them is not being drained (the other drains are cancelled), 3 no answer.
     """
     bookies = bookie_ids(names)
-    target = "" if service else metadata_uri(uri, config)
-    if service is not None and is_dry_run:
-        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
-    if not is_dry_run:
-        confirm(f"Cancel the drain of {', '.join(bookies)}?", is_sure=is_sure)
     stopped: list[str] = []
     problem: BkhealError | None = None
     try:
         if service is not None:
-            for bookie in bookies:
-                stopped += service.ask("DELETE", f"/drains/{quote(bookie, safe='')}")["stopped"]
+            _stop_there(service, bookies, stopped, is_dry_run, is_sure)
         else:
-            run(_stop(target, bookies, stopped, is_dry_run=is_dry_run))
+            run(_stop(metadata_uri(uri, config), bookies, stopped, is_dry_run, is_sure))
     except BkhealError as error:
         if not stopped:
             raise
@@ -324,15 +318,38 @@ async def _to_the_end(
     end(document, failure, timeout_s)
 
 
-async def _stop(uri: str, bookies: tuple[BookieId, ...], stopped: list[str], *, is_dry_run: bool) -> None:
-    """Cancel drains, and add each one to ``stopped`` at once."""
+async def _stop(uri: str, bookies: tuple[BookieId, ...], stopped: list[str], is_dry_run: bool, is_sure: bool) -> None:
+    """Cancel drains after a question, and add each one to ``stopped`` at once."""
     from auditor.operating.client import Actor
     from auditor.operating.drains import stop_drains
 
     async with connected(uri) as client:
         actor = Actor(whoami(), "command")
-        done = await stop_drains(client, actor, bookies, is_dry_run=is_dry_run, on_stopped=stopped.append)
+        found = (await stop_drains(client, actor, bookies, is_dry_run=True))["stopped"]
+        if is_dry_run or not found:
+            stopped += found
+            return
+        _confirm_stop(found, is_sure)
+        done = await stop_drains(client, actor, found, on_stopped=stopped.append)
         stopped[:] = done["stopped"]
+
+
+def _stop_there(
+    service: Service, bookies: tuple[BookieId, ...], stopped: list[str], is_dry_run: bool, is_sure: bool
+) -> None:
+    """As ``_stop``, through a running auditor."""
+    drained = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
+    found = [bookie for bookie in bookies if bookie in drained]
+    if is_dry_run or not found:
+        stopped += found
+        return
+    _confirm_stop(found, is_sure)
+    for bookie in found:
+        stopped += service.ask("DELETE", f"/drains/{quote(bookie, safe='')}")["stopped"]
+
+
+def _confirm_stop(bookies: Sequence[str], is_sure: bool) -> None:
+    confirm(f"Cancel the drain of {', '.join(bookies)}?", is_sure=is_sure)
 
 
 async def _status(

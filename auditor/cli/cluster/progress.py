@@ -12,6 +12,7 @@ from auditor.cli.cluster.changing import connected
 from auditor.cli.cluster.watching import shown, watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from auditor.operating.copied_bytes import copied_bytes
 from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         f"{document['in_flight_ledgers']} in flight, {sum(document['parked'].values())} parked"
     )
     for part in backlog["severities"]:
-        estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
+        estimate = f", about {copied_bytes(part['severity'], part['bytes_estimate'])}" if part["bytes_estimate"] else ""
         made.append(f"            {part['severity']}: {counted(part['ledgers'], 'ledger')}{estimate}")
     if document["boosted"]:
         made.append(f"boosted     {counted(document['boosted'], 'ledger')}")

@@ -21,6 +21,7 @@ from auditor.cli.cluster.paging import (
 from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown, watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
@@ -118,7 +119,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         f"backlog     {backlog['waiting']} waiting, {backlog['in_progress']} in progress, {backlog['parked']} parked"
     )
     for name, part in backlog["severities"].items():
-        estimate = f", about {size(part['bytes_estimate'])} to copy" if part["bytes_estimate"] else ""
+        estimate = f", about {copied_bytes(name, part['bytes_estimate'])}" if part["bytes_estimate"] else ""
         made.append(f"            {name}: {counted(part['ledgers'], 'ledger')}{estimate}")
     made += [f"            parked: {count} {reason}" for reason, count in backlog["parked_by_reason"].items()]
     if backlog["oldest_age_seconds"] is not None:

@@ -30,6 +30,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.client.errors import NoSuchEntryError
 from bookie.model.ids import EntryId, ledger_id
 from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted, size
 
 _TELL_S: Final = 0.2
@@ -138,6 +139,7 @@ def describe(ledger: int, metadata: LedgerMetadata) -> dict[str, Any]:
         "digest_type": metadata.digest_type.name if metadata.digest_type else None,
         "last_entry_id": metadata.last_entry_id,
         "length": metadata.length,
+        "created": rfc3339_if_known(metadata.ctime_ms or 0),
         "ctime_ms": metadata.ctime_ms,
         "format_version": metadata.format_version,
         "custom_metadata": {key: value.decode(errors="backslashreplace") for key, value in metadata.custom},

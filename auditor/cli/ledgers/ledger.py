@@ -28,7 +28,6 @@ from auditor.cli.running import (
 )
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
-from bookie.model.times import utc_text
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import agreeing, counted, printable, size
 
@@ -130,8 +129,12 @@ def show(
             print_line(
                 f"custom metadata: {printable(', '.join(f'{key}={text}' for key, text in value.items())) or '-'}"
             )
+        elif name == "created":
+            print_line(f"created: {_moment(value, row['ctime_ms'])}")
         elif name == "ctime_ms":
-            print_line(f"created: {_moment(value)}")
+            continue
+        elif name == "length" and value is not None:
+            print_line(f"length: {counted(value, 'byte')}")
         else:
             print_line(f"{name.replace('_', ' ')}: {_or_dash(value)}")
 
@@ -225,7 +228,8 @@ async def _recover(uri: str, ledger: int, password: bytes | None) -> dict[str, A
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
-        await Actor(whoami(), "command").record(client, "ledger recover", f"ledger {ledger}")
+        if not (await client.ports.ledgers.read(ledger_id(ledger))).metadata.is_closed:  # a closed one stays as it is
+            await Actor(whoami(), "command").record(client, "ledger recover", f"ledger {ledger}")
         return describe(ledger, await client.recover_ledger(ledger_id(ledger), password=password))
 
 
@@ -242,10 +246,10 @@ def _time_ms(text: str | None) -> int | None:
     return None if text is None else moment_ms(text, SystemClock().epoch_ms())
 
 
-def _moment(epoch_ms: int | None) -> str:
+def _moment(time: str | None, epoch_ms: int | None) -> str:
     if epoch_ms is None:  # Apache's client does not store it by default
         return "-"
-    return utc_text(epoch_ms) or f"{epoch_ms} ms"  # another client may have stored anything
+    return time or f"{epoch_ms} ms"  # another client may have stored anything
 
 
 def _or_dash(value: object) -> object:

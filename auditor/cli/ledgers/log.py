@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -36,10 +36,12 @@ from auditor.cli.running import (
     metadata_uri,
     run,
 )
-from bookie.metadata.logs.log_store import NoSuchLogError
-from bookie.runtime.human import counted, printable, size
+from bookie.metadata.logs.log_store import LogExistsError, NoSuchLogError
+from bookie.model.times import rfc3339_if_known
+from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
+    from bookie.client.log.log import Log
     from bookie.client.log.values import LogEntry, LogOptions, LogPosition
 
 app = typer.Typer(
@@ -121,7 +123,8 @@ def read(
 
     A position is printed with --format json or hex. Example: `bkheal log read orders --from 17:0 --limit 10`.
     """
-    run(_print(metadata_uri(uri, config), name, first, limit, form, os.fsencode(password) or None, is_tailing=False))
+    begin = _first(first)
+    run(_print(metadata_uri(uri, config), name, begin, limit, form, os.fsencode(password) or None, is_tailing=False))
 
 
 @app.command("tail")
@@ -137,7 +140,8 @@ def tail(
     password: PasswordOption = "",
 ) -> None:
     """Print entries as they are appended, across new ledgers and new writers, until Ctrl-C is pressed."""
-    run(_print(metadata_uri(uri, config), name, first, limit, form, os.fsencode(password) or None, is_tailing=True))
+    begin = _first(first)
+    run(_print(metadata_uri(uri, config), name, begin, limit, form, os.fsencode(password) or None, is_tailing=True))
 
 
 @app.command("list")
@@ -176,8 +180,9 @@ def show(
     if output is OutputFormat.JSON:
         print_json("Log", **row)
         return
-    for title, value in row["options"].items():
-        print_line(f"{title.replace('_', ' ')}: {value}")
+    for line in options_lines(row["options"]):
+        print_line(line)
+    print_line(f"created: {row['created'] or '-'}")
     print_line(f"starts at: {row['first'] or '-'}")
     print_line(f"waiting for deletion: {', '.join(map(str, row['waiting_for_deletion'])) or '-'}")
     print_line()
@@ -205,10 +210,12 @@ def truncate(
     yes: YesOption = False,
 ) -> None:
     """Free the entries before a position, in whole ledgers. The position's ledger and the log's last one are kept."""
-    from bookie.client.log.values import LogPosition
-
-    position, target = LogPosition.parse(before), metadata_uri(uri, config)
-    confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", is_sure=yes)
+    position, target = _position(before, "--before"), metadata_uri(uri, config)
+    if not yes:
+        ledgers = run(_show(target, name))["ledgers"]
+        going = sum(ledger["ledger_id"] < position.ledger_id for ledger in ledgers[:-1])
+        what = f"the {counted(going, 'ledger')} of log {name} before ledger {position.ledger_id}"
+        confirm(f"Delete {what} permanently?", is_sure=False)
     dropped = run(_truncate(target, name, position))
     print_line(
         f"log {name}: {counted(len(dropped), 'ledger')} dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}"
@@ -233,8 +240,11 @@ async def _create(uri: str, name: str, options: LogOptions) -> None:
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        log = client.log(name)
+        if await _exists(log):
+            raise LogExistsError(f"there is a log {name!r} already")
         await Actor(whoami(), "command").record(client, "log create", f"log {name}")
-        await client.log(name).create(options)
+        await log.create(options)
 
 
 async def _append(
@@ -262,16 +272,20 @@ async def _append(
 
 
 async def _print(
-    uri: str, name: str, start: str, limit: int, form: EntryFormat, password: bytes | None, *, is_tailing: bool
+    uri: str,
+    name: str,
+    begin: LogPosition | Literal["start", "end"],
+    limit: int,
+    form: EntryFormat,
+    password: bytes | None,
+    *,
+    is_tailing: bool,
 ) -> None:
     from bookie.client.connect import connect
-    from bookie.client.log.values import LogPosition
 
-    first = None if start in ("start", "end") else LogPosition.parse(start)
     async with await connect(uri, security=bookie_security()) as client:
         log = client.log(name)
-        if start == "end":
-            first = await log.end()
+        first = await log.end() if begin == "end" else None if begin == "start" else begin
         entries = log.tail(first, password=password) if is_tailing else log.read(first, password=password)
         await _write_out(entries, limit, form, is_flushed=is_tailing)
 
@@ -316,6 +330,7 @@ async def _row(client: Any, name: str) -> dict[str, Any]:
     closed = [ledger for ledger in ledgers if ledger.get("last_entry_id") is not None]
     return {
         "log": name,
+        "created": rfc3339_if_known(info.ctime_ms),
         "ctime_ms": info.ctime_ms,
         "options": info.options.to_json(),
         "first": _text(info.first),
@@ -332,8 +347,10 @@ async def _truncate(uri: str, name: str, before: LogPosition) -> list[int]:
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
+        log = client.log(name)
+        await log.info()  # what is refused is not recorded as a change
         await Actor(whoami(), "command").record(client, "log truncate", f"log {name} before {before}")
-        return list(await client.log(name).truncate(before))
+        return list(await log.truncate(before))
 
 
 async def _delete(uri: str, name: str) -> None:
@@ -341,8 +358,45 @@ async def _delete(uri: str, name: str) -> None:
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
-        await Actor(whoami(), "command").record(client, "log delete", f"log {name}")
-        await client.log(name).delete()
+        log, actor = client.log(name), Actor(whoami(), "command")
+        is_first = await _exists(log)
+        if is_first:
+            await actor.record(client, "log delete", f"log {name}")
+        await log.delete()
+        if not is_first:  # the end of an interrupted deletion; without a log it would have been refused
+            await actor.record(client, "log delete", f"log {name}")
+
+
+async def _exists(log: Log) -> bool:
+    """Whether the log exists: what is refused is not recorded as a change."""
+    try:
+        await log.info()
+    except NoSuchLogError:
+        return False
+    return True
+
+
+def _first(text: str) -> LogPosition | Literal["start", "end"]:
+    if text == "start":
+        return "start"
+    return "end" if text == "end" else _position(text, "--from")
+
+
+def _position(text: str, option: str) -> LogPosition:
+    from bookie.client.log.values import InvalidPositionError, LogPosition
+
+    try:
+        return LogPosition.parse(text)
+    except InvalidPositionError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def options_lines(options: dict[str, Any]) -> list[str]:
+    """The options of a log for people. Pure."""
+    limits = ("ledger_bytes_max", "ledger_age_s_max")
+    shape = [f"{name.replace('_', ' ')}: {value}" for name, value in options.items() if name not in limits]
+    bytes_max, age_s_max = (options[name] for name in limits)
+    return [*shape, f"a new ledger begins after: {size(bytes_max)} or {duration(age_s_max * 1000)}"]
 
 
 def _text(position: LogPosition | None) -> str | None:

@@ -21,7 +21,7 @@ from auditor.cli.output import (
     print_table,
 )
 from auditor.cli.running import OutputOption, StreamOutputOption, run
-from auditor.cli.services.bookie_lines import scrub_lines, status_lines
+from auditor.cli.services.bookie_lines import scrub_lines, status_lines, stopped_lines
 from auditor.cli.services.bookie_place import (
     EXIT_CODES,
     OptionalJournalDirOption,
@@ -39,7 +39,7 @@ from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
-from bookie.runtime.human import agreeing, counted, printable
+from bookie.runtime.human import agreeing, counted
 
 if TYPE_CHECKING:
     from bookie.model.availability import EntryRuns
@@ -105,9 +105,8 @@ def status(
     if output is not StreamFormat.TABLE:
         print_document(output, "StoppedBookie", document)
         return
-    document["limbo_pending"] = "yes" if document["limbo_pending"] else "no"
-    for name, value in document.items():
-        print_line(f"{name.replace('_', ' ')}: {printable(str('-' if value is None else value))}")
+    for line in stopped_lines(document):
+        print_line(line)
 
 
 @bookie_app.command("ledgers", epilog=EXIT_CODES)

@@ -68,14 +68,14 @@ def verify_cookies(
     """Compare the cookie of each directory with the one in ZooKeeper, field by field. Nothing is changed.
 
     The bookie may run. The instance id of the cluster is compared as well, and for directories of bkheal the
-    incarnation.
+    incarnation, the paths and their order: give them as the bookie's options do. Some of them may be left out.
 
     Exit codes: 0 all are equal, 1 they differ, or ZooKeeper has no cookie of this bookie or a damaged one, 2 wrong
     usage, 3 the store did not answer.
 
     Example: `bkheal bookie cookie verify --journal-dir /journal --ledger-dir /ledgers`
     """
-    bookie, stored, found = run(_verify(metadata_uri(uri, config), [*journal_dir, *ledger_dir], name))
+    bookie, stored, found = run(_verify(metadata_uri(uri, config), journal_dir, ledger_dir, name))
     if output is OutputFormat.JSON:
         print_json("BookieCookieCheck", bookie_id=bookie, registered=stored is not None, mismatches=_rows(found))
     elif stored is None:
@@ -113,16 +113,16 @@ def _rows(found: list[Mismatch]) -> list[dict[str, Any]]:
 
 
 async def _verify(
-    uri: str, directories: list[Path], name: str | None
+    uri: str, journal_dirs: list[Path], ledger_dirs: list[Path], name: str | None
 ) -> tuple[BookieId, Cookie | None, list[Mismatch]]:
     from bookie.metadata.bookies.cookies import CookieStore
     from bookie.metadata.bookies.incarnations import Incarnations
     from bookie.metadata.cluster import open_cluster
     from bookie.metadata.store.zookeeper import ZooKeeperStore
     from bookie.metadata.uri import parse_uri
-    from bookie.server.joining.cookie_check import directory_cookies, mismatches
+    from bookie.server.joining.cookie_check import directory_cookies, mismatches, misplaced
 
-    found = await directory_cookies(directories)
+    found = await directory_cookies([*journal_dirs, *ledger_dirs])
     named = [each.cookie.bookie_id for each in found if each.cookie is not None]
     if name is None and not named:
         refuse("no directory has a cookie: name the bookie with --bookie-id", ExitCode.USAGE)
@@ -137,9 +137,9 @@ async def _verify(
         await store.close()
     if stored is None:
         return bookie, None, []
-    last = history[-1].uuid if history else None
-    return (
-        bookie,
-        stored.cookie,
-        [mismatch for each in found for mismatch in mismatches(each, stored.cookie, cluster.instance_id, last)],
-    )
+    last, cookie = history[-1].uuid if history else None, stored.cookie
+    wrong = [mismatch for each in found for mismatch in mismatches(each, cookie, cluster.instance_id, last)]
+    if last is not None:
+        wrong += misplaced("journal_dirs", journal_dirs, cookie.journal_dirs)
+        wrong += misplaced("ledger_dirs", ledger_dirs, cookie.ledger_dirs)
+    return bookie, cookie, wrong

@@ -29,6 +29,21 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     ]
 
 
+def stopped_lines(document: dict[str, Any]) -> list[str]:
+    """Return the state of the directories of a stopped bookie."""
+    limbo = "; its start puts its ledgers into limbo" if document["limbo_pending"] else ""
+    records = counted(document["journal_records"], "record")
+    logs, log_bytes = counted(document["entry_logs"], "entry log"), size(document["entry_log_bytes"])
+    free, total = size(document["ledger_disk_free_bytes"]), size(document["ledger_disk_bytes"])
+    return [
+        printable(f"bookie {document['bookie_id'] or '-'}, incarnation {document['incarnation'] or '-'}{limbo}"),
+        counted(document["ledgers"], "ledger"),
+        f"journal: {records} not in entry logs yet; the last batch has number {document['journal_sequence']}",
+        f"{logs}, {log_bytes}, of which {size(document['dead_bytes'])} are dead",
+        f"ledgers disk: {free} of {total} free",
+    ]
+
+
 def _disk_line(disk: dict[str, Any]) -> str:
     which = f"{disk['role']} disk{'' if disk['path'] is None else ' ' + disk['path']}"
     if disk["problem"] is not None and disk["role"] == "ledgers":

@@ -25,6 +25,8 @@ class _ProcessOrCommand(TyperGroup):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_IS_BELOW] = bool(args) and args[0] in self.commands
+        if args and not args[0].startswith("-"):
+            self.resolve_command(ctx, args)  # refuses a misspelt one, rather than the absence of the process's options
         return super().parse_args(ctx, args)
 
     @override

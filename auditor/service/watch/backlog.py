@@ -78,10 +78,6 @@ class _Sum:
         return SeverityBacklog(self.ledgers, self.bytes_estimate, self.oldest_ms)
 
 
-_WITHOUT_COPY: Final = frozenset({Severity.LOST, Severity.NO_LIVE_COPY})
-"""Severities without a source to copy from until a bookie returns."""
-
-
 @dataclass(slots=True)
 class _Tally:
     topology: Topology
@@ -118,7 +114,7 @@ class _Tally:
         self.by_rack.update({self.topology.known(each) or UNKNOWN for each in away})
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
         severity = judged.severity
-        if severity is not None and severity not in _WITHOUT_COPY and not is_parked:
+        if severity is not None and severity.has_copies and not is_parked:
             self.repairable.setdefault(severity, _Sum()).add(judged, task.ctime_ms)
 
     def _name(self, task: Task) -> None:

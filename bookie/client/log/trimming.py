@@ -40,9 +40,8 @@ async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPo
         nonlocal dropped
         refuse_deleted(name, now)
         if before.ledger_id > now.last_listed:
-            raise InvalidPositionError(
-                f"log {name!r} never had ledger {before.ledger_id}; its last one is {now.last_listed}"
-            )
+            last = "it had none yet" if now.last_listed < 0 else f"its last one is {now.last_listed}"
+            raise InvalidPositionError(f"log {name!r} never had ledger {before.ledger_id}; {last}")
         going = tuple(ledger_id for ledger_id in now.ledgers[:-1] if ledger_id < before.ledger_id)
         if not going:
             return None

@@ -139,6 +139,15 @@ class HeldCollections:
         """
         await remove(self._store, self.path(bookie))
 
+    async def exists(self, bookie: BookieId) -> bool:
+        """Whether there is a record of the bookie, also an unreadable one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        await self._store.sync(self._parent)
+        return await self._store.stat(self.path(bookie)) is not None
+
     async def all(self) -> Sequence[HeldCollection]:
         """Return every readable record, by bookie.
 

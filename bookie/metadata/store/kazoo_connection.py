@@ -396,12 +396,13 @@ class KazooConnection:
                         sends, changes = sends + 1, self.tracker.changes
                         value, error = await self._exchange(request, session)
         except TimeoutError as late:
-            raise _unanswered(request, what, f"no answer within {self._timeout_s:g} s") from late
+            raise _unanswered(request, what, f"ZooKeeper did not answer within {self._timeout_s:g} s") from late
         if isinstance(request, _Write) and request.is_withdrawn:
-            raise StoreUnavailableError(f"{what}: session {session.session_id:#x} ended before it was sent")
+            raise StoreUnavailableError(f"{what}: ZooKeeper session {session.session_id:#x} ended before it was sent")
         if error is not None:
             known = answer_error(getattr(error, "code", None), what)
-            raise known or _unanswered(request, what, f"the connection failed ({type(error).__name__})") from error
+            why = f"the connection to ZooKeeper failed ({type(error).__name__})"
+            raise known or _unanswered(request, what, why) from error
         return value
 
     def _may_resend(self, request: _Request, session: Session, sends: int) -> bool:

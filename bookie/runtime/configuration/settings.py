@@ -82,7 +82,9 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not UTF-8, or an impossible path
+    except OSError as error:
+        raise ConfigurationError([f"cannot read {path}: {error.strerror or error}"]) from error
+    except ValueError as error:  # not UTF-8, or an impossible path
         raise ConfigurationError([f"cannot read {path}: {error}"]) from error
     return parse_config(text, path)
 

@@ -83,6 +83,27 @@ def mismatches(
     return [Mismatch(here, name, value, expected) for name, value, expected in pairs if value != expected]
 
 
+def misplaced(name: str, given: Sequence[Path], recorded: Sequence[str]) -> list[Mismatch]:
+    """The directories at other places than the cookie names, or in another order; a bookie does not start with them.
+
+    All links are followed. Some of the recorded directories may be left out. Only for directories of bkheal: cookies of
+    Apache's bookies have the names in their configuration.
+
+    Args:
+        name: of the list in the cookie.
+        given: directories of one role, in the order of the bookie's options.
+        recorded: the list in the cookie.
+    """
+    places = [str(path.resolve()) for path in given]
+    unknown = [place for place in places if place not in recorded]
+    if unknown:
+        return [Mismatch(place, f"place among {name}", place, ",".join(recorded)) for place in unknown]
+    in_order = [place for place in recorded if place in places]
+    if in_order == list(dict.fromkeys(places)):
+        return []
+    return [Mismatch(places[0], f"order of {name}", ",".join(places), ",".join(in_order))]
+
+
 def _index_dirs(cookie: Cookie) -> tuple[str, ...]:
     return cookie.ledger_dirs if cookie.index_dirs is None else cookie.index_dirs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from auditor.cli.services.bookie_lines import status_lines
+from auditor.cli.services.bookie_lines import status_lines, stopped_lines
 
 
 def test_the_time_since_the_start_has_units_that_people_read() -> None:
@@ -31,3 +31,18 @@ def test_the_time_since_the_start_has_units_that_people_read() -> None:
         "collection": {"running": False, "finished_at": None},
     }
     assert "30 d 2 h" in status_lines(document)[0]
+
+
+def test_the_sizes_of_a_stopped_bookie_have_units() -> None:
+    numbers = ("journal_sequence", "journal_records", "ledgers", "entry_logs", "entry_log_bytes")
+    document: dict[str, Any] = {
+        **dict.fromkeys(numbers, 2048),
+        "bookie_id": "bk1:3181",
+        "incarnation": "i",
+        "limbo_pending": True,
+        "dead_bytes": 1024,
+        "ledger_disk_bytes": 4 << 30,
+        "ledger_disk_free_bytes": 3 << 30,
+    }
+    shown = "\n".join(stopped_lines(document))
+    assert all(text in shown for text in ("2.0 KiB", "1.0 KiB", "3.0 GiB of 4.0 GiB", "limbo"))

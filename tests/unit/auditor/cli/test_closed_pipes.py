@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.closed_pipes import STANDARD_OUTPUT
 from tests.deadlines import PROGRAM_S
 from tests.worlds import report
 
@@ -107,8 +108,17 @@ def test_a_command_that_has_more_to_print_ends_quietly_as_by_sigpipe(arguments: 
     assert set((errors or b"").splitlines()) <= {b"note: a line"}
 
 
-def test_an_output_that_cannot_be_written_is_an_error() -> None:
-    line = shlex.join([sys.executable, "-c", COMMAND.format(lines=3, arguments=["changes"])])
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.run(["sh", "-c", f"{line} >/dev/full"], env=environment, timeout=PROGRAM_S, check=False)
-    assert process.returncode == ExitCode.FAILED
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("lines", [3, 10**9], ids=["few", "many"])
+def test_an_output_that_cannot_be_written_is_one_error_with_its_name(lines: int, unbuffered: str) -> None:
+    line = shlex.join([sys.executable, "-c", COMMAND.format(lines=lines, arguments=["changes"])])
+    process = subprocess.run(
+        ["sh", "-c", f"{line} >/dev/full"],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stderr=subprocess.PIPE,
+        timeout=PROGRAM_S,
+        check=False,
+    )
+    errors = [text for text in process.stderr.decode().splitlines() if text != "note: a line"]
+    assert (process.returncode, len(errors)) == (ExitCode.FAILED, 1)
+    assert STANDARD_OUTPUT in errors[0]

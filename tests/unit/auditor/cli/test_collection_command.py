@@ -50,6 +50,8 @@ def test_nothing_is_held(cluster: CommandCluster) -> None:
     refused = call("allow", "c", "--yes")
     assert refused.exit_code == ExitCode.FAILED
     assert "holds back no collection" in refused.stderr
+    assert call("deny", "c").exit_code == ExitCode.OK
+    assert not asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(1)), "nothing was changed"
 
 
 def test_what_is_held_is_allowed_for_a_time_and_recorded(cluster: CommandCluster) -> None:

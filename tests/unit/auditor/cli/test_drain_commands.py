@@ -177,6 +177,15 @@ def test_a_drain_is_cancelled_after_a_yes_alone(cluster: CommandCluster, typed: 
     assert is_unchanged(cluster, "c")
 
 
+def test_there_is_no_question_about_a_drain_that_does_not_exist(cluster: CommandCluster) -> None:
+    begin(cluster, "c")
+    absent = call("stop", "d", "-o", "json")
+    assert (absent.exit_code, json.loads(absent.stdout)["stopped"], absent.stderr) == (ExitCode.FAILED, [], "")
+    asked = call("stop", "c", "d", typed="y\n")
+    assert (asked.exit_code, "c" in asked.stderr, "d?" in asked.stderr) == (ExitCode.FAILED, True, False)
+    assert drained(cluster) == []
+
+
 def test_the_drains_that_exist_are_cancelled_and_the_others_are_named(cluster: CommandCluster) -> None:
     begin(cluster, "c", "d")
     stopped = call("stop", "c", "e", "-o", "json", "--yes")

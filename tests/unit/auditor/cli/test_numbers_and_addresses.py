@@ -1,4 +1,4 @@
-"""Numbers that are too large, and addresses that are none, on a command line: wrong usage, and no traceback."""
+"""Numbers that are too large, and addresses and names that are none, on a command line: wrong usage, no traceback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 
 HUGE, LONG = "9" * 23, "9" * 5000
@@ -32,6 +34,9 @@ STOPPED = ("--journal-dir", ".", "--ledger-dir", ".")
         ("recovery", "delay", "N", *CLUSTER),
         ("bookie", "status", "--at", "b:N"),
         ("bookie", "status", "--at", "a..b:3181"),
+        ("auditor-token", "two words"),
+        ("audit", "run", "--master", "foo", *CLUSTER),
+        ("audit", "shadow", "--master", "foo", *CLUSTER),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -39,3 +44,36 @@ def test_wrong_usage(words: tuple[str, ...], number: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [word.replace("N", number) for word in words], env={"HOME": str(tmp_path)})
     assert done.exit_code == ExitCode.USAGE, (done.output, done.exception)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ok-to-stop", "bad/id"),
+        ("recover", "bad/id"),
+        ("decommission", "bad/id"),
+        ("what-if", "b:1", "bad/id"),
+        ("what-if", "rack:a b"),
+        ("drain", "start", "bad/id"),
+        ("drain", "stop", "bad/id"),
+        ("drain", "status", "bad/id"),
+        ("maintenance", "start", "rack:"),
+        ("maintenance", "end", "bad/id"),
+        ("collection", "allow", "bad/id"),
+        ("collection", "deny", "bad/id"),
+        ("ledger", "list", "--bookie", "bad/id"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_of_no_bookie_and_no_rack_is_wrong_usage(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*words, *CLUSTER], env={"HOME": str(tmp_path)})
+    assert isinstance(done.exception, BkhealError)
+    assert exit_code_of(done.exception) is ExitCode.USAGE
+
+
+def test_a_misspelt_command_of_the_bookie_is_named() -> None:
+    done = CliRunner().invoke(app, ["bookie", "statsu"])
+    assert (done.exit_code, "statsu" in done.output) == (ExitCode.USAGE, True)

@@ -51,6 +51,13 @@ def test_a_run_is_shown_with_what_to_do_and_as_the_document_it_left(reports: Pat
     assert document == json.loads((reports / FIRST.run_id / "summary.json").read_bytes())
 
 
+@pytest.mark.parametrize("filters", [(), ("--ledger", "7")], ids=" ".join)
+def test_the_run_without_findings_is_named(reports: Path, filters: tuple[str, ...]) -> None:
+    """The latest run may be another check than the reader thinks of."""
+    assert SECOND.run_id in bkheal("findings", *filters, reports=reports)
+    assert FIRST.run_id in bkheal("findings", FIRST.run_id, *filters, reports=reports)
+
+
 def test_two_runs_are_compared(reports: Path) -> None:
     text = bkheal("diff", reports=reports)
     assert "verdict     clean -> no live copy" in text

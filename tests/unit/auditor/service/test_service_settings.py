@@ -51,6 +51,7 @@ def test_every_problem_is_told_at_once() -> None:
     [
         ({"ui_allow_anonymous": True, "ui_host": "0.0.0.0"}, "loopback"),
         ({"ui_allow_anonymous": True, "spark_master": "k8s://https://kubernetes"}, "local Spark master"),
+        ({"spark_master": "host:7077"}, "not a Spark master"),
         ({"ui_trigger_enabled": True, "ui_enabled": False}, "needs ui_enabled"),
         ({"ui_proxy_base": "spark"}, "slash"),
         ({"http_port": 9000, "grpc_port": 9000}, "both 9000"),

@@ -7,13 +7,16 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from auditor.api.grpc.server import GrpcApi
 from auditor.api.http.server import HttpApi
 from auditor.cli.exit_codes import exit_code_of as command_exit_code_of
-from bookie.model.exit_codes import bookie_exit_code
+from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.exit_codes import ExitCode, bookie_exit_code
 from bookie.runtime.listening import AddressInUseError
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.runtime.telemetry.status_pages import Health
@@ -112,3 +115,17 @@ async def test_a_replicator_ends_with_the_same_code_and_text(taken: int, caplog:
     settings = ReplicatorSettings("zk://127.0.0.1:1/ledgers", http=StatusServerSettings(taken))
     assert await run_replicator(settings) == 78
     assert [getattr(record, "error", "").startswith("cannot listen on ") for record in caplog.records] == [True]
+
+
+async def test_a_replicator_that_works_once_needs_no_port(
+    taken: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the configuration file of a replicator that runs beside it."""
+
+    async def connect(hosts: str, **settings: Any) -> ZooKeeperStore:
+        raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(ZooKeeperStore, "connect", connect)
+    settings = ReplicatorSettings("zk://127.0.0.1:1/ledgers", once=True, http=StatusServerSettings(taken))
+    assert await run_replicator(settings) == ExitCode.STORE_UNREACHABLE
+    assert getattr(caplog.records[0], "reason", "").startswith("cannot listen on ")

@@ -18,6 +18,7 @@ from bookie.server.joining.cookie_check import (
     UnreadableDirectoryError,
     directory_cookies,
     mismatches,
+    misplaced,
 )
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE
 
@@ -71,6 +72,20 @@ def test_a_directory_without_a_cookie_is_a_mismatch() -> None:
     assert mismatches(found(None, "damaged"), STORED, "cluster", "uuid") == [
         Mismatch("/j", "VERSION", "damaged", "a cookie")
     ]
+
+
+def test_directories_at_other_places_or_in_another_order_than_the_cookie_names_are_mismatches(tmp_path: Path) -> None:
+    first, second, moved = (tmp_path / name for name in ("l", "m", "elsewhere"))
+    recorded = [str(first), str(second)]
+
+    def fields(*given: Path) -> list[tuple[str, str | None]]:
+        return [(each.field, each.found) for each in misplaced("ledger_dirs", given, recorded)]
+
+    assert fields(first, second) == fields(first) == fields(second) == []
+    assert fields(second, first) == [("order of ledger_dirs", f"{second},{first}")]
+    assert fields(first, moved) == [("place among ledger_dirs", str(moved))]
+    moved.symlink_to(second)
+    assert fields(first, moved) == []
 
 
 async def test_directories_are_read_and_damage_is_told_from_absence(tmp_path: Path) -> None:

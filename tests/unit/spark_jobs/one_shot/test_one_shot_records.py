@@ -36,6 +36,7 @@ from spark_jobs.one_shot import run as run_module
 from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, chosen_options
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
+from spark_jobs.runs.needs import NoPulsarError, NoTopologyError
 from spark_jobs.runs.port import Progress
 from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
@@ -164,6 +165,34 @@ def test_a_start_that_may_be_on_record_as_a_change_or_not_does_not_begin(
     shadow.begin(0)
     shadow.end(DONE)
     assert states(cell) == {HERE: RunState.DONE}, "the start in shadow mode is no change"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(RunKind.PLACEMENT, NoTopologyError), (RunKind.REFERENCES, NoPulsarError)], ids=str
+)
+def test_a_run_that_could_only_fail_is_refused_before_it_is_on_record_unless_a_schedule_starts_it(
+    cell: MemoryCell, tmp_path: Path, kind: RunKind, error: type[Exception]
+) -> None:
+    by_hand = replace(record(HERE, kind=kind), cause=RunCause.COMMAND)
+    with pytest.raises(error):
+        RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
+    scheduled = replace(by_hand, cause=RunCause.SCHEDULE)
+    kept = RunKeeper(AuditSettings(URI, tmp_path), scheduled, RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE}
+
+
+def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path) -> None:
+    file = tmp_path / "topology.json"
+    file.write_text('{"b:1": "/r1"}')
+    by_hand = replace(record(HERE, kind=RunKind.PLACEMENT), cause=RunCause.COMMAND)
+    settings = AuditSettings(URI, tmp_path, topology_file=file)
+    kept = RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE}
 
 
 def test_the_chosen_options_are_the_switches_and_numbers_that_differ_from_their_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""What a run of a kind cannot do without: locations to judge placement by, and ledgers of Pulsar to compare with.
+
+A run that a person starts is refused before it is on record. The run of a schedule fails, so its record shows that the
+schedule is useless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
+from bookie.metadata.cluster import Cluster
+from bookie.metadata.nodes import parent_of
+from bookie.metadata.port import MetadataStore
+from bookie.metadata.pulsar.tree import PulsarTree
+from bookie.model.errors import PermanentError
+from bookie.model.run import RunKind
+from bookie.model.topology import Topology
+from spark_jobs.settings import AuditSettings
+
+
+class NoTopologyError(PermanentError):
+    """No location of any bookie is known, so no ensemble can be judged."""
+
+
+class NoPulsarError(PermanentError):
+    """A root has no managed ledgers of Pulsar below it, so no comparison is possible."""
+
+
+async def check_needs(kind: RunKind, settings: AuditSettings, store: MetadataStore, cluster: Cluster) -> None:
+    """Refuse a run that could only fail.
+
+    Raises:
+        NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
+        NoPulsarError: a references check without managed ledgers.
+        StoreUnavailableError, AccessDeniedError: see ``MetadataStore``.
+    """
+    if kind is RunKind.PLACEMENT:
+        text = topology_text(settings.topology_file)
+        stored = TopologyStore(store, cluster)
+        need_locations((await stored.read()).topology if text is None else parse_topology(text))
+    elif kind is RunKind.REFERENCES:
+        roots = roots_in(settings.pulsar_roots, cluster.root)
+        need_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
+
+
+def need_locations(topology: Topology) -> None:
+    """Refuse a topology that names no bookie.
+
+    Raises:
+        NoTopologyError: it names none.
+    """
+    if not topology.locations:
+        raise NoTopologyError(
+            "there is no topology, so no placement can be judged: write a topology file and pass it with "
+            "--topology-file, or store the topology in ZooKeeper"
+        )
+
+
+def need_pulsar(missing: Sequence[str]) -> None:
+    """Refuse roots without managed ledgers of Pulsar.
+
+    Raises:
+        NoPulsarError: there is such a root.
+    """
+    if missing:
+        raise NoPulsarError(
+            f"there are no managed ledgers of Pulsar below {' and '.join(root or '/' for root in missing)}: name "
+            "the roots of the brokers' metadata with --pulsar-roots"
+        )
+
+
+def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:
+    """Return the roots named by an option, without a slash at the end; an empty root is the root of ZooKeeper."""
+    named = [root.strip() for root in text.split(",") if root.strip()]
+    return tuple(dict.fromkeys(root.rstrip("/") for root in named or [parent_of(ledgers_root)]))
