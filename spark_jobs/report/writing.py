@@ -1,7 +1,7 @@
 """Reports on disk: one directory per run, and tables of all runs. Importable without Spark.
 
 <report_dir>/index.html                   all runs, for people
-<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``report_sink``; absent when the brake held
+<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``spark_jobs.runs.findings``; absent when the brake held
 <report_dir>/<run_id>/bookies.parquet     one row per bookie
 <report_dir>/<run_id>/runs.parquet        one row: this run
 <report_dir>/<run_id>/tasks.parquet       what the run marked, see ``mark_log``; absent if it marked nothing

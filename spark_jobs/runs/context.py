@@ -13,8 +13,8 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.marking.publish import Marking
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
-from spark_jobs.runs.publish import Marking
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings

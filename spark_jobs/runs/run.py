@@ -42,15 +42,15 @@ from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store, send_unsent
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.everything import AllFurtherChecks
+from spark_jobs.runs.kinds.bookie_run import BookieRun
+from spark_jobs.runs.kinds.everything import AllFurtherChecks
+from spark_jobs.runs.kinds.placement_run import PlacementRun
+from spark_jobs.runs.kinds.reference_run import ReferenceRun
+from spark_jobs.runs.kinds.replica_run import ReplicaRun
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
-from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
-from spark_jobs.runs.reference_run import ReferenceRun
-from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
 from spark_jobs.snapshot.errors import SnapshotError

@@ -32,8 +32,8 @@ from spark_jobs.datasource import options, tasks
 from spark_jobs.datasource.register import register
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
-from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress
+from spark_jobs.runs.reading.ledger_scan import store_error
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.runs.spark_failures import spark_failure

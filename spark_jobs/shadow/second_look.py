@@ -30,7 +30,7 @@ from bookie.runtime.clock import Clock
 from spark_jobs.connect import Connection, connected
 from spark_jobs.report.history import is_whole
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100

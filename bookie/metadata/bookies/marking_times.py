@@ -2,7 +2,7 @@
 
 All rules for a single bookie between its loss and a mark are here, for the service, for one-shot audits and for the
 comparison with another auditor alike. The brake concerns the whole cluster and comes before
-(``spark_jobs.runs.brake``).
+(``spark_jobs.runs.marking.brake``).
 
 There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger has an entry
 with one copy left of several. It does not wait so long, because a second loss would take this copy: it is marked from

@@ -22,9 +22,9 @@ from spark_jobs.pacing.pace import NODE_BYTES
 from spark_jobs.report.counts import DriverMarksCounts
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.early_marking import EarlyMarking, NewLosses
-from spark_jobs.runs.fresh_verdict import FreshVerdict
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
+from spark_jobs.runs.marking.fresh_verdict import FreshVerdict
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 
 _log = logging.getLogger(__name__)
 

@@ -26,14 +26,14 @@ from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafPare
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, groups_of
 from spark_jobs.image import leaves
 from spark_jobs.report.counts import SnapshotCounts
-from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals, problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals, problems, short_parents
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, collected, scan_ledgers
+from spark_jobs.runs.reading.reread_rows import reread_rows
+from spark_jobs.runs.reading.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.releasing import unpersist
-from spark_jobs.runs.reread_rows import reread_rows
 from spark_jobs.runs.slots import Slots, session_slots
-from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 
 

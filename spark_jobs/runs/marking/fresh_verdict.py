@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, health_of
-from spark_jobs.runs.held_back import FoundLedger
+from spark_jobs.runs.marking.held_back import FoundLedger
 
 
 @dataclass(frozen=True, slots=True)

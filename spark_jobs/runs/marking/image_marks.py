@@ -26,8 +26,8 @@ from spark_jobs.image.suspects import Suspects, suspects
 from spark_jobs.report.counts import ImageCounts
 from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.early_marking import EarlyMarking, NewLosses
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.port import Phase, ProgressEvent
 
 _log = logging.getLogger(__name__)

@@ -16,16 +16,22 @@ from typing import Final
 from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks
-from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import scan_ledgers
-from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.kinds.placement_part import (
+    NoTopologyError,
+    PlacementPart,
+    PlacementTally,
+    not_judged,
+    placement_part,
+)
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
-from spark_jobs.runs.placement_part import NoTopologyError, PlacementPart, PlacementTally, not_judged, placement_part
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.ledger_scan import scan_ledgers
+from spark_jobs.runs.reading.one_reading import with_one_reading
 
 __all__ = ["CHUNK_LEDGERS", "NoTopologyError", "PlacementRun"]
 

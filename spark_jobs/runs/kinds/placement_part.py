@@ -28,14 +28,14 @@ from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import rack_cells
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.report.counts import FindingSums, PlacementCounts, PublishOutcome, PublishResult, WorstLedger
-from spark_jobs.runs import findings as report_sink
-from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.held_back import held_back
-from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
+from spark_jobs.runs.kinds.rack_matrix import RackMatrix
+from spark_jobs.runs.marking.held_back import held_back
+from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.publish import publish
-from spark_jobs.runs.rack_matrix import RackMatrix
+from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.releasing import unpersist
 
 _NAMED_MAX: Final = 5
@@ -100,13 +100,13 @@ class PlacementPart:
         verdicts = ensemble_verdicts(fragments, self._rules).persist(StorageLevel.MEMORY_AND_DISK)
         findings = placement_check(fragments, verdicts).persist(StorageLevel.MEMORY_AND_DISK)
         misplaced = findings.where(f"NOT ({_UNKNOWN})").drop("is_fixable")
-        found = report_sink.ledgers_found(misplaced).persist(StorageLevel.MEMORY_AND_DISK)
+        found = ledgers_found(misplaced).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.CHECK, is_reported=is_reported):
                 counted = verdicts.groupBy("spread", "is_outside").agg({"fragments": "sum", "*": "count"}).collect()
-                sums = report_sink.sums(found)
+                sums = finding_sums(found)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
-                worst = report_sink.worst_ledgers(found, limit) if limit else ()
+                worst = worst_ledgers(found, limit) if limit else ()
                 tally.matrix.add(rack_cells(ledgers, verdicts, self._rules.topology))
             for row in counted:
                 tally.fragments[Spread(row["spread"])] += row["sum(fragments)"]

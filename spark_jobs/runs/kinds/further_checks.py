@@ -21,9 +21,9 @@ from spark_jobs.report.counts import (
     PublishResult,
     WorstLedger,
 )
-from spark_jobs.runs.ledger_scan import LedgerScan
-from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.outcome import ScanResult
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from bookie.model.ownership import NO_OWNER
 from bookie.model.severity import Severity
 from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
-from spark_jobs.runs import findings as report_sink
+from spark_jobs.runs.findings import finding_sums, ledgers_found, ledgers_judged, to_mark
 from spark_jobs.session import ROWS_PER_BATCH
 
 pytestmark = pytest.mark.spark
@@ -39,8 +39,8 @@ def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: Spar
         row(4, "xx"),
         row(5, "zx", "ab", "bc", "zx"),
     )
-    within = report_sink.ledgers_judged(bookie_check_by_ledger(table, LIVE, frozenset({"c"})))
-    grouped = report_sink.ledgers_found(bookie_check(table, LIVE, frozenset({"c"})))
+    within = ledgers_judged(bookie_check_by_ledger(table, LIVE, frozenset({"c"})))
+    grouped = ledgers_found(bookie_check(table, LIVE, frozenset({"c"})))
     assert within.dtypes == grouped.dtypes
     found = sorted(within.collect())
     assert found == sorted(grouped.collect())
@@ -51,7 +51,7 @@ def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: Spar
         (4, ["x"], 1),
         (5, ["c", "x", "z"], 3),
     ]
-    assert report_sink.sums(within) == report_sink.sums(grouped)
+    assert finding_sums(within) == finding_sums(grouped)
 
 
 def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) -> None:
@@ -65,21 +65,21 @@ def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) ->
     )
     expected: list[tuple[int, tuple[str, ...]]] = [(number, ("x", "y")) for number in range(0, count, 5)]
     expected += [(number, ("z",)) for number in range(count) if number % 5]
-    streamed = list(report_sink.to_mark(made))
+    streamed = list(to_mark(made))
     assert [(each.ledger_id, each.missing) for each in streamed] == expected
     assert all(each.bytes_estimate == each.ledger_id and not each.critical_missing for each in streamed)
 
 
 def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
-    found = report_sink.ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
-    assert list(report_sink.to_mark(found)) == []
-    assert report_sink.sums(found).severities == ()
+    found = ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
+    assert list(to_mark(found)) == []
+    assert finding_sums(found).severities == ()
 
 
 def test_what_decides_about_a_mark_names_the_members_of_critical_fragments(spark: SparkSession) -> None:
     table = ledgers(spark, row(1, "ab", "xb", "yz"), row(2, "xy"), row(3, "xa", "by"))
-    found = report_sink.ledgers_judged(bookie_check_by_ledger(table, LIVE))
-    assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in report_sink.to_mark(found)} == {
+    found = ledgers_judged(bookie_check_by_ledger(table, LIVE))
+    assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in to_mark(found)} == {
         1: (("x", "y", "z"), {"x"}),
         2: (("x", "y"), set()),
         3: (("x", "y"), {"x", "y"}),

@@ -40,28 +40,28 @@ from spark_jobs.report.counts import (
     PublishResult,
     WorstLedger,
 )
-from spark_jobs.runs import findings as report_sink
-from spark_jobs.runs.accepted import AcceptedLosses, accepted_losses
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.driver_marks import DriverMarks
-from spark_jobs.runs.further_checks import FurtherChecks, NoFurtherChecks
-from spark_jobs.runs.held_back import DueOnly, HeldBookies, held_back
-from spark_jobs.runs.image_marks import ImageMarks
-from spark_jobs.runs.image_upkeep import ImageUpkeep
-from spark_jobs.runs.incremental_reading import IncrementalReading
-from spark_jobs.runs.ledger_scan import LedgerScan
-from spark_jobs.runs.limits import MarkLimiter
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_judged, to_mark, worst_ledgers
+from spark_jobs.runs.kinds.further_checks import FurtherChecks, NoFurtherChecks
+from spark_jobs.runs.marking.accepted import AcceptedLosses, accepted_losses
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.driver_marks import DriverMarks
+from spark_jobs.runs.marking.held_back import DueOnly, HeldBookies, held_back
+from spark_jobs.runs.marking.image_marks import ImageMarks
+from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.marking.lost_bookies import LostBookies
+from spark_jobs.runs.marking.publish import BATCH, Marking, publish
+from spark_jobs.runs.marking.withdrawal import FoundIds, withdraw_ended
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, added_published, added_sums, worst_of
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.publish import BATCH, Marking, publish
-from spark_jobs.runs.reading import LiveReading, Reading
-from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
+from spark_jobs.runs.reading.incremental_reading import IncrementalReading
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
+from spark_jobs.runs.reading.live_reading import LiveReading, Reading
+from spark_jobs.runs.reading.one_reading import with_one_reading
+from spark_jobs.runs.reading.snapshot_reading import SnapshotReading
+from spark_jobs.runs.reading.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.releasing import unpersist
-from spark_jobs.runs.snapshot_reading import SnapshotReading
-from spark_jobs.runs.streamed_snapshot import StreamedSnapshot
-from spark_jobs.runs.withdrawal import FoundIds, withdraw_ended
 
 _log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class BookieRun:
         worst: tuple[WorstLedger, ...] = ()
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
             limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
-            worst = report_sink.worst_ledgers(judged.ledgers, limit) if limit else ()
+            worst = worst_ledgers(judged.ledgers, limit) if limit else ()
             others = unreadable_metadata(scan.suspects if scan.totals.unreadable else scan.suspects.limit(0))
             if judged.accepted is not None:
                 others = others.unionByName(judged.accepted)
@@ -304,13 +304,13 @@ class BookieRun:
         if losses.standing:
             found, accepted = without_accepted(self._context.spark, found, losses.standing)
             accepted = accepted.persist(StorageLevel.MEMORY_AND_DISK)
-        ledgers = report_sink.ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
+        ledgers = ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
         judged = _JudgedLedgers(ledgers, FindingSums(), losses, accepted)
         try:
             with self._context.tasks(Phase.CHECK):
-                counted = (0, 0) if accepted is None else report_sink.accepted_counts(accepted)
+                counted = (0, 0) if accepted is None else accepted_counts(accepted)
                 counts = AcceptedCounts(*counted, len(losses.returned))
-                return replace(judged, sums=report_sink.sums(ledgers), counts=counts)
+                return replace(judged, sums=finding_sums(ledgers), counts=counts)
         except BaseException:
             judged.release()
             raise
@@ -334,7 +334,7 @@ class BookieRun:
         due_only = DueOnly(self.lost.held)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
-            due = limiter.admitted(chain(returned, due_only.of(found.added(report_sink.to_mark(judged.ledgers)))))
+            due = limiter.admitted(chain(returned, due_only.of(found.added(to_mark(judged.ledgers)))))
             published = publish(
                 self._counted(due, total), self._cluster, gate=self._context.gate, note=self._context.note_marks
             )

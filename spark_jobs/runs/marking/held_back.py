@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.runs.limits import DueLedger, MarkLimiter
+from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bookie.metadata.tasks.decisions import Decision
 from bookie.model.ids import BookieId
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.marking.publish import Marking
 
 
 @dataclass(frozen=True, slots=True)

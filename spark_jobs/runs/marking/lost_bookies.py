@@ -20,7 +20,7 @@ from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.marking_times import MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId
 from spark_jobs.report.counts import FindingSums, WaitingBookie
-from spark_jobs.runs.held_back import HeldBookies
+from spark_jobs.runs.marking.held_back import HeldBookies
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from bookie.metadata.bookies.topology import InvalidTopologyError
 from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import metadata_faults
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.placement_part import NoTopologyError, PlacementTally, placement_part
+from spark_jobs.runs.kinds.placement_part import NoTopologyError, PlacementTally, placement_part
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.reading.reread_rows import reread_rows
 from spark_jobs.runs.releasing import unpersist
-from spark_jobs.runs.reread_rows import reread_rows
 
 
 def confirmed_rows(

@@ -19,12 +19,12 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import DriverMarksCounts, ImageCounts
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
-from spark_jobs.runs.held_back import DueOnly
-from spark_jobs.runs.lost_bookies import LostBookies
-from spark_jobs.runs.publish import publish
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.fresh_verdict import FreshVerdict, fresh_verdict
+from spark_jobs.runs.marking.held_back import DueOnly
+from spark_jobs.runs.marking.lost_bookies import LostBookies
+from spark_jobs.runs.marking.publish import publish
 
 Counts = TypeVar("Counts", ImageCounts, DriverMarksCounts)
 

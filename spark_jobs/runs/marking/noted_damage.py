@@ -13,7 +13,7 @@ from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.marking.publish import Marking
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from spark_jobs.datasource.task_rows import READING, READING_DDL
 from spark_jobs.image.folder import ImageFolder
 from spark_jobs.image.part import ImageFile
 from spark_jobs.pacing.budget import Budget, TaskBudget
-from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import READ_AGAIN, spark_failure

@@ -1,4 +1,4 @@
-"""The port through which a bookie check reads all ledger metadata, from ZooKeeper or from a snapshot of it."""
+"""The port through which a bookie check reads all ledger metadata, and its implementation on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.counts import SnapshotCounts
-from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.image_upkeep import ImageUpkeep
-from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.reading.completeness import NO_TOTALS, problems, short_parents
+from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers
 
 
 class Reading(Protocol):

@@ -51,13 +51,13 @@ from spark_jobs.report.counts import (
     ReferenceCounts,
     UndecodableNode,
 )
-from spark_jobs.runs import findings as report_sink
-from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
+from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
+from spark_jobs.runs.reading.one_reading import with_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
@@ -251,13 +251,13 @@ class ReferenceRun:
     def _report(
         self, scan: LedgerScan, seen: DataFrame, unread: DataFrame | None, bookies: Bookies, counts: ReferenceCounts
     ) -> CheckResult:
-        lost = report_sink.ledgers_found(_findings(_having(seen, Verdict.LOST), _LOST))
+        lost = ledgers_found(_findings(_having(seen, Verdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.REPORT, is_reported=False):
-                sums = report_sink.sums(lost) if counts.lost else FindingSums((), {})
+                sums = finding_sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
-                worst = report_sink.worst_ledgers(lost, limit) if limit else ()
+                worst = worst_ledgers(lost, limit) if limit else ()
             others = _findings(_having(seen, Verdict.UNREFERENCED), _UNREFERENCED)
             undecodable = seen.where(F.col("reason") == NotJudged.UNDECODABLE.value)
             others = others.unionByName(_findings(undecodable, _UNDECODABLE))

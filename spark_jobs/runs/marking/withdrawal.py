@@ -49,7 +49,7 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientErr
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import Ended
 from bookie.runtime.waiting import results_as_they_come
-from spark_jobs.runs.held_back import FoundLedger
+from spark_jobs.runs.marking.held_back import FoundLedger
 from spark_jobs.runs.port import Gate
 
 _log = logging.getLogger(__name__)

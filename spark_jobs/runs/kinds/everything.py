@@ -24,21 +24,21 @@ from bookie.model.run import RunKind
 from bookie.runtime.human import agreeing, counted
 from spark_jobs.checks.metadata_check import dangling_cookie_findings, metadata_faults, stuck_recoveries
 from spark_jobs.report.counts import CheckPart, LintCounts
-from spark_jobs.runs.confirmed_rows import confirmed_rows
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.further_checks import FurtherChecks, FurtherFindings
-from spark_jobs.runs.inventory_part import INVENTORY, inventory_part
-from spark_jobs.runs.ledger_scan import LedgerScan
-from spark_jobs.runs.limits import MarkLimiter
-from spark_jobs.runs.outcome import ScanResult
-from spark_jobs.runs.placement_part import (
+from spark_jobs.runs.kinds.confirmed_rows import confirmed_rows
+from spark_jobs.runs.kinds.further_checks import FurtherChecks, FurtherFindings
+from spark_jobs.runs.kinds.inventory_part import INVENTORY, inventory_part
+from spark_jobs.runs.kinds.placement_part import (
     NoTopologyError,
     PlacementPart,
     PlacementTally,
     not_judged,
     placement_part,
 )
+from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.releasing import unpersist
 
 METADATA: Final = "metadata"

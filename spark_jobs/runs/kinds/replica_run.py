@@ -48,18 +48,18 @@ from spark_jobs.report.counts import (
     SampledBookie,
     UnknownAnswers,
 )
-from spark_jobs.runs import findings as report_sink
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
-from spark_jobs.runs.completeness import problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.held_back import HeldBookies, held_back
-from spark_jobs.runs.ledger_scan import LedgerScan, scan_ledgers, store_error
-from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_found, to_mark, worst_ledgers
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.held_back import HeldBookies, held_back
+from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.publish import publish
-from spark_jobs.runs.readings import with_one_reading
+from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
+from spark_jobs.runs.reading.one_reading import with_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
@@ -150,19 +150,19 @@ class ReplicaRun:
             kept.callback(unpersist, answers)
             findings = answers.where("counts IS NULL").drop("counts").coalesce(1)
             accepted = findings.where(_IS_ACCEPTED)
-            ledgers = report_sink.ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}"))
+            ledgers = ledgers_found(findings.where(f"NOT {_IS_ACCEPTED}"))
             ledgers = ledgers.persist(StorageLevel.MEMORY_AND_DISK)
             kept.callback(unpersist, ledgers)
             with context.tasks(Phase.ASK, is_reported=False):
                 counted = _collected(answers)
-                sums = report_sink.sums(ledgers)
+                sums = finding_sums(ledgers)
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
-                worst = report_sink.worst_ledgers(ledgers, limit) if limit else ()
+                worst = worst_ledgers(ledgers, limit) if limit else ()
                 others = unreadable_metadata(scan.suspects)
                 ledger_count, fragments = 0, 0
                 if self._accepted:
                     others = others.unionByName(accepted)
-                    ledger_count, fragments = report_sink.accepted_counts(accepted)
+                    ledger_count, fragments = accepted_counts(accepted)
             found.add(scan.totals, sums, worst, self._publish(ledgers, sums))
             self._asked.add(counted)
             self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
@@ -196,7 +196,7 @@ class ReplicaRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
-            found = report_sink.to_mark(ledgers)
+            found = to_mark(ledgers)
             due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
             published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         return replace(published, held_back=held_back(self._limiter))

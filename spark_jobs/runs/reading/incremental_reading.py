@@ -27,13 +27,13 @@ from spark_jobs.image.leaves import LeafRecord, newest_of_each
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.part import ImageFile
 from spark_jobs.report.counts import SnapshotCounts
-from spark_jobs.runs.completeness import NO_TOTALS, problems, short_parents
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.image_upkeep import ImageUpkeep
-from spark_jobs.runs.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
-from spark_jobs.runs.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading import LiveReading
+from spark_jobs.runs.reading.completeness import NO_TOTALS, problems, short_parents
+from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
+from spark_jobs.runs.reading.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
+from spark_jobs.runs.reading.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
+from spark_jobs.runs.reading.live_reading import LiveReading
 from spark_jobs.runs.slots import session_slots
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.manifest import ImageError, Manifest
-from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import ImageParts
+from spark_jobs.runs.reading.completeness import ScanTotals
+from spark_jobs.runs.reading.ledger_scan import ImageParts
 
 _log = logging.getLogger(__name__)
 

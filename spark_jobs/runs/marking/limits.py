@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bookie.model.ids import LedgerId
 from spark_jobs.run_limits import RunLimits
-from spark_jobs.runs.publish import BATCH, Marking
+from spark_jobs.runs.marking.publish import BATCH, Marking
 
 DueLedger = tuple[Marking, int]
 """A marking allowed to be published, and the estimated bytes to copy for its repair."""

@@ -12,7 +12,7 @@ from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX
 from spark_jobs.datasource.rereading import RereadTasks
 from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.ledger_scan import LedgerScan, collected, scan_of, task_options
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, collected, scan_of, task_options
 from spark_jobs.runs.slots import session_slots
 
 _REREAD_PER_TASK: Final = 20_000
