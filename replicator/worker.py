@@ -45,8 +45,9 @@ from replicator.queue.grace import GracePeriods
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
+from replicator.repair.context import RepairContext
 from replicator.repair.lease import Lease, other_node_paths
-from replicator.repair.ledger_repair import LedgerRepair, RepairContext
+from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
 
