@@ -52,7 +52,7 @@ class LedgerReader:
 
     @property
     def ledger_id(self) -> LedgerId:
-        """The ledger being read."""
+        """The ledger to read."""
         return self._ledger.ledger_id
 
     @property
@@ -63,25 +63,25 @@ class LedgerReader:
     async def refresh(self) -> EntryId:
         """Read the metadata again and return the last readable entry (see ``last_entry_id``)."""
         await self._reread()
-        return self._known(await self._find_last())
+        return self._advance(await self._find_last())
 
     async def last_entry_id(self) -> EntryId:
-        """Last readable entry, inclusive: the ledger's end when closed, else a confirmed entry; -1 for none.
+        """Return the last readable entry, inclusive: the end of a closed ledger, else a confirmed entry; -1 for none.
 
-        Asked for once; ``refresh`` asks again, and ``tail`` and ``quorum_last_add_confirmed`` move it as well.
+        Bookies are asked once. ``refresh`` asks again; ``tail`` and ``quorum_last_add_confirmed`` advance it as well.
 
         Raises:
             EntryUnavailableError: the ledger is open and no bookie of its last ensemble answered.
         """
         if self._last is None:
-            self._known(await self._find_last())
+            self._advance(await self._find_last())
         assert self._last is not None
         return self._last
 
     async def quorum_last_add_confirmed(self) -> EntryId:
-        """A last add confirmed from enough bookies to overlook no entry acknowledged before this call.
+        """Return a last add confirmed at least as great as that of every entry acknowledged before this call.
 
-        So it is at least the last add confirmed carried by any such entry. The end, when the ledger is closed.
+        So many bookies are asked that one of them stores each such entry. For a closed ledger, return its end.
 
         Raises:
             LastConfirmedUnknownError: too few bookies of the last ensemble answered.
@@ -89,11 +89,11 @@ class LedgerReader:
         """
         await self._reread()  # nothing is acknowledged from an ensemble that the metadata does not name yet
         if self.metadata.last_entry_id is not None:
-            return self._known(self.metadata.last_entry_id)
+            return self._advance(self.metadata.last_entry_id)
         confirmed = await self._confirmed.read(self._ledger)
         if not confirmed.is_covered:
             raise LastConfirmedUnknownError(self.ledger_id, confirmed.evidence)
-        return self._known(confirmed.entry_id)
+        return self._advance(confirmed.entry_id)
 
     async def read(self, entry_id: EntryId) -> Entry:
         """Read one entry.
@@ -111,7 +111,10 @@ class LedgerReader:
         return entry
 
     async def read_range(self, first: EntryId, last: EntryId) -> AsyncGenerator[Entry, None]:
-        """Entries ``first..last`` (inclusive), in order. Raises as ``read`` does; entries yielded before are valid."""
+        """Yield entries ``first..last`` (inclusive), in order.
+
+        Raises as ``read`` does; the entries yielded before are valid.
+        """
         await self._check_range(first, last)
         start = first
         while start <= last:
@@ -121,7 +124,7 @@ class LedgerReader:
                 yield entry
 
     async def read_all(self) -> AsyncGenerator[Entry, None]:
-        """Every readable entry, in order."""
+        """Yield every readable entry, in order."""
         last = await self.last_entry_id()
         if last >= 0:
             async with contextlib.aclosing(self.read_range(EntryId(0), last)) as entries:
@@ -129,7 +132,7 @@ class LedgerReader:
                     yield entry
 
     async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncGenerator[Entry, None]:
-        """Every entry from ``first`` on, in order, as it becomes readable; ends at the end of the closed ledger.
+        """Yield every entry from ``first`` on, in order, as it becomes readable; end at the end of the closed ledger.
 
         An entry becomes readable after a later one, or an explicit last add confirmed, shows its acknowledgement. While
         nothing new is confirmed, silent bookies and a silent store only delay later entries. After the generator is
@@ -167,21 +170,21 @@ class LedgerReader:
             await polls.stop()
 
     async def _look_beyond(self, last: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd | None:
-        """Move ``_last``, after ``wait_s`` at most if there is nothing new."""
+        """Wait up to ``wait_s`` for an entry after ``last`` and advance to it; None if only the metadata was read."""
         if not self.metadata.is_closed:
             confirmed = await self._confirmed.wait(self._ledger, last, wait_s, polls)
-            if self._known(confirmed.entry_id) > last:
+            if self._advance(confirmed.entry_id) > last:
                 return confirmed
             try:
                 await self._reread(is_newest=False)
             except TransientError as error:
                 _log.debug("following without metadata", extra={"ledger_id": self.ledger_id, "error": str(error)})
         if self.metadata.last_entry_id is not None:
-            self._known(self.metadata.last_entry_id)
+            self._advance(self.metadata.last_entry_id)
         return None
 
-    def _known(self, last: EntryId) -> EntryId:
-        """Take a last readable entry over. It never goes back; the end of a closed ledger is final."""
+    def _advance(self, last: EntryId) -> EntryId:
+        """Advance the last readable entry to ``last``, and return it: never backwards, and not beyond a closed end."""
         if self.metadata.last_entry_id is not None:
             self._last = self.metadata.last_entry_id
         else:
@@ -205,7 +208,7 @@ class LedgerReader:
             raise NoSuchEntryError(f"ledger {self.ledger_id} {extent}; asked for {first} to {last}")
 
     async def _read_some(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
-        """The entries from the first one on, and at least the first."""
+        """Read a prefix of ``entry_ids``, at least the first one. Errors: see ``read``."""
         if fault_point("reader.extra_reread"):
             await self._reread()
         for _ in range(_REREADS_MAX):
