@@ -20,7 +20,7 @@ from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """One run on an open cluster. Belongs to one thread."""
 
@@ -57,7 +57,7 @@ class RunContext:
         return self.settings.incremental and self.kind is RunKind.BOOKIES
 
     def tasks(self, phase: Phase, *, is_reported: bool = True) -> AbstractContextManager[None]:
-        """Around the Spark jobs of a phase; see ``spark_tasks``.
+        """Return a context for the Spark jobs of a phase; see ``spark_tasks``.
 
         The jobs of one pool wait for each other, so a dry run and the marking runs use different pools.
         """

@@ -48,7 +48,7 @@ class ScanResult:
     """Listed after the last metadata was read."""
     problems: tuple[str, ...]
     snapshot: SnapshotCounts | None = None
-    """If a snapshot was the source."""
+    """The counts of the snapshot, if it was the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RunName:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything of a run but its name."""
+    """The results of a run, for its summary."""
 
     scanned: ScanResult | None
     """None if the brake held before the first reading."""
@@ -172,7 +172,7 @@ _OUTCOMES: Final = (
     PublishOutcome.PUBLISHED,
     PublishOutcome.NOTHING_TO_PUBLISH,
 )
-"""The outcome of a run is the first of these outcomes with an occurrence in some chunk."""
+"""Most important first: the outcome of a run is the first of these that one of its chunks had."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class FindingTotals:
 
 
 def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedger, ...]:
-    """The worst of some ledgers."""
+    """Return the ``count_max`` worst ledgers: by severity, then by bytes."""
     return tuple(sorted(ledgers, key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))[:count_max])
 
 

@@ -86,16 +86,16 @@ class _JudgedLedgers:
 
 
 class BookieRun:
-    """One run."""
+    """One run of the bookie check."""
 
     def __init__(self, context: RunContext, further_checks: FurtherChecks | None = None) -> None:
-        """``further_checks``: checks of the same ledgers, after the marks of this check."""
+        """Prepare a run; ``further_checks`` judge the same ledgers, after the marks of this check."""
         self._context = context
         self._further_checks = further_checks or NoFurtherChecks()
         self._settings = context.settings
         self._cluster = context.cluster
         self.lost = LostBookies()
-        """As of publishing."""
+        """The lost bookies at the time of the marks."""
         self._live: AbstractSet[BookieId] = frozenset()
         """Bookies counted as live by the findings."""
         self._image_marks = ImageMarks(context)
@@ -108,7 +108,7 @@ class BookieRun:
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
-        """As ``audited``, of bookies due for their critical ledgers alone."""
+        """Lost bookies due only for their critical ledgers, whose loss this run handled for these; as ``audited``."""
         return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
 
     @property
@@ -120,7 +120,7 @@ class BookieRun:
         return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Do everything but the summary.
+        """Read, check, mark and write the findings; return the results for the summary.
 
         Raises:
             MetadataReadAgainError: executors were lost with the metadata they had read, each time.
@@ -212,14 +212,14 @@ class BookieRun:
                 if not scan.totals.carried:  # carried-over ledgers may name it by now
                     gone &= scan.totals.ledgers_by_bookie.keys()
                 if not gone or attempt == SCANS_MAX:
-                    found = reading.problems()
+                    problems = reading.problems()
                     unused.pop_all()
                     break
             before = after
         self._carried = scan.totals.carried
         if gone:
-            found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
-        return scan, ScanResult(scan.totals, after, found, reading.counts)
+            problems += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
+        return scan, ScanResult(scan.totals, after, problems, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
         """Carry over only metadata read after the loss of every bookie whose loss no audit has handled."""
@@ -240,6 +240,7 @@ class BookieRun:
             kept.callback(judged.release)
             latest = self._cluster.bookies()
             if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
+                # A bookie with findings has registered since the scan: judge again with both listings (R2).
                 kept.close()
                 draining = bookies.draining & latest.draining
                 judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
@@ -263,11 +264,11 @@ class BookieRun:
             with others.judged(scan, scanned, cookies, limiter) as further:
                 worst = self._report(scan, judged, further.findings, held)
         return CheckResult(
-            latest,
-            added_sums(judged.sums, further.sums),
-            worst_of((*worst, *further.worst), self._settings.worst_ledgers_max),
-            added_published(published, further.published),
-            self.lost.in_report(judged.sums),
+            bookies=latest,
+            sums=added_sums(judged.sums, further.sums),
+            worst=worst_of((*worst, *further.worst), self._settings.worst_ledgers_max),
+            published=added_published(published, further.published),
+            waiting=self.lost.in_report(judged.sums),
             placement=further.placement,
             accepted=judged.counts,
             parts=further.parts,
@@ -278,7 +279,7 @@ class BookieRun:
     def _report(
         self, scan: LedgerScan, judged: _JudgedLedgers, further: Sequence[DataFrame], held: HeldBookies
     ) -> tuple[WorstLedger, ...]:
-        """Write the findings, and return the worst."""
+        """Write the findings, and return the worst ledgers: none if the report fails (``RunReport.tolerated``)."""
         worst: tuple[WorstLedger, ...] = ()
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
             limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
@@ -316,7 +317,7 @@ class BookieRun:
             raise
 
     def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
-        """A dry run records nothing, so for it a loss without a record begins now."""
+        """Return the lost bookies of this moment. A dry run records nothing: for it, a new loss begins now."""
         now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
         noted = self._cluster.lost_since(cookies, registered, now_ms, is_noted=is_noted)
         losses = Losses(cookies, registered, noted)
@@ -344,7 +345,7 @@ class BookieRun:
         return published
 
     def _mark_noted_damage(self) -> int:
-        """Mark ledgers, and return their number."""
+        """Mark the ledgers of which workers recorded damage, and return their number. Best effort."""
         self._context.gate.pass_through()
         try:
             marked = self._cluster.mark_noted_damage()
@@ -356,6 +357,7 @@ class BookieRun:
         return len(marked)
 
     def _withdraw(self, returned: Sequence[Decision]) -> None:
+        """Withdraw accepted losses that are no longer valid. Best effort."""
         try:
             self._cluster.withdraw_accepted(returned)
         except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:

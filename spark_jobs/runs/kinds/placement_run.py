@@ -40,7 +40,7 @@ CHUNK_LEDGERS: Final = 250_000
 
 
 class PlacementRun:
-    """One run."""
+    """One run of the placement check."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -49,7 +49,7 @@ class PlacementRun:
         self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Do everything but the summary.
+        """Read, check, mark and write the findings; return the results for the summary.
 
         Raises:
             NoTopologyError: there is no topology.

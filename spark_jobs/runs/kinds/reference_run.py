@@ -98,7 +98,7 @@ _Counted = Counter[tuple[str, str | None]]
 
 
 class ReferenceRun:
-    """One run."""
+    """One run of the references check."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -107,7 +107,7 @@ class ReferenceRun:
         self._roots = roots_in(self._settings.pulsar_roots, self._cluster.cluster.root)
 
     def execute(self, cookies: AbstractSet[object]) -> Outcome:
-        """Do everything but the summary.
+        """Read, check, mark and write the findings; return the results for the summary.
 
         Raises:
             NoPulsarError: there are no managed ledgers to compare with.

@@ -99,7 +99,7 @@ class _AnswerCounts:
 
 
 class ReplicaRun:
-    """One run."""
+    """One run of the replicas check."""
 
     def __init__(self, context: RunContext, rng: random.Random) -> None:
         self._context = context
@@ -113,7 +113,7 @@ class ReplicaRun:
         self._accepted_found = (0, 0)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Do everything but the summary."""
+        """Read, check, mark and write the findings; return the results for the summary."""
         self._context.begin(Phase.PLAN)
         started_s = self._context.clock.monotonic_s()
         bookies = self._cluster.bookies()
