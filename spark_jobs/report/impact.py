@@ -14,7 +14,7 @@ from typing import Any, Final
 from bookie.model.impact import Effect, Standing
 from bookie.model.ownership import system_role
 from bookie.model.severity import Severity
-from spark_jobs.namespace_options import NAMESPACES_MAX
+from spark_jobs.options.namespaces import NAMESPACES_MAX
 
 TOPICS_MAX: Final = 100
 """Topics in a summary."""

@@ -17,10 +17,10 @@ from typing import Final
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import NODE_BYTES
 from spark_jobs.report.counts import DriverMarksCounts
-from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
 from spark_jobs.runs.marking.fresh_verdict import FreshVerdict

@@ -23,8 +23,8 @@ from spark_jobs.image.files import newest
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.suspects import Suspects, suspects
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.report.counts import ImageCounts
-from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
 from spark_jobs.runs.marking.lost_bookies import LostBookies

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Protocol
 
 from bookie.model.ids import LedgerId
-from spark_jobs.run_limits import RunLimits
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.runs.marking.publish import BATCH, Marking
 
 DueLedger = tuple[Marking, int]

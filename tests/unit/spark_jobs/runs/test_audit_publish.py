@@ -14,8 +14,8 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, Write
 from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult
-from spark_jobs.run_limits import RunLimits
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.kinds.bookie_run import BookieRun
 from spark_jobs.runs.marking.accepted import AcceptedLosses

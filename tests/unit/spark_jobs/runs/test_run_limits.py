@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.run_limits import RunLimits
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
 from spark_jobs.runs.marking.publish import Marking
 

@@ -1,7 +1,4 @@
-"""The options of the image of ledger metadata. A one-shot audit and the service have the same ones.
-
-Its purpose: ``spark_jobs.image``. Importable without Spark.
-"""
+"""The image of ledger metadata (``spark_jobs.image``)."""
 
 from __future__ import annotations
 

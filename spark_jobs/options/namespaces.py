@@ -1,4 +1,4 @@
-"""How many namespaces of Pulsar metrics name: the same option for the service and for a run of its own."""
+"""How many namespaces of Pulsar metrics name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of reading from ZooKeeper, the same in a one-shot audit and in the service. Importable without Spark."""
+"""How audits read from ZooKeeper."""
 
 from __future__ import annotations
 

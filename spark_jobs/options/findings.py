@@ -1,7 +1,4 @@
-"""The option of the folder through which findings go from executors to the driver. Importable without Spark.
-
-A one-shot audit and the service have the same one. Its use: ``spark_jobs.runs.hadoop_files``.
-"""
+"""The folder through which findings go from executors to the driver (``spark_jobs.runs.hadoop_files``)."""
 
 from __future__ import annotations
 

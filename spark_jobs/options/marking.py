@@ -1,10 +1,11 @@
-"""The options that decide what an audit marks, and when. A one-shot audit and the service have the same ones.
+"""What an audit marks, and when.
 
-Their meaning is in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.run_limits``. Importable without Spark.
+The rules are in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.runs.marking.limits``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S_MAX
@@ -57,3 +58,13 @@ MarkBytesMax = Annotated[
         default_text="no limit",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """How much one run may mark (R73, docs/failure-model.md); None: no limit."""
+
+    marks_max: int | None = None
+    """New or changed marks."""
+    bytes_max: int | None = None
+    """Estimated bytes that the repair of these ledgers has to copy."""

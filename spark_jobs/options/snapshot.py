@@ -1,7 +1,4 @@
-"""The options of snapshots sent by ZooKeeper's admin server. Importable without Spark.
-
-Their purpose: ``spark_jobs.snapshot.streaming``.
-"""
+"""Snapshots sent by ZooKeeper's admin server (``spark_jobs.snapshot.streaming``)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie.runtime.configuration.settings import ConfigurationError
-from spark_jobs.findings_options import findings_dir_problems
+from spark_jobs.options.findings import findings_dir_problems
 from spark_jobs.settings import AuditSettings
 
 
