@@ -143,12 +143,6 @@ class Worker:
             placement_debts=self._repayment.count,
         )
 
-    def _is_avoided(self, bookie: BookieId) -> bool:
-        return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
-
-    def _locate(self, bookie: BookieId) -> Location:
-        return self._ports.placement.topology.location_of(bookie)
-
     @property
     def problem(self) -> str:
         """Data this process lacks permission to read, until an operator acts; empty if none. For any thread."""
@@ -227,27 +221,16 @@ class Worker:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
     async def _look(self) -> RunEnd | None:
-        """Look at the tasks once, start turns, and wait for a change."""
+        """Look at the tasks once, start turns, and wait for a change; return the end of a run with ``once``."""
         session = self._ports.store.session
         if not session.is_connected:
-            self._events.tasks_listed(Outlook())  # others may have ended the tasks since
-            await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
-            now = self._ports.store.session
-            if now.is_connected and now.epoch == session.epoch:
-                self._events.tasks_listed(self._queue.outlook)
+            await self._wait_connected(session)
             return None
         await self._wait_for_work()
         if self._stop.is_set():
             return None
         if await self._ports.recent.is_disabled():
-            if self._settings.once and not self._running:
-                _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
-                return RunEnd.UNSETTLED
-            self._note_allowed(_TASKS)
-            self._events.tasks_listed(Outlook())
-            await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
-            self._queue.mark_stale()  # the tasks were not watched since
-            return None
+            return await self._wait_enabled()
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
@@ -260,16 +243,39 @@ class Worker:
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
-            if self._search_error is None or isinstance(self._search_error, PermanentError):
-                is_settled = self._search_error is None and not self._queue.outlook.given_up
-                return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
-            await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
-            self._queue.mark_stale()
-            return None
+            return await self._end_once()
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes)
+        return None
+
+    async def _wait_connected(self, session: Session) -> None:
+        """Wait for a change of the session, during which the tasks count as unknown: others may end them."""
+        self._events.tasks_listed(Outlook())
+        await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
+        now = self._ports.store.session
+        if now.is_connected and now.epoch == session.epoch:
+            self._events.tasks_listed(self._queue.outlook)
+
+    async def _wait_enabled(self) -> RunEnd | None:
+        """Wait while repair is disabled; with ``once``, end the run instead."""
+        if self._settings.once and not self._running:
+            _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
+            return RunEnd.UNSETTLED
+        self._note_allowed(_TASKS)
+        self._events.tasks_listed(Outlook())
+        await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
+        self._queue.mark_stale()  # the tasks were not watched since
+        return None
+
+    async def _end_once(self) -> RunEnd | None:
+        """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
+        if self._search_error is None or isinstance(self._search_error, PermanentError):
+            is_settled = self._search_error is None and not self._queue.outlook.given_up
+            return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
+        await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
+        self._queue.mark_stale()
         return None
 
     def _follow_debts(self) -> None:
@@ -503,6 +509,12 @@ class Worker:
         """Wait for the work in flight, up to ``seconds``."""
         if self._running and seconds > 0:
             await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])
+
+    def _is_avoided(self, bookie: BookieId) -> bool:
+        return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
+
+    def _locate(self, bookie: BookieId) -> Location:
+        return self._ports.placement.topology.location_of(bookie)
 
 
 def _failure(turn: Turn, error: Exception) -> TaskResult:

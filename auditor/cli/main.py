@@ -27,12 +27,10 @@ from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
 
+prepare_grpc()  # before any import of grpc, which reads the environment
+
 BOXES_FROM_COLUMNS: Final = 120
 """Below this width, long option names leave only a few letters for the explanations, and words are cut off."""
-
-
-prepare_grpc()
-
 _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 """Long-running commands: their logs are kept, and should contain lost connections."""
 

@@ -1,8 +1,8 @@
-"""The long-lived auditor: stands for election, and does a leader's work exactly while it leads.
+"""The long-lived auditor: a candidate in the election, which does a leader's work exactly while it leads.
 
-Nothing here ends with an outage of the store: failed work is tried again, leadership and all that follows from
-it end with the session and come back with the next one. The listeners exist from the start, so that liveness and status
-are answered without the store.
+An outage of the store does not end the service. Failed work is retried. Leadership, and everything that depends on it,
+ends with the session and begins again with a later one. The listeners exist from the start, so liveness and status are
+answered without the store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
-"""Interval of the looks for runs of ended processes, and for surplus records."""
+"""Interval of the housekeeping: runs of ended processes, and surplus records."""
 DATE_STEP_S: Final = 60.0
 """A step of the date by more than this makes a leader schedule again: its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 20.0
@@ -60,7 +60,7 @@ SCHEDULE_RETRY_S: Final = 120.0
 """Pause after the first failure of a scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
 PAUSE_LOOK_S: Final = 15.0
-"""Interval of the looks whether the pause of a schedule has ended."""
+"""Interval at which a scheduled run checks whether the pause of its schedule has ended."""
 RELEASE_AFTER_S: Final = 30.0
 """Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
 make the next term start Spark again, and runs of the ended term end at their gates."""
@@ -105,7 +105,7 @@ MakeScheduler = Callable[[Callable[[RunKind], Awaitable[None]]], SchedulerPort]
 
 @dataclass(frozen=True, slots=True)
 class ServicePorts:
-    """What the service is made of besides the store."""
+    """The parts of the service that do not need the store."""
 
     runner: CheckRunner
     events: ServiceEvents
@@ -127,7 +127,7 @@ class ServicePorts:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Everything in need of the store."""
+    """The parts of the service that need the store."""
 
     connection: Connection
     election: Election
@@ -317,7 +317,7 @@ class AuditorService(Control):
         return self._parts
 
     async def _connected(self, connect: Connect, stop: asyncio.Event) -> Connection | None:
-        """The connection, however long it takes; None when asked to stop first."""
+        """Return the connection, however long it takes; None if a stop is requested first."""
         while not stop.is_set():
             connecting, stopping = asyncio.ensure_future(connect()), asyncio.ensure_future(stop.wait())
             try:
@@ -379,6 +379,7 @@ class AuditorService(Control):
         )
 
     async def _lead(self, parts: _Parts) -> None:
+        """Start the schedules, then keep house, until the end of the term cancels this."""
         preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
         try:
             is_initialized, is_scheduled, offset_s = False, False, 0.0
@@ -396,11 +397,7 @@ class AuditorService(Control):
                     if not is_initialized:
                         await self._initialize_tasks(parts.tasks)
                         is_initialized = True
-                    await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
-                    await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
-                    await self._end_pauses(parts)
-                    await parts.windows.remove_ended(self._ports.clock.epoch_ms())
-                    await parts.returned.remove_old(self._ports.clock.epoch_ms())
+                    await self._keep_house(parts)
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -410,6 +407,14 @@ class AuditorService(Control):
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
             await cancel(preparing)
+
+    async def _keep_house(self, parts: _Parts) -> None:
+        """End the records of dead processes' runs, and remove what is old or over: runs, pauses, windows, returns."""
+        await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
+        await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
+        await self._end_pauses(parts)
+        await parts.windows.remove_ended(self._ports.clock.epoch_ms())
+        await parts.returned.remove_old(self._ports.clock.epoch_ms())
 
     async def _initialize_tasks(self, tasks: UnderReplication) -> None:
         """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
@@ -433,7 +438,7 @@ class AuditorService(Control):
             parts.overview.request_look()
 
     async def _fire(self, kind: RunKind) -> None:
-        """A schedule came due."""
+        """Begin the run of a schedule that is due, unless its previous run has not ended."""
         earlier = self._scheduled.get(kind)
         if earlier is not None and not earlier.done():
             _log.warning("scheduled run skipped, the one before is not over", extra={"kind": kind.value})
@@ -503,6 +508,11 @@ class AuditorService(Control):
         return record.detail or "the run failed"
 
     async def _start_audit(self, cause: RunCause, owner: str) -> None:
+        """Start a bookies run. If one is under way, and a bookie was lost, cancel it; the caller tries again.
+
+        Raises:
+            RunBusyError: a run is under way.
+        """
         try:
             await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
         except RunBusyError as busy:
@@ -518,10 +528,8 @@ class AuditorService(Control):
             _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})
         for task in tasks:
             await cancel(task)
-        with contextlib.suppress(
-            TransientError, OutcomeUnknownError, TimeoutError
-        ):  # the session's end does it as well
-            async with asyncio.timeout(_RESIGN_DEADLINE_S):
+        with contextlib.suppress(TransientError, OutcomeUnknownError, TimeoutError):
+            async with asyncio.timeout(_RESIGN_DEADLINE_S):  # otherwise the end of the session removes the vote
                 await parts.election.resign()
 
     def _make_parts(self, connection: Connection) -> _Parts:

@@ -71,7 +71,7 @@ class ElectionView(Protocol):
 
 
 VIA: Final[Mapping[RunCause, str]] = {RunCause.HTTP: "http", RunCause.GRPC: "grpc", RunCause.SPARK_UI: "spark ui"}
-"""The ways by which an operator starts a run here; the service itself starts others."""
+"""The names of the ways by which an operator starts a run; runs of other causes are started by the service."""
 NoteChange = Callable[[str, str, str, str], Awaitable[None]]
 """Records a change: who, by which way, action, detail. Raises StoreUnavailableError, WriteOutcomeUnknownError; then
 nothing is changed."""
@@ -210,10 +210,10 @@ class RunManager:
         return active.record
 
     async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
-        """End the run which delays the reaction to a lost bookie.
+        """Cancel the run that delays the reaction to a lost bookie.
 
-        Every run of the kind that may mark ends, also a paused one, but not a reaction that is active itself. A run of
-        another process is asked to end. A dry run is in no one's way. Returns without waiting for the end.
+        It is cancelled even if it is paused, but not if it is such a reaction itself, and active. The process of a run
+        elsewhere is asked to end it. Dry runs delay nothing, and continue. Returns without waiting for the end.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: a run of another process could not be asked.
@@ -288,7 +288,7 @@ class RunManager:
         await self._runs.wait_free(lane)
 
     def refuse_more(self) -> None:
-        """Begin no run any more: this process is about to end, and another one leads soon."""
+        """Start no more runs: this process is about to end, and another one leads soon."""
         self._is_stopping = True
 
     def stop_all(self, stop: Stop) -> None:
@@ -297,7 +297,7 @@ class RunManager:
             active.gate.stop(stop)
 
     async def wait_all_ended(self, deadline_s: float) -> bool:
-        """Wait until no run of this process is left; False if the deadline came first."""
+        """Wait until every run of this process has ended; return False after ``deadline_s`` seconds."""
         if left := [*self._tasks.values(), *self._beginning.values()]:
             await asyncio.wait(left, timeout=deadline_s)
         return not self._tasks and not self._beginning
@@ -347,7 +347,7 @@ class RunManager:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
 
     async def _own(self, run_id: str) -> RunLifeCycle:
-        """A run of this process, to be paused.
+        """Return a run of this process that can be paused.
 
         Raises:
             UnknownRunError, RunOverError, NotLeaderError: see ``Control``.
@@ -361,7 +361,7 @@ class RunManager:
         return active
 
     async def _elsewhere(self, run_id: str) -> RunRecord:
-        """The record of another process's unfinished run, for the leader to act on."""
+        """Return the record of another process's unfinished run, which the leader may cancel. Errors: ``_own``."""
         record = await self.get(run_id)
         if record.state.is_final:
             raise RunOverError(f"run {run_id} is over: {record.state.value}")
