@@ -45,21 +45,22 @@ _Item = tuple[LedgerId, EntryId, CachedEntry]
 
 @dataclass(slots=True)
 class _Flush:
-    """The work of one checkpoint.
-
-    ``named``: the number of entries, in order, already in the index. ``log_id``: the last log to which the index may
-    refer. ``complete``: logs written to their end. ``cut_off``: the sizes of the files of logs cut off by a full disk,
-    to which the index may refer. ``failed``: other logs cut off by a full disk.
-    """
+    """The work of one checkpoint."""
 
     sequences: tuple[int, ...]
+    """The sequence of each journal at its begin."""
     ledger_count: int
     states: Changes = field(repr=False)
     named: int = 0
+    """The number of entries, in order, already in the index."""
     log_id: int = 0
+    """The last log to which the index may refer."""
     complete: list[int] = field(default_factory=list)
+    """Logs written to their end."""
     cut_off: dict[int, int] = field(default_factory=dict)
+    """Logs cut off by a full disk, to which the index may refer, with the sizes of their files."""
     failed: list[int] = field(default_factory=list)
+    """Other logs cut off by a full disk."""
 
 
 @dataclass(slots=True)
