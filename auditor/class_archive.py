@@ -46,7 +46,7 @@ def make_class_archive(path: Path, java: Java) -> None:
         java: what will use it.
 
     Raises:
-        ClassArchiveError: see there; the message has the end of what the audit printed.
+        ClassArchiveError: this Java cannot make an archive, or the audit failed; the message has the end of its output.
         OSError: the file cannot be written.
         EmbeddedProcessError, ZooKeeperJarsMissingError: there is no ZooKeeper for the audit.
     """

@@ -102,7 +102,7 @@ class RemoteFiles:
             address: of the folder above all files.
             failure: the error to raise if the store cannot be read or written; the text has the reason.
             call_s: seconds for each call, in addition to the time for the bytes.
-            rest_s: after a call that waited in vain, every call fails at once for so many seconds.
+            rest_s: seconds for which every call fails at once after a call that waited in vain.
             clock: to measure with; default: the machine's.
         """
         self.address = address

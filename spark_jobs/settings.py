@@ -131,7 +131,7 @@ class AuditSettings:
         PlacementPolicy,
         Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span all existing domains."}),
     ] = STANDARD
-    """Placement: what each write set must span. Strict: also if the topology has no more domains to offer."""
+    """Placement: the domains each write set must span. Strict: even if the topology has fewer of them."""
     mark_misplaced: Annotated[
         bool,
         Option(

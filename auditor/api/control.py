@@ -210,26 +210,30 @@ class Control(Protocol):
         ...
 
     async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        """Ask a run of this process to end; it ends within seconds. What it marked stays.
+        """Ask a run to end; it ends within seconds, and its marks stay. The leader asks the process of another run.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see there.
+            UnknownRunError: there is no such run.
+            RunOverError: it has ended.
+            NotLeaderError: another process runs it, and this auditor does not lead.
         """
         ...
 
     async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        """Hold a run at its next gate for the time of the option ``pause_s``; again: for that time from now.
+        """Hold a run at its next gate, for the time of the option ``pause_s`` from now.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see there.
+            RunOverError: it has ended or is ending, or another process runs it.
+            UnknownRunError, NotLeaderError: see ``cancel_run``.
         """
         ...
 
     async def resume_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        """Let a paused run go on.
+        """Let a paused run continue.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see there.
+            RunOverError: it has ended or is ending, or another process runs it.
+            UnknownRunError, NotLeaderError: see ``cancel_run``.
         """
         ...
 

@@ -32,7 +32,7 @@ OURS_APACHE: Final = "ours over Apache's protocol"
 
 
 class ApacheEndpoints(Resolver):
-    """Resolve a bookie to its address for Apache's protocol, also if it speaks gRPC as well."""
+    """Resolve a bookie to its address for Apache's protocol, even if it also speaks gRPC."""
 
     def __init__(self, registrations: Registrations) -> None:
         self._registrations = registrations

@@ -101,7 +101,7 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
 def audited(
     spark: SparkSession, settings: BenchSettings, latency_factor: float = LATENCY_FACTOR
 ) -> tuple[float, Mapping[str, float]]:
-    """Audit once as a dry run; return the seconds, also of each phase.
+    """Audit once as a dry run; return the seconds, in total and of each phase.
 
     Args:
         spark: the session.

@@ -175,7 +175,7 @@ def _place_of(option: str, context: Any) -> str:
 
 
 def _built(name: str, heading: str, command: Any) -> Any:
-    parent = typer.Typer(callback=lambda: None)  # with a callback it is a group, also of one command
+    parent = typer.Typer(callback=lambda: None)  # with a callback it is a group, even with one command
     if isinstance(command, typer.Typer):
         parent.add_typer(command, name=name, rich_help_panel=heading)
     else:

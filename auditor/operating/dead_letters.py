@@ -115,7 +115,7 @@ async def retry_dead_letters(
     is_skipping: bool = False,
     on_unparked: Callable[[LedgerId], None] = lambda ledger_id: None,
 ) -> Document:
-    """Have workers try dead letters again, also those with an unreadable record. Return those whose record was deleted.
+    """Have workers try dead letters again, even those with an unreadable record. Return those whose record was deleted.
 
     Args:
         client: of the cluster.

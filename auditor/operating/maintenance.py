@@ -76,7 +76,8 @@ async def start_window(
     Raises:
         NoSuchObjectError: the target is not a bookie of the cluster.
         RefusedError: no bookie is in the rack, or too many are.
-        TooManyWindowsError, InvalidTopologyError: see there.
+        TooManyWindowsError: there are too many windows.
+        InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.
     """
     if target.startswith(RACK):

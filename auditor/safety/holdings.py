@@ -28,7 +28,7 @@ class Holdings:
     bytes: int = 0
     """Payload in closed ledgers, by the average size of each ledger's entries; what unclosed ones hold is not known."""
     named: set[BookieId] = field(default_factory=set)
-    """Those of the bookies that any ledger names, also the ledgers in ``accepted``."""
+    """Those of the bookies that any ledger names, including the ledgers in ``accepted``."""
     accepted: set[LedgerId] = field(default_factory=set)
     """Ledgers with accepted losses of all of their copies on these bookies; they are counted nowhere else."""
 

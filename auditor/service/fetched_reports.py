@@ -88,5 +88,5 @@ class FetchedReports(Listener):
             most = self._kept.reports_max
             is_changed = bool(fetch_missing(store, self._report_dir, most or RUNS_FETCHED, kept_max=most))
         finally:
-            if is_changed:  # also if some could not be fetched
+            if is_changed:  # even if some could not be fetched
                 keep(self._report_dir, self._clock.epoch_ms(), self._kept)

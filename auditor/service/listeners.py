@@ -48,7 +48,7 @@ class Listener(Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(listeners: Sequence[Listener]) -> AsyncIterator[None]:
-    """Start all of ``listeners`` in order, and stop them in reverse, also if one of them does not start."""
+    """Start all of ``listeners`` in order, and stop them in reverse, even if one of them does not start."""
     async with contextlib.AsyncExitStack() as stack:
         for listener in listeners:
             stack.push_async_callback(listener.stop)

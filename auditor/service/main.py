@@ -169,7 +169,7 @@ class SparkWatch(ServiceEvents):
         self.is_gone = False
 
     async def run(self, clock: Clock) -> None:
-        """Look until cancelled, also after a failed look."""
+        """Look until cancelled, even after a failed look."""
         while not self.is_gone:
             await clock.sleep(SPARK_LOOK_INTERVAL_S)
             try:

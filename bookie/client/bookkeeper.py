@@ -177,7 +177,7 @@ class BookKeeper:
             created_after_ms: created then or later, epoch milliseconds.
             created_before_ms: created before then, epoch milliseconds.
             id_prefix: first digits of the id.
-            limit: end after so many.
+            limit: the most ledgers to return.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.

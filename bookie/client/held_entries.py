@@ -1,4 +1,4 @@
-"""The entries of a ledger on a bookie, also if the bookie cannot list them: then each wanted entry is read.
+"""The entries of a ledger on a bookie. If the bookie cannot list them, each wanted entry is read.
 
 Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have none (``bookie.wire.apache.listing``).
 An entry they serve is an entry they hold: reading each entry is the same proof as a list (R24: every id, not the first

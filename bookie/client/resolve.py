@@ -54,7 +54,7 @@ class RegistrationResolver:
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """Address of the bookie's gRPC endpoint, of its Apache endpoint if it has no other, or None if it has neither.
 
-        While the store is silent the last address remains valid, and with an incarnation also after the registration is
+        While the store is silent the last address remains valid, and with an incarnation even after the registration is
         deleted: a bookie continues to serve after its ZooKeeper session, and the incarnation in each request prevents
         answers from a stranger on the same port. Apache's protocol has no such guard, so there an address ends with its
         registration, and half a minute after the last news of it: a stranger's "never stored" must not be taken for

@@ -39,7 +39,7 @@ _PositionT = TypeVar("_PositionT")
 
 _WAITING_ENTRIES: Final = 512
 _WAITING_BYTES: Final = 4 << 20
-"""So many entries of ``append_all``, or fewer with as many bytes, wait for room in the pipeline of the writer."""
+"""Most entries of ``append_all`` that wait for room in the pipeline of the writer; fewer if they are large."""
 
 
 class SyncLogWriter:

@@ -94,7 +94,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also after the end."""
+        """The process id, even after the end."""
         return self._process.pid
 
     @property

@@ -117,7 +117,7 @@ class Children:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Different after each change of the children, also if the node was deleted and created again."""
+        """Different after each change of the children, even if the node was deleted and created again."""
         return self.czxid, self.version
 
 
@@ -328,7 +328,7 @@ class MetadataStore(Protocol):
         return await self.get_many(paths)
 
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """Return once the listing differs from ``seen``, or the node was deleted, also if it was created again.
+        """Return once the listing differs from ``seen``, or the node was deleted, even if it was created again.
 
         Never misses a change.
 

@@ -48,7 +48,7 @@ class AddLine:
             next(iter(self._places)).set()
 
     def close(self) -> None:
-        """End every wait, also later ones."""
+        """End every wait, including later ones."""
         self.is_closed = True
         self.look()
 

@@ -31,7 +31,7 @@ _COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
 """States examined after each use: a constant cost, and far more than the one state a use can add."""
 _BLOCK_IDS_MAX: Final = 2000
-"""Ids of changed ledgers in one sorted list. To insert one moves at most so many."""
+"""Most ids of changed ledgers in one sorted list, so an insertion moves at most this number of ids."""
 
 
 @dataclass(slots=True, eq=False)

@@ -55,7 +55,7 @@ class DiskFile(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Make all content durable (fdatasync), also what an earlier process wrote if the file was opened for reading.
+        """Make all content durable (fdatasync): of a file opened for reading, the content of an earlier process.
 
         Raises:
             DiskError: the kernel reported a failure; never call this again for this file.
@@ -77,7 +77,7 @@ class DiskFile(Protocol):
         """From now on, keep up to ``ahead`` bytes of space after the last append; 0 gives it back.
 
         A sync of an append into reserved space has less to write: neither the size of the file nor the list of its
-        blocks changes. Until the space is given back, readers find zeros after the last append, also after a crash. It
+        blocks changes. Until the space is given back, readers find zeros after the last append, even after a crash. It
         is an attempt: a file system that cannot reserve, or a nearly full disk, gets no reservation.
 
         Raises:

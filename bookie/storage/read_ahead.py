@@ -45,7 +45,7 @@ _STEP_MAX: Final = 16
 _LONG_REQUEST: Final = 16
 """Entries in one request from which on it counts as sequential by itself."""
 _BACKGROUND_MAX: Final = 4
-"""Loads in the background at once; together they hold so many windows of memory beside the cache."""
+"""Most loads in the background at once; each holds a window of memory beside the cache."""
 _FIRST_ENTRIES: Final = 64
 """Entries of the first load of a ledger, before their size is known."""
 

@@ -135,7 +135,7 @@ class ReadCache:
         return not self._ledgers and not self._loads
 
     def _evict(self, block: _Block) -> None:
-        """Remove a block, with all its entries, also those in a later block."""
+        """Remove a block with all its entries, including those in a later block."""
         del self._blocks[block]
         self.size -= block.size
         ledger = self._ledgers[block.ledger_id]
@@ -164,7 +164,7 @@ class WatchedIndex:
         self.close = index.close
 
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply changes as ``EntryIndex.write`` does. The cache forgets their ledgers, also if the write fails."""
+        """Apply changes as ``EntryIndex.write`` does. The cache forgets their ledgers, even if the write fails."""
         try:
             with self.changes.one():
                 await self._write(puts, deletes)

@@ -40,8 +40,8 @@ _FEW_KEYS: Final = 16
 _JOINED_AT_ONCE: Final = 20_000
 """Ids of cached entries joined to runs between two turns of the loop: some milliseconds."""
 _AT_ONCE_MAX: Final = 8
-"""Entries of one request looked up without a thread if memory has them: a switch to a thread and back takes longer than
-so many."""
+"""Most entries of one request looked up without a thread if memory has them; a switch to a thread and back takes longer
+than their look-up."""
 _AT_ONCE_BYTES: Final = 64 << 10
 """Bytes of one request copied from the page cache without a thread: some ten microseconds."""
 _MOVES_MAX: Final = 3

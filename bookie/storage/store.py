@@ -1,7 +1,7 @@
 """The store of one bookie: durable entries, fences and keys; the interface for request handlers.
 
 The invariant: a request succeeds only after the sync of the journal batch that contains it (J1), and an acknowledged
-entry is served until it is collected, also after kill -9 or a power loss (I15). "Absent" is the answer only for entries
+entry is served until it is collected, even after kill -9 or a power loss (I15). "Absent" is the answer only for entries
 that were never stored here, or whose ledger was collected (S6, I13).
 
 An add is written to the journal and synced, put in the write cache, and acknowledged. Later a checkpoint writes the
@@ -182,7 +182,7 @@ class LedgerStorage:
 
     @property
     def takes_no_adds(self) -> bool:
-        """True if adds are refused, also those of recovery and repair; set by the disk watch.
+        """True if all adds are refused, even those of recovery and repair; set by the disk watch.
 
         Waiting adds are then answered with READ_ONLY at once.
         """
@@ -302,7 +302,7 @@ class LedgerStorage:
             return ReadReply(self._status_of(error), detail=str(error))
 
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
-        """List the entries of a ledger, also with status LIMBO or NO_LEDGER. In limbo there may have been more.
+        """List the entries of a ledger, even with the status LIMBO or NO_LEDGER. In limbo there may have been more.
 
         Entries in a directory out of use are left out; the status is CORRUPT then, and LIMBO in limbo (R114).
         """

@@ -21,7 +21,7 @@ class WaitingCaller:
         self.places: set[asyncio.Event] = set()
 
     def end(self) -> None:
-        """End every wait of the caller, also later ones."""
+        """End every wait of the caller, including later ones."""
         self.is_over = True
         for place in self.places:
             place.set()

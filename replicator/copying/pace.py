@@ -5,7 +5,7 @@ of the cluster are divided by the number of copying workers (``share_of``), so a
 process has its share, its copies wait (``SharedLimits``).
 
 Copies of ledgers with a single copy left have their own rate, the floor. Each of their requests passes as soon as the
-floor or all other limits allow it, so these copies have at least the floor, also if it is higher than another limit.
+floor or all other limits allow it, so these copies have at least the floor, even if it is higher than another limit.
 They still count against these limits, so other copies wait longer, for a bounded time after the last one.
 
 A bookie slower than the profile allows gets less. Once a second, its rate falls to 70 % of the last measured rate, but

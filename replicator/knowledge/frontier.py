@@ -39,7 +39,7 @@ _WINDOW: Final = READ_ENTRIES_MAX
 _GROWTH: Final = 4
 """After the last named entry, one entry is requested first, and then this many times as many as before."""
 _UNNAMED_FEW: Final = 1000
-"""After so many entries without a name, the members are asked again for their last ones: a writer may add entries."""
+"""Entries without a name after which the members are asked again for their last ones: a writer may add entries."""
 _UNNAMED_MAX: Final = 1 << 16
 """Written entries after the last named one; with more, the end is unknown for now. A flush of the bookie ends this."""
 

@@ -342,7 +342,7 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
 async def _incomplete_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns
 ) -> AsyncIterator[PositionKey]:
-    """Yield incomplete positions, also of an unclosed ledger's last fragment but one, for a plan with its end known."""
+    """Yield incomplete positions, also of the fragment before an unclosed ledger's last one: its end is known."""
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.final_last_entry_id(index, is_tail_written=True)
         for position, member in enumerate(fragment.members):

@@ -1,7 +1,7 @@
 """Refusals that last: copies of a ledger that the collector of an Apache bookie deleted.
 
 Since BookKeeper 4.16.7 and 4.17.2, a bookie remembers such ledgers until it is restarted, or until nothing has asked it
-for one of them for seven days. Until then it answers FENCED to every add of the ledger, also to recovery adds. Each
+for one of them for seven days. Until then it answers FENCED to every add of the ledger, even to recovery adds. Each
 attempt starts the seven days again. So the refusals are part of the parked record, and these bookies are not chosen
 again before an attempt can succeed.
 """

@@ -25,7 +25,7 @@ go into the next plan.
 A task without a bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same steps,
 in a separate turn after all ledgers with missing copies. The replaced member is a source, and stays a member until the
 metadata names the other one. The task is deleted if every ensemble adheres to the policy. Without a topology for
-judging, the task stays, also for Apache's workers.
+judging, the task stays; Apache's workers may take it.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """

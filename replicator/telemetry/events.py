@@ -94,7 +94,7 @@ class Outlook:
     backing_off: int = 0
     """Tasks failed a while ago, to be retried."""
     given_up: int = 0
-    """The part of them with so many failures that a run with ``once`` does not wait for them."""
+    """The part of them that has failed too often for a run with ``once`` to wait."""
     in_grace: int = 0
     """Unclosed ledgers waiting for the end of the grace period."""
     parked: int = 0

@@ -43,7 +43,7 @@ class OwnerColumns:
             self._groups[row] = groups
 
     def take(self, rows: int) -> list[pa.Array]:
-        """Return the columns of a batch of so many rows: those of ``OWNER_COLUMNS``, and ``bookie_groups``."""
+        """Return the columns of a batch with ``rows`` rows: those of ``OWNER_COLUMNS``, and ``bookie_groups``."""
         return [*self._take_owners(rows), self._take_groups(rows)]
 
     def _take_owners(self, rows: int) -> list[pa.Array]:

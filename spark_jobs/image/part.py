@@ -32,7 +32,7 @@ PART: Final = "part"
 _WRITINGS_MAX: Final = 16
 """Files on their way to a store, a few megabytes each."""
 _ROOM_S: Final = 2.5
-"""How long a scan waits for each of the oldest two, if there are so many: less than a request to ZooKeeper may take."""
+"""Longest wait of a scan for each of the oldest two, at the limit: less than a request to ZooKeeper may take."""
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
 """Length of the footer, and the magic bytes."""

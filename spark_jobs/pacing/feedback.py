@@ -22,7 +22,7 @@ NODES_PER_REQUEST_MIN: Final = 20
 CHUNKS_IN_FLIGHT: Final = 3
 """A reader requests two chunks while it decodes a third one."""
 FIRST_LOOKS: Final = 5
-"""Measurements before the first request: one of them meets an empty queue, also beside other tasks."""
+"""Measurements before the first request: one of them meets an empty queue, even beside other tasks."""
 SOON_S: Final = 0.02
 LOOK_S: Final = 0.1
 """Time between two measurements: the first while a new task ramps up, or after a long latency; the second otherwise."""

@@ -1,6 +1,6 @@
 """A bound on the connections of a listening port, which share the limit of open files with everything else (R134).
 
-A connection counts from its acceptance until its socket is closed, so also during the handshake of TLS.
+A connection counts from its acceptance until its socket is closed, including the handshake of TLS.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Listening(socket.socket):
             accepted.close()
             raise BlockingIOError  # to asyncio: there is no connection to accept
         connection = _Connection(self.family, self.type, self.proto, accepted.detach())
-        connection.leave = weakref.finalize(connection, self.places.leave)  # it runs once, also without a close
+        connection.leave = weakref.finalize(connection, self.places.leave)  # it runs once, even without a close
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.unread_ms_max)
         return connection, address

@@ -218,7 +218,8 @@ class Remote:
 
         Raises:
             RemoteBusyError: a run of this kind is under way.
-            RemoteNotLeaderError, RemoteUnavailableError, RemoteRefusedError: see there.
+            RemoteNotLeaderError, RemoteUnavailableError: no answer of a leader; the request may be sent again.
+            RemoteRefusedError: the service refused.
         """
         body = {"kind": kind.value, "dry_run": is_dry_run, **options}
         return self._one(self._ask_leader("POST", "/api/v1/runs", body, {"Idempotency-Key": key}))

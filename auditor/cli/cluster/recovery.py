@@ -101,7 +101,7 @@ def delay(
     """Show or set how long a bookie must be missing before its ledgers are marked (Apache's lostBookieRecoveryDelay).
 
     0 means at once. Rolling restarts need more than the duration of a restart, and at least a minute. Setting the
-    present value again makes the auditor that leads start an audit, also Apache's.
+    present value again makes the auditor that leads, bkheal's or Apache's, start an audit.
 
     Example, one hour of maintenance: `bkheal recovery delay 1h`
     """

@@ -42,7 +42,7 @@ class InvalidScheduleError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Again after so many seconds."""
+    """Seconds between two runs."""
 
     seconds: int
 

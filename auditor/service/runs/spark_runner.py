@@ -68,10 +68,10 @@ class SparkRunner(CheckRunner):
 
 
 def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSettings:
-    """What a run does.
+    """Return the settings of a run: those of the service, with the options of the request.
 
     Raises:
-        UnknownOptionError: see there.
+        UnknownOptionError: there is no such option.
         ConfigurationError: an option is out of range.
     """
     unknown = sorted(request.options.keys() - _OPTIONS.keys())

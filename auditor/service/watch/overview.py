@@ -109,7 +109,7 @@ class Overview:
         self._look_requested.fire()
 
     async def run(self) -> None:
-        """Read, count and wait, until cancelled, also after failures.
+        """Read, count and wait, until cancelled, even after failures.
 
         Runs are shown in time while a count of minutes goes on.
         """

@@ -95,7 +95,7 @@ class LogWriter:
     async def submit(self, payload: bytes) -> asyncio.Future[LogPosition]:
         """Admit an entry, waiting for room, and return a future of the result of ``append``.
 
-        Entries get their places in the order of the calls, also over a roll-over.
+        Entries get their places in the order of the calls, even over a roll-over.
         """
         if len(payload) > ENTRY_PAYLOAD_MAX:
             raise EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")

@@ -3,7 +3,7 @@
 Bookies of one rack are equivalent, and so are equally large racks and zones from which none was taken yet; few
 different ensembles remain, and a search through them in random order is quick. It is exact (it finds an ensemble
 without shortfall, or else with the smallest) unless it takes more than ``STEPS_MAX`` steps; then the best one seen
-counts. Seven bookies in any topology never take so many.
+counts. Seven bookies in any topology never need this number.
 
 The measure is the shortfall of ``model.spread``: a bookie without a new domain for a write set is a duplicate there,
 and a write set can afford ``Qw - needed`` of them at each level.

@@ -81,7 +81,7 @@ class LedgerReader:
     async def quorum_last_add_confirmed(self) -> EntryId:
         """Return a last add confirmed at least as great as that of every entry acknowledged before this call.
 
-        So many bookies are asked that one of them stores each such entry. For a closed ledger, return its end.
+        Enough bookies must answer to include a holder of each such entry. For a closed ledger, return its end.
 
         Raises:
             LastConfirmedUnknownError: too few bookies of the last ensemble answered.
@@ -265,7 +265,7 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
         InvalidPollError: it is not greater than 0.
     """
     wait_s = ports.settings.tail_poll_s if poll_s is None else poll_s
-    if not wait_s > 0:  # also if it is not a number
+    if not wait_s > 0:  # or if it is not a number
         raise InvalidPollError(f"the interval between two polls must be greater than 0 s, not {wait_s:g} s")
     return wait_s
 

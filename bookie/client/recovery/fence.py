@@ -121,7 +121,7 @@ def _last_entry_in(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> En
 
 
 def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
-    """Decode and verify a bookie's greatest entry; CORRUPT also if it declares itself, or a later one, confirmed."""
+    """Decode and verify a bookie's greatest entry; also CORRUPT if it declares itself, or a later one, confirmed."""
     if result.status is not Status.OK:
         return result.status
     try:

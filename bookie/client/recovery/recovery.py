@@ -1,7 +1,7 @@
 """Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it.
 
 The invariant: the closed ledger contains every acknowledged entry (I3), and nothing is acknowledged beyond its end
-(I2). Any number of recoveries may run concurrently, also while the writer lives: the first closing change decides the
+(I2). Any number of recoveries may run concurrently, even while the writer lives: the first closing change decides the
 end, and all others accept it (I4). The order of the steps is the safety argument:
 
 1. The state becomes IN_RECOVERY: the writer can change neither its ensemble nor the state any more.

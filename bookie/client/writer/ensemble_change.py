@@ -73,7 +73,7 @@ class EnsembleChange:
     """One change of one writer.
 
     Attributes:
-        ledger: metadata as last stored or read, also after a failure.
+        ledger: metadata as last stored or read, even after a failure.
         changes_left: how many more times the metadata may be changed; None: no limit.
     """
 

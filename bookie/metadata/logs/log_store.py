@@ -6,7 +6,7 @@ A node holds one log as JSON with a format number, and is changed by compare-and
   is resolved by a read: the writer's token and the ledger's id in the node identify the process's own change.
 - A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or existing and
   unlisted.
-- Ids grow along the list, also over deleted ledgers: positions compare by (ledger, entry).
+- Ids grow along the list, even over deleted ledgers: positions compare by (ledger, entry).
 - The same change moves a ledger from the list to ``trimming``, where it stays until its metadata is deleted: a crash
   between the two leaks nothing.
 - A node is never deleted, because versions would start again. A deleted log leaves a tombstone, so a writer of the old

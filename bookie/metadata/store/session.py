@@ -43,7 +43,7 @@ class SessionTracker:
         return self.current
 
     async def wait_changes(self, seen: int) -> None:
-        """Return once ``changes`` differs from ``seen``, also if the session is the same again by then."""
+        """Return once ``changes`` differs from ``seen``, even if the session is the same again by then."""
         while self.changes == seen:
             with waiting_for(self.changed) as waiter:
                 await waiter

@@ -188,7 +188,7 @@ class TaskLocks:
             other_nodes: paths of other nodes to read under the lock, in the same request as the task.
 
         Returns:
-            The task as it is under the lock. None if the lock is taken (also by another user in this process), or if
+            The task as it is under the lock. None if the lock is taken (even by another user in this process), or if
             the ledger is not marked; then no lock remains.
 
         Raises:

@@ -150,7 +150,9 @@ class Access:
             is_limited: whether the request counts for the client's rate. A wrong token always counts.
 
         Raises:
-            RateLimitedError, UnauthenticatedError, ForbiddenError: see there.
+            RateLimitedError: too many requests, or too many wrong tokens from this address.
+            UnauthenticatedError: the token is wrong, or one is needed.
+            ForbiddenError: the caller's role is not sufficient.
         """
         entry = None if token is None else self._tokens.find(token)
         caller = Principal(ANONYMOUS, address, max(self.open_to_all, default=Role.READ, key=list(Role).index))

@@ -254,7 +254,7 @@ def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
 
 
 def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """Return a refusal, also in the operation's own part if it has one."""
+    """Return a refusal, in the operation's own part, too, if it has one."""
     operation = request.header.operation
     response = _response(operation, request.header.txnId, code)
     if operation in _PARTS:

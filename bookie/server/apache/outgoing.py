@@ -14,7 +14,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import Room
 
 _PORTION_BYTES: Final = 256 << 10
-"""Size of one write. A transport copies the bytes not accepted by the socket at once, so many answers go in
+"""Size of one write. A transport copies the bytes not accepted by the socket at once, so large amounts are written in
 portions."""
 
 

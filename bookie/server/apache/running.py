@@ -41,7 +41,7 @@ class RunningRequests:
         return not self._out.is_full and self.count < self._limits.requests_max
 
     def run(self, name: str, count: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin ``count`` requests; ``work`` must call ``end`` with the same number, also if it fails."""
+        """Begin ``count`` requests; ``work`` must call ``end`` with the same number, even if it fails."""
         self.count += count
         return guarded(name, self._to_the_end(work))
 

@@ -46,7 +46,7 @@ class TlsUpgrade:
         self._context, self._limits, self._incoming, self._out = context, limits, incoming, out
         self._secured, self._failed = secured, failed
         self.is_under_way = False
-        """True from the acceptance on, also after a failed handshake."""
+        """True from the acceptance on, even after a failed handshake."""
         self._is_done = self._is_lost = False
         self._early: list[bytes] = []
 

@@ -2,7 +2,7 @@
 
 The invariant: a scrub itself only reads and reports. A damaged entry is offered to the repair of the bookie
 (``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used.
-Remaining damage is noted (``bookie.server.damaged_entries``), also after a restart, for an audit and a repair. After a
+Remaining damage is noted (``bookie.server.damaged_entries``), even after a restart, for an audit and a repair. After a
 restart, a pass continues where it ended, to a minute. An operator can begin, interrupt and continue it.
 """
 

@@ -33,7 +33,7 @@ _CLOSE_S: Final = 5.0
 _THREADS: Final = 6
 """Threads per disk: one for the journal or a flush, the rest for reads, so reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
-"""From so many parts on they are joined first, if they are small on average: a part costs as much as copying some
+"""Least number of parts that are joined first, if they are small on average: a part costs as much as copying some
 hundred bytes."""
 _SMALL_BYTES: Final = 4096
 _VECTOR_MAX: Final = 1024
@@ -43,7 +43,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE
 _FREE_INODES_MIN: Final = 64
 """For entry logs, journals and the files of the index until an operator has made space."""
 _FREE_FOR_RESERVED: Final = 64
-"""A file reserves space only while so many times as much is free, so a small or full disk is left to its data."""
+"""A file reserves space only while this multiple of it is free, so a small or full disk is left to its data."""
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """With this flag, Linux reads only from the page cache."""
 
@@ -180,7 +180,7 @@ class _File(DiskFile):
 
     @override
     def read_at_once(self, offset: int, size: int) -> bytes | None:
-        """Return the bytes if the page cache has them; None also on systems and file systems without such reads."""
+        """Return the bytes if the page cache has them; None if not, or if the file system has no such reads."""
         if _NO_WAIT is None or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -320,7 +320,7 @@ def _make_and_lock(root: Path) -> int:
 
 
 def make_durable_directory(path: Path) -> None:
-    """Create ``path`` with its parents, and make its name durable, also if an earlier process died before it did so.
+    """Create ``path`` with its parents, and make its name durable, even if an earlier process died before it did so.
 
     Without it, a power loss soon after the first start could take the directory, with everything synced in it.
 

@@ -43,7 +43,7 @@ class Operation(enum.Enum):
 
 _RESERVED_MAX: Final = 512
 _FREE_FOR_RESERVED: Final = 64
-"""As ``FileDisk``: with less space free than so many times as much, nothing is reserved."""
+"""As ``FileDisk``: nothing is reserved if less than this multiple of it is free."""
 
 Before = Callable[[Operation, str], Awaitable[None]]
 """Awaited with the operation and its path, before the operation has any effect. A ``DiskFullError`` raised at APPEND

@@ -24,7 +24,7 @@ from bookie.storage.entry_logs.entry_log import RECORD_HEADER_SIZE
 from bookie.storage.port import EntryIndex
 
 _LEDGERS_PROBED_MAX: Final = 32
-"""Up to so many ledgers in a batch, one look at the range of each is cheaper than a look at each entry."""
+"""Most ledgers in a batch for which one read of each ledger's range is cheaper than a read of each entry."""
 
 
 async def increased(index: EntryIndex, dead: Mapping[int, int]) -> list[tuple[bytes, bytes]]:

@@ -11,7 +11,7 @@ If the index names an entry in a log that does not exist, the entry is named in 
 index has then lost writes: compaction removes a log only after it has written the new places of its entries.
 
 The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
-log may be unreadable. It never decides which entries are in the index: all of the log is read, also after the end, and
+log may be unreadable. It never decides which entries are in the index: all of the log is read, even after the end, and
 each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded, or if
 the index refers to an entry after it. A log whose header is damaged is kept, because its record may be either.
 """

@@ -2,7 +2,7 @@
 
 A batch is used if its checksum matches, if it is at the offset and in the file it names, and if its sequence is greater
 than the sequence of every batch before it. Bytes between such batches are a finding. Whether something after the last
-batch was lost cannot be determined, so the caller must treat the journal as incomplete also if there is no finding.
+batch was lost cannot be determined, so the caller must treat the journal as incomplete even without a finding.
 
 Nothing here writes.
 """

@@ -51,7 +51,7 @@ _PARTS: Final = {
 _NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
 """Statuses about a ledger; the answer must then name it."""
 _WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
-"""Operations with the answer's status as the whole outcome, also without content."""
+"""Operations with the answer's status as the whole outcome, even if it has no content."""
 
 
 @dataclass(frozen=True, slots=True)

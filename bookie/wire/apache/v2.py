@@ -124,7 +124,7 @@ class AddedV2:
 
 @dataclass(frozen=True, slots=True)
 class EntryV2:
-    """Answer to ``ReadV2``. ``entry_id`` repeats the one in the request, also -1; ``entry`` is empty on an error."""
+    """Answer to ``ReadV2``. ``entry_id`` repeats the one in the request, even -1; ``entry`` is empty on an error."""
 
     code: int
     ledger_id: int

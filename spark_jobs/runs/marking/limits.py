@@ -1,4 +1,4 @@
-"""At most so many new marks in one run, the worst first; the next run continues (R73).
+"""The limits of new marks in one run: the worst ledgers come first, and the next run continues (R73).
 
 A run that marks a million ledgers at once fills the tree of tasks and commits the workers to all of them. With a limit,
 a run marks the ledgers with the fewest copies first, and holds back the rest.

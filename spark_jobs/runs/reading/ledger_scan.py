@@ -107,7 +107,7 @@ def scan_ledgers(
         is_brief: rows have the columns of ``BRIEF_DDL`` alone, and no image is written.
 
     Raises:
-        StoreUnavailableError: the metadata store did not answer, also after repeated requests.
+        StoreUnavailableError: the metadata store did not answer, even to repeated requests.
         AccessDeniedError: it does not allow reading.
         ZooKeeperAccessError: an executor lacks the files for access, or they are not accepted.
         ExecutorEnvironmentError: an executor lacks the package or a dependency.
