@@ -211,7 +211,7 @@ class Worker:
         return RunEnd.STOPPED
 
     async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
-        """Pause until an operator may have changed the store; work in flight and this process go on."""
+        """Pause until an operator may have changed the store; work in flight and this process continue."""
         self._refused = {**self._refused, what: str(error)}
         _log.error("store refused, trying again", extra={"what": what, "error": str(error), "in_s": pause_s})
         await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])

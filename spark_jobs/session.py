@@ -240,7 +240,7 @@ def spark_conf(
     """
     conf = {
         "spark.python.worker.reuse": "true",
-        # Runs of several kinds go on side by side: the one after a bookie's loss must not wait for the others.
+        # Runs of several kinds work side by side: the one after a bookie's loss must not wait for the others.
         "spark.scheduler.mode": "FAIR",
         "spark.sql.ansi.enabled": "true",
         # The longest method, in bytes of code, that a JVM compiles. Spark would fuse a check into a longer one and have

@@ -199,7 +199,7 @@ class Control(Protocol):
     async def start_run(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
-        """Begin a run and return its record; it goes on by itself.
+        """Begin a run and return its record; it continues by itself.
 
         Raises:
             NotLeaderError: ask the leader.

@@ -17,7 +17,7 @@ Work: TypeAlias = Callable[[ClusterClient], Coroutine[Any, Any, T]]
 
 
 class StillWorkingError(TransientError):
-    """The work takes longer than a request may. It goes on, and the same request receives its result later."""
+    """The work takes longer than a request may. It continues, and the same request receives its result later."""
 
 
 class CalledOffError(ConflictError):
@@ -43,7 +43,7 @@ class Upkeep(Protocol):
                 end; otherwise the work is done again.
 
         Raises:
-            StillWorkingError: the work goes on; ask again with the same key.
+            StillWorkingError: the work continues; ask again with the same key.
             CalledOffError: ``call_off`` ended it.
             OverloadedError: too much such work is under way.
             Exception: raised by the work.

@@ -118,7 +118,7 @@ class ServiceSettings:
         float,
         Option("How long a pause of a run, or of a schedule, lasts.", minimum=60, maximum=PAUSE_S_MAX),
     ] = PAUSE_S
-    """Then it goes on by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
+    """Then it continues by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
     rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S

@@ -2,7 +2,7 @@
 
 The leader's loop must not wait for a listing of all marks or a pass over all metadata, which take seconds: its session
 would end, and its leadership with it. Small work runs side by side on the other loop. Long work is shared by requests
-with the same key, goes on if nobody waits, and its result is kept for a short time for the request that asks again.
+with the same key, continues if nobody waits, and its result is kept for a short time for the request that asks again.
 
 If the session fails, the next request opens another one.
 """
@@ -87,7 +87,7 @@ class LongWork:
         A result that was kept is returned only if ``circumstances`` gives the same as at its end.
 
         Raises:
-            StillWorkingError: it goes on.
+            StillWorkingError: it continues.
             CalledOffError: another request ended it.
             OverloadedError: too much other work is under way.
             Exception: what the work raises.

@@ -32,7 +32,7 @@ class EntryTooLargeError(PermanentError):
 
 
 class WriterClosedError(ConflictError):
-    """The writer was closed; create a new ledger to go on."""
+    """The writer was closed; create a new ledger to continue."""
 
 
 class InvalidEntryIdError(PermanentError):
@@ -48,7 +48,7 @@ class EntryIdTooFarError(TransientError):
 
 
 class TooManyEnsembleChangesError(PermanentError):
-    """The writer has made as many ensemble changes as it was allowed to; go on in a new ledger."""
+    """The writer has made as many ensemble changes as it was allowed to; continue in a new ledger."""
 
 
 class AddOutcomeUnknownError(OutcomeUnknownError):

@@ -63,7 +63,7 @@ class SyncLogWriter:
         return _append_all(self._loop, self._writer, payloads)
 
     def roll(self) -> None:
-        """Go on in a new ledger. Raises as ``LogWriter.roll``."""
+        """Continue in a new ledger. Raises as ``LogWriter.roll``."""
         self._loop.run(self._writer.roll())
 
     def close(self) -> None:

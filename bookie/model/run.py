@@ -134,7 +134,7 @@ class RunRecord:
     is_every_ledger: bool = True
     """Whether the run was to check every ledger; a replicas check may be limited to a range or a sample."""
     pause_ends_ms: int = 0
-    """Time at which a paused run goes on by itself; 0 if not paused."""
+    """Time at which a paused run continues by itself; 0 if not paused."""
     contained_done: tuple[RunKind, ...] = ()
     """The contained checks that saw every ledger; the run as a whole may be incomplete."""
 

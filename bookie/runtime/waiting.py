@@ -49,8 +49,8 @@ async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T
 async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
     """Run blocking ``work`` in a thread after one of ``places`` is free, and return its result.
 
-    If the caller is cancelled, the thread goes on, and its result or error is ignored. The place is free only when the
-    thread has ended: otherwise callers with deadlines would start threads without bound.
+    If the caller is cancelled, the thread continues, and its result or error is ignored. The place is free only after
+    the thread has ended: otherwise callers with deadlines would start threads without bound.
     """
     await places.acquire()
     running = asyncio.ensure_future(asyncio.to_thread(work))

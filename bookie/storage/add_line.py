@@ -1,6 +1,6 @@
 """The adds that wait until the ledger disk catches up with the journal, in the order of their arrival.
 
-A later add that may wait never overtakes a waiting one. Each goes on only after the one before it has left the line,
+A later add that may wait never overtakes a waiting one. Each continues only after the one before it has left the line,
 so the order in which they reach the journal is that of their arrival.
 """
 
@@ -17,7 +17,7 @@ class AddLine:
     """The line of one store. Its length is bounded by the callers, who hold room for their adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:
-        """Start empty. While ``is_behind`` returns true, no add goes on; call ``look`` after it may have changed."""
+        """Start empty. While ``is_behind`` returns true, no add continues; call ``look`` after it may have changed."""
         self._is_behind = is_behind
         self._places: dict[asyncio.Event, None] = {}
         self.is_closed = False
@@ -43,7 +43,7 @@ class AddLine:
         return not self.is_closed
 
     def look(self) -> None:
-        """Let the first add go on if it need not wait any more; the next one follows it."""
+        """Let the first add continue if it need not wait any more; the next one follows it."""
         if self._places and (self.is_closed or not self._is_behind()):
             next(iter(self._places)).set()
 

@@ -13,9 +13,9 @@ A flush that fails because the disk is full is kept. The next attempt continues 
 in the index. The bytes written after them by the failed attempt are counted as dead in the last step
 (``bookie.storage.entry_logs.log_ends``).
 
-If one of several ledger directories is full, the flush goes on in another one at once. If one fails, all entries of the
-flush are written again to others, because the ones written to it may be lost; the journal has them until the last step
-(R114).
+If one of several ledger directories is full, the flush continues in another one at once. If one fails, all entries of
+the flush are written again to others, because the ones written to it may be lost; the journal has them until the last
+step (R114).
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class _Rebuilding:
 
 
 def next_record(window: bytes) -> int:
-    """Return how far to go on in a window that does not begin with an intact record.
+    """Return how far to continue in a window that does not begin with an intact record.
 
     This is the distance to the next intact record. If there is none, only the possible beginning of a record
     that continues after the window is left.

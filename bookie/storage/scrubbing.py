@@ -41,7 +41,7 @@ class DamagedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """The result of one step of a scrub; ``last`` is its last entry, from which another scrub can go on.
+    """The result of one step of a scrub; ``last`` is its last entry, from which another scrub can continue.
 
     ``entries`` is the number of entries read.
     """

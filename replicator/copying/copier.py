@@ -8,7 +8,7 @@ copy does not count yet: the metadata names the target only after the target has
 
 One copy may have several positions of the same fragment, each with its own target. An entry of several positions is
 read and verified once, and sent to all their targets. Targets progress and end independently (``receiver``). If one
-refuses, or its entries cannot be read, it gets no more, and the others go on.
+refuses, or its entries cannot be read, it gets no more, and the others continue.
 
 Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
 Each lane takes the next chunk, reads it, and sends it. Reading and storing overlap, and several sources are read at the

@@ -95,7 +95,7 @@ class Frontier:
     ) -> tuple[EntryId, list[Answer]]:
         """Return the last written entry from ``named`` on, and the members that may hold a later one.
 
-        If the members name a later entry by now, a writer goes on. What it adds after that entry is not of this look.
+        If the members name a later entry by now, a writer continues. What it adds after that entry is not of this look.
         """
         last, count = named, 1
         while last - named < _UNNAMED_MAX:

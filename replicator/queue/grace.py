@@ -57,7 +57,7 @@ class GracePeriods:
     def is_resting(
         self, ledger_id: LedgerId, circumstances: Circumstances, ledger: Versioned | Unreadable | None, choose: Choose
     ) -> bool:
-        """Whether the last turn ended in the grace period, which goes on, and a new turn would change nothing.
+        """Whether the last turn ended in the grace period, which continues, and a new turn would change nothing.
 
         Changes of unrelated bookies are no reason for a turn. Reasons are a returned member, or a bookie able to take a
         copy of an older fragment.

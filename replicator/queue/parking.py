@@ -228,7 +228,7 @@ class Memory:
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 
     def is_resting(self, ledger_id: LedgerId, circumstances: Circumstances, reason: ParkReason) -> bool:
-        """Whether the task was recorded as parked under the same circumstances, and its rest goes on."""
+        """Whether the task was recorded as parked under the same circumstances, and its rest continues."""
         known = self._resting.get(ledger_id)
         return known is not None and known.circumstances == circumstances and not self.is_rested(ledger_id, reason)
 

@@ -2,7 +2,7 @@
 
 The invariant: a fragment made or left misplaced by a repair has a debt before the metadata names the new bookie. So a
 crash may leave an unnecessary debt, deleted by the next look at it, but never a missing one. A debt never hinders a
-repair: if the store does not answer, or if there are too many debts, the repair goes on, and the next placement check
+repair: if the store does not answer, or if there are too many debts, the repair continues, and the next placement check
 finds the ledger.
 
 Nothing is recorded without a topology, or for an ensemble with a member at an unknown location: there is no verdict.

@@ -109,7 +109,7 @@ class Execution:
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
     async def run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None = None) -> bool:
-        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not go on.
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not continue.
 
         Args:
             plan: the plan to carry out.
@@ -348,7 +348,7 @@ class Execution:
                 )
 
     async def _may_copy(self, steps: Sequence[CopyPosition]) -> bool:
-        """Whether the next chunk may start: the worker may go on, and no lost bookie of ``steps`` has returned (R55).
+        """Whether the next chunk may start: the worker may continue, and no lost bookie of ``steps`` is back (R55).
 
         Raises:
             StoreUnavailableError: see ``Lease.may_continue``.

@@ -1,4 +1,4 @@
-"""The lock of one task, while it is ours: the permission to go on, checked repeatedly.
+"""The lock of one task, while it is ours: the permission to continue, checked repeatedly.
 
 The lock ends with the store's session (S14), whether or not this process has noticed. So no decision rests on the lock
 alone: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become pointless

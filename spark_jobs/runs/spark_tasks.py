@@ -119,6 +119,6 @@ class _Watch:
         if total:
             try:
                 progress(ProgressEvent(self._phase, done, total))
-            except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must go on
+            except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must continue
                 _log.exception("progress callback failed; progress of this phase is not reported any more")
                 self._progress = None

@@ -42,7 +42,7 @@ class Source(Protocol):
         ...
 
     def skip_to(self, offset: int) -> None:
-        """Go on with the byte at ``offset``, which is not before the current position."""
+        """Continue with the byte at ``offset``, which is not before the current position."""
         ...
 
 

@@ -36,7 +36,7 @@ _CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.co
 TRANSFER: Final = "snapshot transfer"
 """Name of the thread of a transfer."""
 _LOOK_S: Final = 0.5
-"""Interval at which the caller checks whether the transfer may go on, seconds."""
+"""Interval at which the caller checks whether the transfer may continue, seconds."""
 _BLOCK: Final = 1 << 20
 _EPOCH_BITS: Final = 32
 _HEADER_BYTES_MAX: Final = 4096

@@ -123,7 +123,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
         return await self._change(context, "pause_run", request.run_id, self._control.pause_run)
 
     async def ResumeRun(self, request: pb.ChangeRunRequest, context: Context) -> pb.Run:  # noqa: N802
-        """Let a paused run go on."""
+        """Let a paused run continue."""
         return await self._change(context, "resume_run", request.run_id, self._control.resume_run)
 
     async def WatchRun(self, request: pb.GetRunRequest, context: Context) -> AsyncIterator[pb.Run]:  # noqa: N802

@@ -98,7 +98,7 @@ class RemoteSettings:
     """How long to repeat a request while the service prepares the answer: a pass over all metadata of a large
     cluster."""
     patience_s: float = 60.0
-    """How long ``wait`` goes on while the service cannot be reached: a change of leader takes some seconds."""
+    """How long ``wait`` continues while the service cannot be reached: a change of leader takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class Remote:
             deadline_s: how long to wait; None: as long as it takes.
 
         Raises:
-            RemoteUnavailableError: no answer for longer than ``patience_s``, or the deadline passed; the run goes on.
+            RemoteUnavailableError: no answer for longer than ``patience_s``, or the deadline passed; the run continues.
             RemoteRefusedError: see ``run``.
         """
         started_s = reached_s = self._monotonic_s()

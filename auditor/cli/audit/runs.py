@@ -170,7 +170,7 @@ def resume(
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """Let a paused run of a service, or with --kind the paused schedule of a check, go on."""
+    """Let a paused run of a service, or with --kind the paused schedule of a check, continue."""
     remotes = services(at, token_file, ca, client_cert, client_key)
     _change_either(remotes, run_id, kind, RunState.RUNNING, uri, config, None)
 

@@ -75,9 +75,9 @@ def allow(
 ) -> None:
     """Allow a bookie to delete the ledgers it holds back.
 
-    Allow it only if these ledgers were deleted on purpose, or moved to other bookies. The bookie goes on with its next
-    collection, which begins within `--collect-interval`, without a restart. It still checks each ledger by itself: it
-    deletes ledgers without metadata in two reads under one mark, and closed ones that neither name nor reserve it.
+    Allow it only if these ledgers were deleted on purpose, or moved to other bookies. The bookie deletes them in its
+    next collection, which begins within `--collect-interval`, without a restart. It still checks each ledger by itself:
+    it deletes ledgers without metadata in two reads under one mark, and closed ones that neither name nor reserve it.
 
     Exit codes: 0 allowed, 1 refused: the bookie holds nothing back (nothing was changed), 2 wrong usage, 3 the store
     did not answer.

@@ -313,7 +313,7 @@ def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, i
         service: the service.
         chosen: which ones.
         done: the result.
-        is_skipping: go on without those that are not parked any more.
+        is_skipping: continue without those that are not parked any more.
 
     Raises:
         RemoteUnavailableError, RemoteRefusedError: a request was refused, or there was no answer.

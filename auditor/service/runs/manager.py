@@ -1,4 +1,4 @@
-"""Runs of this process: one at a time per lane, lanes side by side, each on record in the store while it goes on.
+"""Runs of this process: one at a time per lane, lanes side by side, each on record in the store.
 
 A lane is a kind, or the dry runs of a kind: a run with marks never waits for a dry run.
 
@@ -322,7 +322,7 @@ class RunManager:
         try:
             run.gate.check()
             return await self._runner.run(request, run.gate, run.note)
-        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service goes on
+        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service continues
             outcome = outcome_of_error(error, run.gate.stopped)
             if outcome.state is RunState.FAILED:
                 unforeseen = None if isinstance(error, BkhealError) else error

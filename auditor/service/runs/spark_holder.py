@@ -1,9 +1,9 @@
 """The Spark session of an auditor: started if it is needed, watched, and stopped when the auditor leads no more.
 
-The invariant: an auditor whose Spark cannot run anything does not go on leading. Every call into the Java process has a
-deadline here. A session that does not answer, does not start or does not stop in time counts as hung, and ``is_alive``
-is false from then on; the owner then stops the process and kills Java. A thread that is blocked in a call to
-it does not keep this process from ending, and ends with the Java process.
+The invariant: an auditor whose Spark cannot run anything stops leading. Every call into the Java process has a deadline
+here. A session that does not answer, does not start or does not stop in time counts as hung, and ``is_alive`` is false
+from then on; the owner then stops the process and kills Java. A thread that is blocked in a call to Java does not keep
+this process from ending, and ends with the Java process.
 
 The session is stopped without its Java process: executors are released, and a later start takes seconds. A follower
 that never led has no Java process at all.

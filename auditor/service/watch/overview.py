@@ -111,7 +111,7 @@ class Overview:
     async def run(self) -> None:
         """Read, count and wait, until cancelled, even after failures.
 
-        Runs are shown in time while a count of minutes goes on.
+        Runs are shown in time while a count of minutes continues.
         """
         counting = guarded("backlog", self._again_and_again(self._count))
         try:

@@ -95,7 +95,7 @@ class LogReader:
             self._gone = 0
             if not reader.metadata.is_closed:
                 return
-            # The metadata may have been read again since: the ledger then goes on after the end known before.
+            # The metadata may have been read again since: the ledger then continues after the end known before.
             cursor = Cursor(cursor.position, is_done=end == reader.metadata.last_entry_id)
 
     async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncGenerator[LogEntry, None]:

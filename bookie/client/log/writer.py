@@ -60,7 +60,7 @@ class LogWriter:
         self._error: BkhealError | None = None
         self._is_closed = False
         self._plan: PlannedLedger | None = None
-        """The ledger to go on in, from the moment the old one is being closed."""
+        """The ledger to continue in, from the moment the old one is being closed."""
         self._start(writer)
 
     @property
@@ -88,7 +88,7 @@ class LogWriter:
             AddOutcomeUnknownError: the writer failed; the entry may or may not be part of the log. Write again.
             LogFullError: the log's list of ledgers is full; truncate it.
             StoreUnavailableError, WriteOutcomeUnknownError: the log was interrupted while rolling over to a new ledger;
-                the entry is not part of the log, and the next append goes on.
+                the entry is not part of the log, and the next append continues.
         """
         return await (await self.submit(payload))
 
@@ -114,7 +114,7 @@ class LogWriter:
         return placed
 
     async def roll(self) -> None:
-        """Go on in a new ledger, so truncation can free everything written so far. Nothing to do while it is empty.
+        """Continue in a new ledger, so truncation can free everything written so far. Nothing to do while it is empty.
 
         Raises:
             LogDeposedError, AddOutcomeUnknownError, LogFullError, NotEnoughBookiesError, StoreUnavailableError,
@@ -191,7 +191,7 @@ class LogWriter:
         return False
 
     async def _roll_if_possible(self) -> None:
-        """Roll over; or go on in the old ledger, while no new one can be planned."""
+        """Roll over; or continue in the old ledger, while no new one can be planned."""
         try:
             await self._roll()
         except (TransientError, OutcomeUnknownError) as error:

@@ -47,7 +47,7 @@ class ConfirmedEnd:
 
 
 class Polls:
-    """Long polls of one follower without an answer yet: each goes on during the next wait, however late its answer."""
+    """Long polls of one follower without an answer yet: each continues during the next wait, until it is answered."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[int, BookieId], asyncio.Task[LacReply]] = {}

@@ -1,4 +1,4 @@
-"""Handling of the bookies given up by a writer: change the ensemble, go on with the healthy ones, try again.
+"""Handling of the bookies given up by a writer: change the ensemble, continue with the healthy ones, try again.
 
 - A change is due if an entry waits for a failed position. If delayed changes were requested, it is due if an entry can
   never reach ``Qa`` without one, or if a bookie is read-only. Nothing is acknowledged until it is complete.

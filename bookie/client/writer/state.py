@@ -7,7 +7,7 @@ Rules kept here (docs/formats.md#writing, #ensemble-change, docs/failure-model.m
 - while an ensemble change is under way nothing is acknowledged: the copy may be on a bookie the metadata will not name;
 - an ensemble change starts at last add confirmed + 1 and voids the replaced positions' acks of every later entry.
 
-A *patient* writer goes on with the members it has for as long as every pending entry can still reach ``Qa`` of them:
+A *patient* writer continues with the members it has for as long as every pending entry can still reach ``Qa`` of them:
 because delayed ensemble change was asked for, or because no bookie is left to take over. A bookie given up then stays
 in the metadata, and each confirmed entry missing on it makes it *short*.
 

@@ -456,7 +456,7 @@ class TaskLocks:
         raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
 
     def _is_in_session(self, lock: HeldLock) -> bool:
-        """Whether the session of a lock goes on.
+        """Whether the session of a lock continues.
 
         It may end during any read. In a new session, the lock of the next owner has the same version as this one. So a
         write is sent only if nothing yields between this check and the request (S14).

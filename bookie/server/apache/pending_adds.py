@@ -19,7 +19,7 @@ from bookie.wire.port import BATCH_BYTES_MAX
 class PendingAdds:
     """Groups of adds, waiting or in the storage.
 
-    While the ledger disk is behind, begun groups wait in the storage, and reads of the connection go on beside them.
+    While the ledger disk is behind, begun groups wait in the storage, and reads of the connection continue beside them.
     While a group has no room, its connection is not read, so later reads and fences of the client wait as well.
 
     Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the memory of a

@@ -12,7 +12,7 @@ argument:
   metadata, and the absence of a reserved copy to this bookie (S16). A reservation of this bookie found under the lock
   belongs to a worker that died or lost the lock. It is deleted in the same transaction, so this worker can no longer
   install its copy. The wait is for copies by programs without a lock and without a reservation, such as Apache's
-  ``recover``: while one goes on, its adds clear the mark (R141).
+  ``recover``: while one continues, its adds clear the mark (R141).
 
 The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
 found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete

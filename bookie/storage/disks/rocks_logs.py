@@ -30,7 +30,7 @@ _MASK_ADD: Final = 0xA282EAD8
 
 
 def endless_record_at(blocks: Iterable[bytes]) -> int | None:
-    """Return the offset of the first record at which RocksDB would not go on, or None.
+    """Return the offset of the first record at which RocksDB would not continue, or None.
 
     Damage that RocksDB detects is skipped in the same way: after a wrong checksum or length, the next block is read.
 

@@ -119,7 +119,7 @@ class Connection(Stream):
         return self._transport
 
     def secured(self, transport: asyncio.Transport) -> None:
-        """Go on over ``transport``, which encrypts."""
+        """Continue over ``transport``, which encrypts."""
         self._transport = transport
         self.is_encrypted = True
 
