@@ -50,7 +50,7 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
 
 
 async def kill_a_bookie(tour: Tour, display: Display) -> None:
-    """Kill a bookie while writers run; they continue, and close their ledgers. One writer dies with it, so its ledger stays open."""
+    """Kill a bookie while writers run; they continue and close. One writer dies with it, so its ledger stays open."""
     with display.step("kill -9 a bookie under running writers") as step:
         live = [await LiveLedger.create(tour.client, spec) for spec in plan.live_ledgers(tour.rng)]
         left_open = await LiveLedger.create(tour.client, plan.left_open_ledger(tour.rng))
