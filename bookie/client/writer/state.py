@@ -9,7 +9,7 @@ Rules kept here (docs/formats.md#writing, #ensemble-change, docs/failure-model.m
 
 A *patient* writer continues with the members it has for as long as every pending entry can still reach ``Qa`` of them:
 because delayed ensemble change was asked for, or because no bookie is left to take over. A bookie given up then stays
-in the metadata, and each confirmed entry missing on it makes it *short*.
+in the metadata, and each confirmed entry missing on it makes it *incomplete*.
 
 An entry is *confirmed* once acknowledged to the application, and *settled* once its whole write set has it, or the
 position that lacks it was given up. Confirmed entries are kept until settled, so slow members get them too.
@@ -116,7 +116,7 @@ class WriterState(Generic[WaiterT]):
         self.next_length = 0
         self.unsettled_entries = 0
         self.unsettled_bytes = 0
-        self.short: set[BookieId] = set()
+        self.incomplete: set[BookieId] = set()
         """Bookies that were given up before they had a confirmed entry placed on them: listed for repair."""
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
@@ -165,7 +165,7 @@ class WriterState(Generic[WaiterT]):
     def fail(self, lane: Lane[WaiterT], *, is_wiped: bool = False, is_change_due: bool = False) -> bool:
         """Give up the lane's bookie for this position. Returns False for a lane that was given up already.
 
-        Confirmed entries it still lacks are settled without it and counted as short; the others wait for a
+        Confirmed entries it still lacks are settled without it and and make it incomplete; the others wait for a
         replacement.
 
         Args:
@@ -218,8 +218,8 @@ class WriterState(Generic[WaiterT]):
             dispensable = self._stripe.write_quorum - self._ack_quorum
         return any((pending.unsettled & failed).bit_count() > dispensable for pending in self._unconfirmed)
 
-    def go_on_short(self) -> None:
-        """Become patient with the positions given up so far."""
+    def continue_incomplete(self) -> None:
+        """Continue without the positions given up so far, as a patient writer."""
         self.is_patient = True
         self._is_change_due = False
 
@@ -293,7 +293,7 @@ class WriterState(Generic[WaiterT]):
             bit = 1 << lane.position
             if lane.is_failed and pending.unsettled & bit:
                 self._settle(pending, bit)
-                self.short.add(lane.bookie)
+                self.incomplete.add(lane.bookie)
 
     def _write_set_mask(self, start: int) -> int:
         return sum(1 << position for position in self._stripe.write_set(start))
