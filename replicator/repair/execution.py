@@ -41,9 +41,10 @@ from replicator.knowledge.stored_again import TIMES_MAX
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.queue.ordering import is_large
+from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext
 from replicator.repair.install import CopiedStep, Installer, InstallResult
-from replicator.repair.lease import Conditions, Lease
+from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_findings import TurnFindings
 

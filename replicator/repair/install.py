@@ -50,8 +50,9 @@ from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
+from replicator.repair.conditions import Conditions
 from replicator.repair.debt_notes import note_debts
-from replicator.repair.lease import Conditions, Lease
+from replicator.repair.lease import Lease
 
 _log = logging.getLogger(__name__)
 

@@ -14,62 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.layout import bookie_path, lock_path
-from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION, Check, Node, Operation, SessionState
-from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode, Task
+from bookie.metadata.layout import lock_path
+from bookie.metadata.port import Check, Node, Operation, SessionState
+from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import within
 from bookie.runtime.retry import Backoff, retry_transient
 from replicator.ports import RepairPorts
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions of a verdict for the deletion of its task (I18)."""
-
-    checks: tuple[Operation, ...] = ()
-    """Checked by the transaction that deletes the task."""
-    registrations: tuple[SeenNode, ...] = ()
-    """Compared right before this transaction, which checks only that they exist."""
-
-
-async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> Conditions:
-    """Return conditions that hold until one of these nodes changes. To be called before the bookies are asked.
-
-    The answer of a bookie is of its current registration only. After another one it may have other disks, and Apache's
-    bookies record no incarnation (R136). Draining bookies need no condition: while a member is draining, something is
-    left to do.
-
-    Args:
-        ports: the ports of repair.
-        ledger: the metadata used for the verdict.
-        task: as seen under the lock.
-        bookies: listed after the ledger was read.
-
-    Raises:
-        StoreUnavailableError: no answer.
-    """
-    root = ports.cluster.root
-    checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
-    named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
-    if not named:
-        return Conditions(tuple(checks))
-    histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]
-    paths = [bookie_path(root, bookie, is_read_only=bookie in bookies.read_only) for bookie in named]
-    nodes = await ports.store.get_many([*histories, *paths])
-    for path, node in zip(histories, nodes, strict=False):
-        if node is not None:  # Apache's bookies have no history
-            checks.append(Check(path, node.stat.version))
-    registrations = []
-    for path, node in zip(paths, nodes[len(histories) :], strict=True):
-        checks.append(Check(path, ANY_VERSION))
-        registrations.append(SeenNode(path, None if node is None else node.stat.czxid))
-    return Conditions(tuple(checks), tuple(registrations))
-
 
 _log = logging.getLogger(__name__)
 

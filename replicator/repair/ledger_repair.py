@@ -70,9 +70,10 @@ from replicator.plan.steps import CopyPosition
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
+from replicator.repair.conditions import Conditions, verdict_conditions
 from replicator.repair.context import RepairContext
 from replicator.repair.execution import Execution
-from replicator.repair.lease import Conditions, Lease, LeaseLostError, verdict_conditions
+from replicator.repair.lease import Lease, LeaseLostError
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_findings import TurnFindings
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
