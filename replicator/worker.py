@@ -91,14 +91,14 @@ class Worker:
         self._pace = Pace(ports.clock, settings.bytes_per_second)
         pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
-            ports.transport,
-            ports.clock,
-            self._pace,
-            ByteBudget(IN_FLIGHT_BYTES),
-            self._is_avoided,
-            TransferSlots(settings.copies_per_bookie),
-            self._locate,
-            pulls,
+            transport=ports.transport,
+            clock=ports.clock,
+            pace=self._pace,
+            budget=ByteBudget(IN_FLIGHT_BYTES),
+            is_avoided=self._is_avoided,
+            slots=TransferSlots(settings.copies_per_bookie),
+            locate=self._locate,
+            pulls=pulls,
         )
         self._grace_periods = GracePeriods(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)

@@ -554,16 +554,16 @@ class AuditorService(Control):
         )
         watch = BookieWatch(
             WatchPorts(
-                store,
-                cluster,
-                registrations,
-                tasks,
-                FirstSeenDown(store, cluster.root),
-                ports.clock,
-                election.is_leader,
-                self._start_audit,
-                lambda: manager.wait_ended(RunKind.BOOKIES),
-                ports.events,
+                store=store,
+                cluster=cluster,
+                registrations=registrations,
+                tasks=tasks,
+                down=FirstSeenDown(store, cluster.root),
+                clock=ports.clock,
+                is_leader=election.is_leader,
+                start_audit=self._start_audit,
+                wait_audit_ended=lambda: manager.wait_ended(RunKind.BOOKIES),
+                events=ports.events,
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
@@ -577,7 +577,18 @@ class AuditorService(Control):
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
-        return _Parts(connection, election, tasks, runs, manager, watch, overview, windows, returned, changes)
+        return _Parts(
+            connection=connection,
+            election=election,
+            tasks=tasks,
+            runs=runs,
+            manager=manager,
+            watch=watch,
+            overview=overview,
+            windows=windows,
+            returned=returned,
+            changes=changes,
+        )
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

@@ -187,9 +187,16 @@ def compare(
             unpersist(table)
         delay_s = look.delay_s()
     return Shadow(
-        summary.run_id, directory / SHADOW, counts[Outcome.AGREE], found.resolved, dict(found.counts), around.leader,
-        around.is_disabled, delay_s, found.first(),
-    )  # fmt: skip
+        run_id=summary.run_id,
+        table=directory / SHADOW,
+        agree=counts[Outcome.AGREE],
+        resolved=found.resolved,
+        differing=dict(found.counts),
+        leader=around.leader,
+        is_disabled=around.is_disabled,
+        delay_s=delay_s,
+        rows=found.first(),
+    )
 
 
 class _Found:

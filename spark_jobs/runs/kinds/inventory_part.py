@@ -150,16 +150,16 @@ def _counts(grace_s: float, answers: Sequence[Row], sums: Sequence[Row], damaged
 def _bookie(row: Row, copies: Mapping[tuple[str, str], int]) -> InventoryBookie:
     bookie = row["bookie_id"]
     return InventoryBookie(
-        bookie,
-        row["state"],
-        row["detail"],
-        row["ledgers"],
-        copies.get((bookie, Verdict.OVER_REPLICATED.value), 0),
-        copies.get((bookie, Verdict.UNOWNED.value), 0),
-        row["damaged"],
-        row["scrub"],
-        _time(row["scrub_finished_ms"]),
-        _time(row["collection_finished_ms"]),
+        bookie_id=bookie,
+        state=row["state"],
+        detail=row["detail"],
+        ledgers=row["ledgers"],
+        over_replicated=copies.get((bookie, Verdict.OVER_REPLICATED.value), 0),
+        unowned=copies.get((bookie, Verdict.UNOWNED.value), 0),
+        damaged_entries=row["damaged"],
+        scrub=row["scrub"],
+        scrub_finished=_time(row["scrub_finished_ms"]),
+        collection_finished=_time(row["collection_finished_ms"]),
     )
 
 

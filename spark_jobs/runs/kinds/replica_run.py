@@ -179,14 +179,14 @@ class ReplicaRun:
         slots, budget = session_slots(self._context.spark), self._context.budget
         tasks = budget.tasks(slots.tasks(scan.totals.ledgers, LEDGERS_PER_TASK, spare=1))
         task = TaskSettings(
-            settings.metadata_uri,
-            settings.connect_timeout_s,
-            bookies.registered,
-            settings.security,
-            settings.apache_lists,
-            access_in_use(),
-            self._accepted,
-            budget.share(tasks, slots.most),
+            metadata_uri=settings.metadata_uri,
+            connect_timeout_s=settings.connect_timeout_s,
+            registered=bookies.registered,
+            security=settings.security,
+            uses_apache_lists=settings.apache_lists,
+            access=access_in_use(),
+            accepted=self._accepted,
+            budget=budget.share(tasks, slots.most),
         )
         return rows.repartition(tasks, "ledger_id").mapInArrow(asking(task), f"{FINDING_DDL}, {COUNTS_DDL}")
 
@@ -205,20 +205,20 @@ class ReplicaRun:
         counts, settings = self._asked.counts, self._settings
         asked = counts["ledgers"]
         return ReplicaCounts(
-            asked,
-            counts["requests"],
-            counts["expected"],
-            counts["absent"],
-            tuple(
+            ledgers=asked,
+            requests=counts["requests"],
+            expected=counts["expected"],
+            absent=counts["absent"],
+            unknown=tuple(
                 UnknownAnswers(bookie, status, ledgers, self._asked.details.get((bookie, status), ""))
                 for (bookie, status), ledgers in sorted(self._asked.unknown.items())
             ),
-            settings.sample,
-            self._seed,
-            settings.ledger_min,
-            settings.ledger_max,
-            round(took_s * every / asked if asked else 0.0, 1),
-            tuple(SampledBookie(bookie, ledgers) for bookie, ledgers in sorted(self._asked.sampled.items())),
+            sample=settings.sample,
+            sample_seed=self._seed,
+            ledger_min=settings.ledger_min,
+            ledger_max=settings.ledger_max,
+            full_run_estimate_s=round(took_s * every / asked if asked else 0.0, 1),
+            sampled=tuple(SampledBookie(bookie, ledgers) for bookie, ledgers in sorted(self._asked.sampled.items())),
         )
 
 

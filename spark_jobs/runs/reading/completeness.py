@@ -43,23 +43,36 @@ class ScanTotals:
         for path, counts in other.listed.items():
             listed[path] = (*listed.get(path, ()), *counts)
         return ScanTotals(
-            self.ledgers + other.ledgers,
-            self.fragments + other.fragments,
-            self.unreadable + other.unreadable,
-            self.vanished + other.vanished,
-            self.skipped + other.skipped,
-            self.returned + other.returned,
-            self.open + other.open,
-            self.in_recovery + other.in_recovery,
-            self.closed + other.closed,
-            listed,
-            Counter(self.ledgers_by_bookie) + Counter(other.ledgers_by_bookie),
-            Counter(self.fragments_by_bookie) + Counter(other.fragments_by_bookie),
-            self.carried + other.carried,
+            ledgers=self.ledgers + other.ledgers,
+            fragments=self.fragments + other.fragments,
+            unreadable=self.unreadable + other.unreadable,
+            vanished=self.vanished + other.vanished,
+            skipped=self.skipped + other.skipped,
+            returned=self.returned + other.returned,
+            open=self.open + other.open,
+            in_recovery=self.in_recovery + other.in_recovery,
+            closed=self.closed + other.closed,
+            listed=listed,
+            ledgers_by_bookie=Counter(self.ledgers_by_bookie) + Counter(other.ledgers_by_bookie),
+            fragments_by_bookie=Counter(self.fragments_by_bookie) + Counter(other.fragments_by_bookie),
+            carried=self.carried + other.carried,
         )
 
 
-NO_TOTALS: Final = ScanTotals(0, 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {})
+NO_TOTALS: Final = ScanTotals(
+    ledgers=0,
+    fragments=0,
+    unreadable=0,
+    vanished=0,
+    skipped=0,
+    returned=0,
+    open=0,
+    in_recovery=0,
+    closed=0,
+    listed={},
+    ledgers_by_bookie={},
+    fragments_by_bookie={},
+)
 
 
 def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:

@@ -99,15 +99,15 @@ class ImageUpkeep:
     def _manifest(self) -> Manifest:
         cluster = self._context.cluster.cluster
         return Manifest(
-            self._context.run_id,
-            cluster.instance_id,
-            cluster.root,
-            cluster.kind.value,
-            self.read_from_ms,
-            0,
-            (),
-            (),
-            self._attendance,
+            run_id=self._context.run_id,
+            instance_id=cluster.instance_id,
+            root=cluster.root,
+            layout=cluster.kind.value,
+            read_from_ms=self.read_from_ms,
+            ledgers=0,
+            bookies=(),
+            files=(),
+            attendance=self._attendance,
         )
 
     def _failed(self, reason: str) -> None:
