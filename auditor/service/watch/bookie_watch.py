@@ -45,18 +45,22 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 15.0
-"""Without any change. Cookies are not watched: a decommissioned bookie is noticed so late."""
+"""Between two looks without any change. Cookies are not watched, so a decommissioned bookie is noticed by then."""
 _RETRY_S: Final = 1.0
 _REFUSED_RETRY_S_MAX: Final = 60.0
 """Longest pause after looks refused by the store; each pause is twice the last. Only an operator can end the cause."""
 _AUDIT_RETRY_S: Final = 30.0
-"""After an audit without a result for a lost bookie; doubled each time."""
+"""Pause after an audit that did not end the loss of a bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
 _OUTAGE_SESSIONS: Final = 0.5
 """Session timeouts without a connection from which on others may have lost their sessions."""
 SETTLE_SESSIONS: Final = 2.0
 """Session timeouts to wait after an outage of the store before any bookie counts as lost permanently: as long as a
 bookie may take to notice the end of its session and to register again."""
+_OWNER_MAX: Final = 200
+"""Most characters of the lost bookies in the record of a run."""
+_ROUNDING_S: Final = 0.002
+"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,10 @@ class BookieWatch:
         """Bookies that were registered at the last look, and lost ones that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
-        self._is_asked = False
+        self._is_audit_requested = False
+        """Whether an operator asked for an audit by setting the delay to its value again."""
         self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
+        """The losses for which an audit was started since the last look without a due loss."""
         self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
@@ -156,14 +162,14 @@ class BookieWatch:
 
     async def run(self) -> None:
         """Look and wait, until cancelled."""
-        minding = guarded("auditor connection", self._mind_connection())
+        watching = guarded("auditor connection", self._watch_connection())
         try:
             await self._look_and_wait()
         finally:
-            await cancel(minding)
+            await cancel(watching)
 
-    async def _mind_connection(self) -> None:
-        """An outage survived by this session may have ended the sessions of bookies, which come back a little later."""
+    async def _watch_connection(self) -> None:
+        """Let bookies register again after an outage, even if the session of this process has survived it."""
         store, clock = self._ports.store, self._ports.clock
         session, away_since_s = store.session, None
         while True:
@@ -179,7 +185,7 @@ class BookieWatch:
         self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
 
     def _settled_ms(self, now_ms: int) -> int:
-        """The date until which bookies may register again; 0 if it has passed."""
+        """Return the date until which bookies may register again; 0 if it has passed."""
         left_s = self._settle_until_s - self._ports.clock.monotonic_s()
         return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
@@ -202,6 +208,12 @@ class BookieWatch:
                 await self._ports.clock.sleep(pause_s)
 
     async def _look(self) -> tuple[Bookies, Decision]:
+        """Read the state of the cluster, and as leader record it; return the listed bookies, and what is due.
+
+        Raises:
+            TransientError, OutcomeUnknownError, ConflictError: look again soon.
+            PermanentError: the store refuses a request.
+        """
         self._settle_after_outage()
         version = await self._ports.registrations.version()  # before the list, which thus is no older
         listed = await self._bookies()
@@ -220,6 +232,21 @@ class BookieWatch:
         if self._observer is not None:
             noted = self._observer.known(noted)
         looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
+        decision = self._decide(looked, now_ms)
+        self.seen = ClusterSeen(
+            writable=bookies.writable,
+            read_only=bookies.read_only,
+            lost=decision.lost,
+            held_because=decision.held_because,
+            delay_s=switches.delay_s,
+            is_recovery_enabled=switches.disable_stat is None,
+            windows=policy.windows,
+        )
+        self.looked_s = self._ports.clock.monotonic_s()
+        return listed, decision
+
+    def _decide(self, looked: BookieLook, now_ms: int) -> Decision:
+        """Decide about the lost bookies. After the brake is released, bookies get time to register again."""
         decision = decide(looked, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
@@ -228,21 +255,12 @@ class BookieWatch:
             decision = decide(looked, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
-        self._tell(decision)
-        self.seen = ClusterSeen(
-            bookies.writable,
-            bookies.read_only,
-            decision.lost,
-            decision.held_because,
-            switches.delay_s,
-            switches.disable_stat is None,
-            policy.windows,
-        )
-        self.looked_s = self._ports.clock.monotonic_s()
-        return listed, decision
+        if not decision.wanted:
+            self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
+        return decision
 
     def _settle_after_outage(self) -> None:
-        """A new session of this process means an outage, which bookies had as well."""
+        """Let bookies register again if this process has a new session: they had the same outage."""
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
             self._settle()
@@ -282,9 +300,9 @@ class BookieWatch:
             _log.error("the delay for lost bookies cannot be read", extra={"reason": str(error), "used_s": delay_s})
         found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None)
         before, self._switches = self._switches, found
-        if before is not None and _is_audit_wanted(before, found):
+        if before is not None and _is_audit_request(before, found):
             _log.info("an audit was requested by setting the delay for lost bookies again")
-            self._is_asked = True
+            self._is_audit_requested = True
         return found
 
     async def _note(
@@ -295,6 +313,7 @@ class BookieWatch:
         switches: _Switches,
         version: str,
     ) -> Mapping[BookieId, Down]:
+        """Return the records of the lost bookies; as leader, update them first, and log the changes."""
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
             if self._observer is not None:
@@ -307,10 +326,10 @@ class BookieWatch:
             _log.warning("bookie is lost", extra=fields)
         for bookie in sorted(self._noted.keys() - noted.keys()):
             _log.warning("bookie is back, or no longer known", extra={"bookie_id": bookie})
-        for bookie, down in noted.items() if self._is_asked else ():
+        for bookie, down in noted.items() if self._is_audit_requested else ():
             if not down.audited_ms and not down.is_delay_waived:
                 await self._ports.down.waive_delay(bookie, down.since_ms)
-        if self._is_asked:
+        if self._is_audit_requested:
             noted = dict(await self._ports.down.read())
         for bookie, down in noted.items():
             earlier = self._noted.get(bookie)
@@ -321,7 +340,10 @@ class BookieWatch:
         return noted
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
-        """Bookies came or went without a leader: a lost one may have returned, got new ledgers, and be lost again."""
+        """Have recorded losses audited again if bookies came or went while no leader watched.
+
+        A lost bookie may have returned then, got new ledgers, and be lost again.
+        """
         if version == self._watched_to:
             return noted
         down = self._ports.down
@@ -338,18 +360,14 @@ class BookieWatch:
         self._watched_to = version
         return noted
 
-    def _tell(self, decision: Decision) -> None:
-        if not decision.wanted:
-            self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
-
     async def _act(self, decision: Decision) -> bool:
-        """Start an audit if one is due; True if it has to wait for another one's end."""
+        """Start an audit if one is due; return whether it has to wait for the end of another one."""
         is_enabled = self._switches is not None and self._switches.disable_stat is None
         if not self._ports.is_leader():
-            self._is_asked, self._tried = False, frozenset()
+            self._is_audit_requested, self._tried = False, frozenset()
             return False
         is_due = bool(decision.wanted) and is_enabled and self._may_try(decision)
-        if not is_due and not self._is_asked:
+        if not is_due and not self._is_audit_requested:
             return False
         try:
             if is_due:
@@ -361,7 +379,7 @@ class BookieWatch:
             return True
         except NotLeaderError:
             return False
-        self._is_asked = False
+        self._is_audit_requested = False
         if is_due:
             self._tried |= decision.wanted
             self._next_try_s = self._ports.clock.monotonic_s() + self._retry_s
@@ -372,7 +390,7 @@ class BookieWatch:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:
-        """Until anything changes, or the end of the next delay."""
+        """Wait until anything changes, or the next delay ends."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
         assert switches is not None
@@ -410,12 +428,7 @@ class BookieWatch:
                 await waiter
 
 
-_OWNER_MAX: Final = 200
-_ROUNDING_S: Final = 0.002
-"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
-
-
-def _is_audit_wanted(before: _Switches, now: _Switches) -> bool:
+def _is_audit_request(before: _Switches, now: _Switches) -> bool:
     """Whether the delay was set to its old value: the way to request an audit from Apache's auditor."""
     if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
         return False
