@@ -149,7 +149,7 @@ class ServiceStatus:
 
 
 def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
-    """The text shown instead of a time if ``next_run_ms`` has none."""
+    """Return the text shown instead of a time if ``next_run_ms`` has none."""
     schedule = status.schedules.get(kind)
     if schedule is None:
         return "not scheduled"
@@ -188,7 +188,7 @@ class Control(Protocol):
         ...
 
     async def run(self, run_id: str) -> RunRecord:
-        """One run.
+        """Return one run.
 
         Raises:
             UnknownRunError: there is no run with this id.

@@ -143,7 +143,7 @@ class Operations(Protocol):
         ...
 
     async def bookies(self) -> Sequence[BookieView]:
-        """Every known bookie, by id.
+        """Return every known bookie, by id.
 
         Raises:
             StoreUnavailableError: no answer from the store. A silent bookie has no figures.

@@ -70,7 +70,7 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The answer to ``error``.
+    """Return the answer to ``error``.
 
     It reveals no internal state of this process.
     """

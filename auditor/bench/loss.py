@@ -171,7 +171,7 @@ async def _filled(store: MetadataStore, root: str, count: int) -> Cluster:
 
 
 def _metadata(rng: random.Random) -> LedgerMetadata:
-    """A closed ledger of one fragment; one in ten is open, and one in ten has two copies."""
+    """Return a closed ledger of one fragment; one in ten is open, and one in ten has two copies."""
     copies = 2 if rng.random() < 0.1 else 3
     fragments = (Fragment(EntryId(0), tuple(rng.sample(_BOOKIES, copies))),)
     metadata = LedgerMetadata(copies, copies, 2, fragments, ctime_ms=_CTIME_MS + rng.randrange(10**10))

@@ -216,7 +216,7 @@ def _namespace(topic: int) -> str:
 
 
 def _nodes_of(root: str, topic: int) -> Iterator[Create]:
-    """The nodes of a topic, its subscription and its schema."""
+    """Yield the nodes of a topic, its subscription and its schema."""
     first = topic * LEDGERS_PER_TOPIC
     named = list(range(first + (topic % _UNREFERENCED_EACH == 0), first + _MESSAGES))
     if topic % _LOST_EACH == 0:

@@ -231,7 +231,7 @@ async def fill(store: MetadataStore, ledgers: int, seed: int = 1) -> Cluster:
 
 
 def _metadata(rng: random.Random, bookies: Sequence[BookieId]) -> LedgerMetadata:
-    """A closed ledger of one fragment; one in ten is open."""
+    """Return a closed ledger of one fragment; one in ten is open."""
     fragments = (Fragment(EntryId(0), tuple(rng.sample(bookies, COPIES))),)
     metadata = LedgerMetadata(COPIES, COPIES, 2, fragments, ctime_ms=_CTIME_MS + rng.randrange(10**10))
     if rng.random() < 0.1:

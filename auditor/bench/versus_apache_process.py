@@ -202,7 +202,7 @@ class Contestant:
 
 
 def parsed(line: bytes) -> Mapping[str, Any] | None:
-    """The event in a line, None for any other line."""
+    """Return the event in a line, None for any other line."""
     try:
         found = json.loads(line)
     except ValueError:

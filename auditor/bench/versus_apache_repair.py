@@ -275,7 +275,7 @@ async def _write(client: ConnectedBookKeeper, case: RepairCase, ledgers: int, en
 
 
 def rounded(entries: int, ensemble_size: int) -> int:
-    """The next multiple of the ensemble size, at least one."""
+    """Return the next multiple of the ensemble size, at least one."""
     return max(1, -(-entries // ensemble_size)) * ensemble_size
 
 

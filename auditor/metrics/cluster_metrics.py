@@ -32,14 +32,14 @@ ReadStatus = Callable[[], ServiceStatus | None]
 
 
 def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
-    """The metrics of an exporter process."""
+    """Return the metrics of an exporter process."""
     metrics = MetricSet(COMPONENT, version, (DETECTION,))
     metrics.registry.register(_ClusterCollector(read, clock))
     return metrics
 
 
 def shown_of(status: ServiceStatus) -> Sequence[Definition]:
-    """What may be shown: no backlog that was never counted."""
+    """Return what may be shown: no backlog that was never counted."""
     left_out = () if status.backlog.counted_ms else BACKLOG
     return [definition for definition in CLUSTER if definition not in left_out]
 

@@ -146,7 +146,7 @@ class _OneRun(Collector):
 
 
 def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
-    """The URL without user and password, and the sender that knows them.
+    """Return the URL without user and password, and the sender that knows them.
 
     Raises:
         ValueError: it is no URL of a web server.
@@ -175,7 +175,7 @@ def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
 
 
 def without_secrets(url: str) -> str:
-    """The URL as it may be shown: without user, password and query."""
+    """Return the URL as it may be shown: without user, password and query."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         shown = parts.hostname or "the given URL"

@@ -89,7 +89,7 @@ def observe_detection(metrics: MetricSet, seconds: float) -> None:
 
 
 def result_of(record: RunRecord) -> str:
-    """The result of a completed run, as the label ``result`` has it."""
+    """Return the result of a completed run, as the label ``result`` has it."""
     if record.state is RunState.CANCELLED:
         return "cancelled"
     if record.state is not RunState.DONE:
@@ -102,7 +102,7 @@ def result_of(record: RunRecord) -> str:
 
 
 def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
-    """How many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
+    """Return how many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
 
     Args:
         ended: completed runs, the newest first. Dry runs and cancelled ones are skipped.
@@ -121,7 +121,7 @@ def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
 
 
 def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
-    """The values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
+    """Return the values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
         (names.OTHER_LEADS,): does_another_lead(status),
@@ -154,7 +154,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
 
 
 def _paused_schedules(status: ServiceStatus) -> Mapping[RunKind, KindPause]:
-    """The pauses by kind. A schedule also waits for the pauses of the checks that it contains.
+    """Return the pauses by kind. A schedule also waits for the pauses of the checks that it contains.
 
     A check without a schedule of its own has that of the kind that contains it, with its pause.
     """
@@ -179,7 +179,7 @@ def does_another_lead(status: ServiceStatus) -> bool:
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
-    """The values of one completed run, except its results, and the time and duration of the last success."""
+    """Return the values of one completed run, except its results, and the time and duration of the last success."""
     kind = record.kind.value
     return {
         (names.LAST_START, kind): record.started_ms / 1000,
@@ -192,7 +192,7 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
 
 
 def result_values(kind: RunKind, records: Iterable[RunRecord]) -> dict[Key, float]:
-    """What the runs with the results of a kind found; of several values the highest."""
+    """Return what the runs with the results of a kind found; of several values the highest."""
     values: dict[Key, float] = {}
     for record in records:
         found: dict[Key, float] = {
@@ -267,7 +267,7 @@ def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
 
 
 def duration_s(record: RunRecord) -> float:
-    """The time that a completed run took; 0 if its start is unknown."""
+    """Return the time that a completed run took; 0 if its start is unknown."""
     return max(0, record.finished_ms - record.started_ms) / 1000 if record.started_ms else 0.0
 
 
@@ -293,6 +293,6 @@ class _StateCollector(Collector):
 
 
 def shown(status: ServiceStatus) -> Sequence[Definition]:
-    """What this process may show: not what only the leader knows, and no backlog that was never counted."""
+    """Return what this process may show: not what only the leader knows, and no backlog that was never counted."""
     definitions = (*STATE, *BACKLOG) if status.backlog.counted_ms else STATE
     return [definition for definition in definitions if status.is_leader or not definition.is_leader_only]

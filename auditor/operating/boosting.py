@@ -15,7 +15,7 @@ SPAN_S_MAX: Final = 7 * 86400
 
 
 async def list_boosts(client: ClusterClient) -> Document:
-    """The boosted ledgers.
+    """Return the boosted ledgers.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -37,7 +37,7 @@ class Checked:
     """All nodes concerned, if the texts may name only some of them."""
 
     def row(self) -> Document:
-        """The check as a document."""
+        """Return the check as a document."""
         return {
             "check": self.check,
             "target": self.target,
@@ -49,6 +49,6 @@ class Checked:
 
 
 def worst(checks: Sequence[Checked]) -> State:
-    """The worst state of all."""
+    """Return the worst state of all."""
     order = list(State)
     return max((each.state for each in checks), key=order.index, default=State.OK)

@@ -70,7 +70,7 @@ class Actor:
 
 
 def changes_of(client: ClusterClient) -> Changes:
-    """The record of changes of the client's cluster."""
+    """Return the record of changes of the client's cluster."""
     return Changes(client.store, client.cluster.root, client.ports.clock)
 
 

@@ -50,7 +50,7 @@ async def deny_collection(client: ClusterClient, actor: Actor, bookie: BookieId)
 
 
 def row(held: HeldCollection, now_ms: int) -> Document:
-    """A record as a document."""
+    """Return a record as a document."""
     is_allowed = held.is_allowed(now_ms)
     return {
         "bookie_id": held.bookie,

@@ -95,7 +95,7 @@ async def _page(
 
 
 def dead_letter_row(record: ParkedTask, missing: Sequence[str], now_ms: int) -> Document:
-    """A dead letter as a document."""
+    """Return a dead letter as a document."""
     return {
         "ledger_id": record.ledger_id,
         "reason": record.reason.value,
@@ -218,7 +218,7 @@ def decision_document(actor: Actor, reason: str, results: Sequence[DeadLetterRes
 
 
 async def list_accepted(client: ClusterClient) -> Document:
-    """The accepted losses.
+    """Return the accepted losses.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -239,7 +239,7 @@ def _accepted_row(decision: Decision) -> Document:
 
 
 def fragment_row(fragment: LostFragment) -> Document:
-    """A fragment with lost entries as a document."""
+    """Return a fragment with lost entries as a document."""
     return {
         "first_entry_id": fragment.first_entry_id,
         "last_entry_id": fragment.last_entry_id,

@@ -94,7 +94,7 @@ async def state_check(client: ClusterClient) -> Checked | None:
 
 
 async def clock_check(client: ClusterClient) -> Checked:
-    """The difference between this machine's clock and ZooKeeper's, as far as the answer's delay allows."""
+    """Return the difference between this machine's clock and ZooKeeper's, as far as the answer's delay allows."""
     clock, path = client.ports.clock, own_path("doctor", client.cluster.root)
     before_ms = clock.epoch_ms()
     try:

@@ -78,7 +78,7 @@ async def looked(
 
 
 async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Document:
-    """The status of the drains of ``bookies``, or of all drained ones if none is named; without a rate.
+    """Return the status of the drains of ``bookies``, or of all drained ones if none is named; without a rate.
 
     Raises:
         NoSuchObjectError: a name is neither a bookie nor drained, and no ledger names it.
@@ -92,7 +92,7 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
 
 
 def status_document(seen: DrainLook) -> dict[str, Any]:
-    """The document ``DrainStatus``. Pure."""
+    """Return the document ``DrainStatus``. Pure."""
     left = seen.left
     return {
         "bookies": [

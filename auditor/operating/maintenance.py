@@ -18,7 +18,7 @@ NOTE_MAX: Final = 200
 
 
 def window_target(text: str) -> str:
-    """The key of a window: one spelling for each rack and bookie. Pure.
+    """Return the key of a window: one spelling for each rack and bookie. Pure.
 
     Raises:
         InvalidLocationError, InvalidIdError: the text names neither a rack nor a bookie.
@@ -27,7 +27,7 @@ def window_target(text: str) -> str:
 
 
 def window_document(window: Window) -> Document:
-    """A maintenance window as JSON. Pure."""
+    """Return a maintenance window as JSON. Pure."""
     return {
         "target": window.target,
         "bookies": list(window.bookies),

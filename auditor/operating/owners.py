@@ -11,7 +11,7 @@ from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_na
 
 
 def owner_fields(names: OwnerNames) -> Document:
-    """The fields of a document."""
+    """Return the fields of a document."""
     return dict(zip(OWNER_COLUMNS, names, strict=True))
 
 

@@ -67,7 +67,7 @@ async def request_end(client: ClusterClient, actor: Actor, run_id: str) -> RunRe
 
 
 def schedule_row(kind: RunKind, pause: KindPause | None) -> Document:
-    """The schedule of a kind as a document."""
+    """Return the schedule of a kind as a document."""
     return {
         "check": kind.value,
         "paused": pause is not None,

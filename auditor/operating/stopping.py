@@ -108,7 +108,7 @@ def _of_topic(risk: Document) -> str:
 
 
 def stop_lines(document: Document) -> list[str]:
-    """The verdict as text."""
+    """Return the verdict as text."""
     names = ", ".join(document["bookies"])
     verdict = f"yes: {names} may be stopped" if document["ok"] else f"no: do not stop {names} now"
     return [f"{verdict} ({counted(document['ledgers'], 'ledger')} looked at)", *reasons(document)]

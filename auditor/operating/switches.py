@@ -64,7 +64,7 @@ async def set_delay(client: ClusterClient, actor: Actor, seconds: int, *, is_dry
 
 
 def change_row(change: Change) -> Document:
-    """A record of a change as a document."""
+    """Return a record of a change as a document."""
     return {
         "at": rfc3339_if_known(change.at_ms),
         "by": change.by,

@@ -106,7 +106,7 @@ async def _write_through_the_kill(
 
 
 async def _choose_victim(tour: Tour, left_open: LiveLedger) -> EmbeddedBookie:
-    """The member of the open ledger that holds the most single-copy ledgers, so that every outcome is shown."""
+    """Return the member of the open ledger that holds the most single-copy ledgers, so that every outcome is shown."""
     singles = [known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1 and known.hashes]
     holders: Counter[BookieId] = Counter()
     for ledger in await tour.client.ports.ledgers.read_many(singles):

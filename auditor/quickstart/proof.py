@@ -103,7 +103,7 @@ async def prove_copies(
 
 
 async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedger:
-    """A recovered ledger with its required content: every acknowledged entry, and the later ones found.
+    """Return a recovered ledger with its required content: every acknowledged entry, and the later ones found.
 
     Raises:
         ProofFailedError: it is not closed, it ends before the last acknowledged entry, or after the last one written.

@@ -17,7 +17,7 @@ _CONCURRENT_LEDGERS: Final = 8
 
 
 def payload_hash(payload: bytes) -> bytes:
-    """The writer's own fingerprint of a payload, independent of the ledger's digest."""
+    """Return the writer's own fingerprint of a payload, independent of the ledger's digest."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 

@@ -41,7 +41,7 @@ class LedgerSpec:
     seed: int
 
     def payloads(self) -> Iterator[bytes]:
-        """The payloads, the same each time."""
+        """Yield the payloads, the same each time."""
         rng = random.Random(self.seed)
         return (rng.randbytes(size) for size in self.sizes)
 
@@ -63,7 +63,7 @@ def live_ledgers(rng: random.Random) -> list[LedgerSpec]:
 
 
 def left_open_ledger(rng: random.Random) -> LedgerSpec:
-    """The ledger whose writer dies together with the bookie, so that it is never closed."""
+    """Return the ledger whose writer dies together with the bookie, so that it is never closed."""
     return _spec(rng, Kind.LEFT_OPEN, (3, 2, 2), DigestType.CRC32C)
 
 

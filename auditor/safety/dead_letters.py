@@ -301,7 +301,7 @@ class DeadLetters:
         return Losses(ledger, lost, other)
 
     async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
-        """The entries held by the registered members in final fragments.
+        """Return the entries held by the registered members in final fragments.
 
         Raises:
             CannotAcceptError: the answer of a bookie is not a plain list of its entries.
@@ -391,7 +391,7 @@ def lost_fragments(
 
 
 def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
-    """The final fragments, by index, with their last entries."""
+    """Yield the final fragments, by index, with their last entries."""
     for index in range(len(metadata.fragments)):
         last = metadata.final_last_entry_id(index)
         if last is not None:
@@ -399,7 +399,7 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
 
 
 def _complete_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
-    """The positions with a bookie known to be complete, by first entry of their fragments."""
+    """Return the positions with a bookie known to be complete, by first entry of their fragments."""
     complete: set[tuple[EntryId, int]] = set()
     for index, last in _ends(metadata):
         first = metadata.fragments[index].first_entry_id

@@ -57,7 +57,7 @@ async def holdings_of(
     advance: Advance,
     accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
 ) -> tuple[Holdings, ScanResult]:
-    """What ``bookies`` hold, by one pass over all ledgers. ``accepted`` are copies whose loss was accepted.
+    """Return what ``bookies`` hold, by one pass over all ledgers. ``accepted`` are copies whose loss was accepted.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.

@@ -65,7 +65,7 @@ class Holdings:
 
 
 def unloadable_topic(metadata: LedgerMetadata) -> str:
-    """The full name of the topic to unload to close this ledger; empty if the ledger names none.
+    """Return the full name of the topic to unload to close this ledger; empty if the ledger names none.
 
     Unloading does not close ledgers of schemas.
     """

@@ -11,7 +11,7 @@ from bookie.runtime.human import agreeing, counted
 
 
 def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
-    """The reason why these bookies are not given up: some of them are registered.
+    """Return the reason why these bookies are not given up: some of them are registered.
 
     None if none is.
     """
@@ -23,7 +23,7 @@ def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
 
 
 def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: float) -> str | None:
-    """The reason to mark nothing: with so many missing bookies, the network is the likely cause (S12)."""
+    """Return the reason to mark nothing: with so many missing bookies, the network is the likely cause (S12)."""
     absent = known - registered.registered
     if not known or len(absent) <= missing_share_max * len(known):
         return None

@@ -107,7 +107,7 @@ async def scan_ids(
 
 
 async def count(ledgers: LedgerStore) -> int:
-    """How many ledgers there are, more or less.
+    """Return how many ledgers there are, more or less.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.

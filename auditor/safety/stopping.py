@@ -52,7 +52,7 @@ def risk_of(
     is_strict: bool,
     doubted: AbstractSet[BookieId] = frozenset(),
 ) -> Risk | None:
-    """The worst fragment of a ledger, None if each entry keeps enough copies, or loses none by the stop.
+    """Return the worst fragment of a ledger, None if each entry keeps enough copies, or loses none by the stop.
 
     Args:
         ledger_id: the ledger.
@@ -119,7 +119,7 @@ def room_problems(
     *,
     are_copies_moved: bool = False,
 ) -> list[str]:
-    """What would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
+    """Return what would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
 
     Entries already missing, and not worse without them, are not their problem.
 

@@ -52,7 +52,7 @@ def loss_of(
     going: AbstractSet[BookieId],
     doubted: AbstractSet[BookieId] = frozenset(),
 ) -> LedgerLoss | None:
-    """The loss of a ledger; None if it names none of the bookies to go.
+    """Return the loss of a ledger; None if it names none of the bookies to go.
 
     Args:
         ledger_id: the ledger.

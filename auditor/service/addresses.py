@@ -24,13 +24,13 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def report_base_url(settings: ServiceSettings) -> str:
-    """The prefix of links to reports, before the run id; empty without an address usable in a browser."""
+    """Return the prefix of links to reports, before the run id; empty without an address usable in a browser."""
     base = base_url(settings)
     return f"{base}/reports" if base else ""
 
 
 def base_url(settings: ServiceSettings) -> str:
-    """The address of the HTTP API for browsers, without a slash at its end; empty: the port is not known."""
+    """Return the address of the HTTP API for browsers, without a slash at its end; empty: the port is not known."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     if not settings.http_port:
@@ -41,7 +41,7 @@ def base_url(settings: ServiceSettings) -> str:
 
 
 def public_url_problems(url: str) -> Iterator[str]:
-    """What is wrong with a ``public_url``; nothing if it is empty."""
+    """Yield what is wrong with a ``public_url``; nothing if it is empty."""
     if not url:
         return
     parts = _split(url)
@@ -54,7 +54,7 @@ def public_url_problems(url: str) -> Iterator[str]:
 
 
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
+    """Yield why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
     if settings.advertised_host and not (
         _HOST.fullmatch(settings.advertised_host) and is_host(settings.advertised_host)
     ):
@@ -80,7 +80,7 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def trusted_proxies(text: str) -> tuple[str, ...]:
-    """The addresses in ``ui_trusted_proxies``, in their canonical form.
+    """Return the addresses in ``ui_trusted_proxies``, in their canonical form.
 
     Raises:
         ValueError: one of them is not a numeric address.
@@ -89,7 +89,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
 
 
 def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Why the user name from a proxy could not be trusted; nothing without such a proxy."""
+    """Yield why the user name from a proxy could not be trusted; nothing without such a proxy."""
     header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"

@@ -54,7 +54,7 @@ def leader_host(leader: str, http_port: int) -> str:
 
 
 def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Clock) -> Sequence[LeaderPort]:
-    """The ports in the settings, not listening yet.
+    """Return the ports in the settings, not listening yet.
 
     Args:
         settings: of this auditor; all auditors of the service have the same ports.

@@ -81,7 +81,7 @@ def api_listeners(
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:
-    """The settings of the APIs."""
+    """Return the settings of the APIs."""
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -96,7 +96,7 @@ class SchedulerPort(Protocol):
         ...
 
     def next_run_ms(self) -> Mapping[RunKind, int]:
-        """The next time of each kind."""
+        """Return the next time of each kind."""
         ...
 
 
@@ -429,7 +429,7 @@ class AuditorService(Control):
             _log.error("the nodes of auto-recovery cannot be created", extra={"reason": str(error)})
 
     def _date_offset_s(self) -> float:
-        """The difference between the date and the monotonic time: it changes only if the date is corrected."""
+        """Return the difference between the date and the monotonic time: it changes only if the date is corrected."""
         return self._ports.clock.epoch_ms() / 1000 - self._ports.clock.monotonic_s()
 
     async def _end_pauses(self, parts: _Parts) -> None:

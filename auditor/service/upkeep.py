@@ -82,7 +82,7 @@ class LongWork:
         begin: Callable[[], Coroutine[Any, Any, Document]],
         circumstances: Callable[[], Coroutine[Any, Any, Hashable]] = _none,
     ) -> Document:
-        """The result of the work with this key, begun now if there is none.
+        """Return the result of the work with this key, begun now if there is none.
 
         A result that was kept is returned only if ``circumstances`` gives the same as at its end.
 
@@ -163,7 +163,7 @@ class ProgressLook:
         self._next_s = 0.0
 
     async def look(self) -> tuple[RepairLook, Rate]:
-        """The last look, or a new one. Raises StoreUnavailableError."""
+        """Return the last look, or a new one. Raises StoreUnavailableError."""
         async with self._one:
             begun_s = self._clock.monotonic_s()
             if self._last is None or begun_s >= self._next_s:

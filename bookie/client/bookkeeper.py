@@ -164,7 +164,7 @@ class BookKeeper:
         id_prefix: str = "",
         limit: int | None = None,
     ) -> AsyncGenerator[LedgerId, None]:
-        """Ids of the ledgers matching every given condition, ascending; all ids without conditions.
+        """Yield ids of the ledgers matching every given condition, ascending; all ids without conditions.
 
         Example::
 
@@ -235,7 +235,7 @@ class BookKeeper:
             yield item
 
     def log(self, name: str) -> Log:
-        """A handle of the log ``name``; nothing is read or written yet. See ``Log``.
+        """Return a handle of the log ``name``; nothing is read or written yet. See ``Log``.
 
         Example::
 
@@ -272,5 +272,5 @@ class BookKeeper:
 
 
 def readable_entries(metadata: LedgerMetadata) -> int:
-    """The number of entries in a closed ledger; 0 if the end is unknown."""
+    """Return the number of entries in a closed ledger; 0 if the end is unknown."""
     return (metadata.last_entry_id if metadata.last_entry_id is not None else NO_ENTRY) + 1

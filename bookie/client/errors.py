@@ -151,7 +151,7 @@ class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
 
 
 def quoted(reasons: Iterable[str]) -> str:
-    """The end of a sentence with each different reason; empty without any."""
+    """Return the end of a sentence with each different reason; empty without any."""
     in_one_line = (" ".join(reason.split())[:_REASON_CHARS_MAX] for reason in reasons)
     different = list(dict.fromkeys(reason for reason in in_one_line if reason))[:_REASONS_MAX]
     return "".join(f"; {reason}" for reason in different)

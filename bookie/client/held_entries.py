@@ -60,7 +60,7 @@ class HeldEntries:
     async def held(
         self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
     ) -> ListReply:
-        """The entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
+        """Return the entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
 
         A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo with an empty list is read
         as well, because it may be unable to list, and stays in limbo even if it serves all of ``wanted``.
@@ -105,7 +105,7 @@ class HeldEntries:
         return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)), EntryRuns.of(sorted(probe.damaged)))
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
-        """The entries listed by the bookie; UNSUPPORTED if it does not list."""
+        """Return the entries listed by the bookie; UNSUPPORTED if it does not list."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, ListEntries(ledger_id), self.timeout_s)
             if not await self._is_again(reply.status, attempt):
@@ -221,7 +221,7 @@ class _Probe:
         return []
 
     def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:
-        """How reading ``entry_id`` went. Any other entry than the requested one is damage."""
+        """Return how reading ``entry_id`` went. Any other entry than the requested one is damage."""
         if result.entry_id != entry_id:
             return Status.CORRUPT
         if result.status is not Status.OK:

@@ -116,7 +116,7 @@ class SyncLog:
         return SyncLogWriter(self._loop, self._loop.run(work))
 
     def read(self, first: LogPosition | None = None, *, password: bytes | None = None) -> Iterator[LogEntry]:
-        """Entries from ``first`` to the end as it is now. Raises as ``Log.read``."""
+        """Yield entries from ``first`` to the end as it is now. Raises as ``Log.read``."""
         return self._loop.iterate(self._log.read(first, password=password), _payload_bytes)
 
     def tail(
@@ -126,7 +126,7 @@ class SyncLog:
         return self._loop.iterate(self._log.tail(first, password=password, poll_s=poll_s), _payload_bytes)
 
     def end(self) -> LogPosition | None:
-        """The position of the next entry to become readable. Raises as ``Log.end``."""
+        """Return the position of the next entry to become readable. Raises as ``Log.end``."""
         return self._loop.run(self._log.end())
 
     def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
@@ -138,7 +138,7 @@ class SyncLog:
         self._loop.run(self._log.delete())
 
     def info(self) -> LogInfo:
-        """The composition of the log. Raises as ``Log.info``."""
+        """Return the composition of the log. Raises as ``Log.info``."""
         return self._loop.run(self._log.info())
 
 
@@ -242,15 +242,15 @@ class SyncLedgerReader:
         return self._loop.run(self._reader.read(entry_id))
 
     def read_range(self, first: EntryId, last: EntryId) -> Iterator[Entry]:
-        """Entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
+        """Yield entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
         return self._loop.iterate(self._reader.read_range(first, last), _payload_bytes)
 
     def read_all(self) -> Iterator[Entry]:
-        """Every readable entry, in order."""
+        """Yield every readable entry, in order."""
         return self._loop.iterate(self._reader.read_all(), _payload_bytes)
 
     def tail(self, first: EntryId = EntryId(0), *, poll_s: float | None = None) -> Iterator[Entry]:  # noqa: B008
-        """Entries from ``first`` on as they are written, until the ledger is closed."""
+        """Yield entries from ``first`` on as they are written, until the ledger is closed."""
         return self._loop.iterate(self._reader.tail(first, poll_s=poll_s), _payload_bytes)
 
 
@@ -309,7 +309,7 @@ class SyncBookKeeper:
         return self._loop.iterate(self._client.scan_ledgers(where, limit=limit))
 
     def log(self, name: str) -> SyncLog:
-        """A handle of the log ``name``. Raises as ``BookKeeper.log``."""
+        """Return a handle of the log ``name``. Raises as ``BookKeeper.log``."""
         return SyncLog(self._loop, self._client.log(name))
 
     def logs(self) -> Sequence[str]:

@@ -107,7 +107,7 @@ class RunsBuilder:
         """Properties of the last group, which may still grow. Size 0 means no group."""
 
     def __len__(self) -> int:
-        """The number of groups."""
+        """Return the number of groups."""
         return len(self._groups) + (self._size > 0)
 
     def add(self, first: int, last: int) -> None:
@@ -384,7 +384,7 @@ def _fits(group: RunGroup) -> bool:
 
 
 def _split_count(group: RunGroup) -> int:
-    """The number of groups in ``_split``."""
+    """Return the number of groups in ``_split``."""
     return group.run_count * -(-group.size // _I32_MAX)
 
 

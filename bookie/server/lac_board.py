@@ -79,7 +79,7 @@ class LacBoard:
         return self._waiter_count
 
     def explicit(self, ledger_id: LedgerId) -> bytes:
-        """The greatest explicit LAC of a ledger, as written; empty if none is stored."""
+        """Return the greatest explicit LAC of a ledger, as written; empty if none is stored."""
         if ledger_id not in self._explicit:
             return b""
         self._explicit.move_to_end(ledger_id)

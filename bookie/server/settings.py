@@ -197,7 +197,7 @@ class BookieSettings:
         return AdministrationAccess(self.tokens_file, self.allow_anonymous_read, self.allow_anonymous_write)
 
     def _problems(self) -> Iterator[str]:
-        """The contradictions between the values."""
+        """Yield the contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
             yield f"gRPC and Apache's protocol are both to use port {self.port}: give each its own"
         yield from host_problems("host", self.host)

@@ -165,7 +165,7 @@ async def check_stores_journals(
 def _journals(
     replays: Sequence[JournalReplay], slots: Sequence[MarkSlots], settings: StorageSettings, clock: Clock
 ) -> Journals:
-    """The journals, ready to begin new files after the replayed batches."""
+    """Return the journals, ready to begin new files after the replayed batches."""
     fatal = asyncio.get_running_loop().create_future()
     return Journals(
         tuple(
@@ -216,7 +216,7 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
 
 
 def _grown(size_bytes: int, settings: StorageSettings) -> int:
-    """The size of the active cache at which the next checkpoint is tried, on a full disk.
+    """Return the size of the active cache at which the next checkpoint is tried, on a full disk.
 
     A bookie takes no more adds once its disk is full, so its journal holds two caches and the adds on the way.
 

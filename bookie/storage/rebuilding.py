@@ -262,7 +262,7 @@ class _Rebuilding:
         await self.index.write([*puts, *more, *await self._new_states(sorted(found))])
 
     async def _new_states(self, ledger_ids: Sequence[LedgerId]) -> list[tuple[bytes, bytes]]:
-        """The states of ledgers that are new, or were collected."""
+        """Return the states of ledgers that are new, or were collected."""
         known = await self.index.get_many([state_key(ledger_id) for ledger_id in ledger_ids])
         puts = []
         for ledger_id, value in zip(ledger_ids, known, strict=True):

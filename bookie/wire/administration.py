@@ -114,7 +114,7 @@ class Administration:
         await self._channel.close(None)
 
     async def status(self) -> pb.NodeStatus:
-        """The state of the bookie. Raises as every call: one of the errors of this module."""
+        """Return the state of the bookie. Raises as every call: one of the errors of this module."""
         return await self._call(self._stub.GetStatus(pb.GetStatusRequest(), **self._options(CALL_S)))
 
     async def force(self) -> pb.ForceResponse:

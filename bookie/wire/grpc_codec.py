@@ -121,7 +121,7 @@ def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.
 
 
 def read_last_to_wire(reply: ReadReply) -> pb.EntryBatch:
-    """The single message of the answer to a read of the last entry."""
+    """Return the single message of the answer to a read of the last entry."""
     return _final(reply.results, reply)
 
 

@@ -112,7 +112,7 @@ class GrpcTransport(Transport):
             await asyncio.wait(self._closing)
 
     async def _connection(self, bookie: BookieId) -> Connection:
-        """The connection to the present address of ``bookie``.
+        """Return the connection to the present address of ``bookie``.
 
         Another address, or other disks there, means a new one.
         """

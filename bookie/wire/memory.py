@@ -41,7 +41,7 @@ class MemoryNetwork:
         self._listening.pop((host, port), None)
 
     def at(self, host: str, port: int) -> BookieHandler | None:
-        """The handler at this address, or None."""
+        """Return the handler at this address, or None."""
         return self._listening.get((host, port))
 
 
@@ -80,7 +80,7 @@ class MemoryTransport(Transport):
         self._is_closed = False
 
     def faults(self, bookie: BookieId) -> Faults:
-        """The faults towards ``bookie``, to be set by a test or simulation."""
+        """Return the faults towards ``bookie``, to be set by a test or simulation."""
         return self._line(bookie).faults
 
     def cut(self, bookie: BookieId) -> None:

@@ -36,7 +36,7 @@ class Resolver(Protocol):
     """Finds addresses. May cache for a second or two. After a ``BkhealError`` the address is unknown."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """The address of ``bookie``, or None if it has none."""
+        """Return the address of ``bookie``, or None if it has none."""
         ...
 
 
@@ -45,7 +45,7 @@ class UnresolvedError(TransientError):
 
 
 async def address_for(resolver: Resolver, bookie: BookieId, protocol: str) -> BookieAddress:
-    """The address of ``bookie`` for ``protocol``.
+    """Return the address of ``bookie`` for ``protocol``.
 
     Raises:
         UnresolvedError: it has no address, or the address is unknown; the text has the case.

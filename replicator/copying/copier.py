@@ -314,7 +314,7 @@ class _CopyRun:
         return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
 
     def _chunk_entries(self) -> int:
-        """Entries of about one full batch: one request to the target per chunk."""
+        """Return the entries of about one full batch: one request to the target per chunk."""
         if fault_point("replicator.tiny_batch"):
             return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))

@@ -307,7 +307,7 @@ class _Round:
 
 
 def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) -> ReadReply:
-    """The part of a reply about ``ids`` for the entries in ``waiting``."""
+    """Return the part of a reply about ``ids`` for the entries in ``waiting``."""
     if len(waiting) == len(ids):
         return reply
     kept = set(waiting)
@@ -316,7 +316,7 @@ def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) 
 
 
 def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
-    """The bookies that denied an entry or could not read it. An error with a reason is of this process."""
+    """Return the bookies that denied an entry or could not read it. An error with a reason is of this process."""
     return {
         answer.bookie
         for answer in answers

@@ -68,7 +68,7 @@ class CopyPosition:
         return self.old == self.target
 
     def entries(self) -> Iterator[EntryId]:
-        """The entries of the position, ascending."""
+        """Yield the entries of the position, ascending."""
         return self.stripe.entries(self.position, self.first, self.last)
 
     def holders(self, start: int) -> tuple[BookieId, ...]:

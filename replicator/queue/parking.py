@@ -185,7 +185,7 @@ class Memory:
             del self._failures[ledger_id]
 
     def token(self, ledger_id: LedgerId) -> str:
-        """The token of the last failure; empty if there is none."""
+        """Return the token of the last failure; empty if there is none."""
         known = self._failures.get(ledger_id)
         return "" if known is None else known.token
 

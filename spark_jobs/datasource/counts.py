@@ -64,7 +64,7 @@ class ScanCounts:
         self._fragments_by_bookie.update(closed.fragments_by_bookie)
 
     def summary(self) -> Mapping[str, Any]:
-        """The counts as the value of the column ``summary``."""
+        """Return the counts as the value of the column ``summary``."""
         self._count_single()
         return {
             "parents": [{"path": path, "planned": planned, "listed": listed} for path, planned, listed in self.parents],

@@ -44,7 +44,7 @@ def parents_of(text: str) -> tuple[LeafParent, ...]:
 
 
 def partition_count(parents: Sequence[LeafParent], cores: int) -> int:
-    """How many partitions suit ``cores`` parallel readers; at least one."""
+    """Return how many partitions suit ``cores`` parallel readers; at least one."""
     total = sum(parent.planned for parent in parents)
     wanted = max(cores * PARTITIONS_PER_CORE, -(-total // LEDGERS_PER_PARTITION_MAX))
     return max(1, min(wanted, len(parents)))

@@ -54,7 +54,7 @@ class ImageRows:
             parquet.close(force=True)
 
     def of(self, record: LeafRecord) -> pa.Table:
-        """The ledgers of a leaf.
+        """Return the ledgers of a leaf.
 
         Raises:
             ImageError: a file is missing or damaged, or has other rows than in the manifest.
@@ -103,7 +103,7 @@ class ImageRows:
 
 
 def leaves_of(folder: ImageFolder, manifest: Manifest) -> list[LeafRecord]:
-    """The leaves of an image.
+    """Return the leaves of an image.
 
     Raises:
         ImageError: a file is missing, damaged, or something else.
@@ -175,7 +175,7 @@ def tally(rows: pa.Table) -> Tally:
 
 
 def without(rows: pa.Table, ids: AbstractSet[int]) -> pa.Table:
-    """The rows of all ledgers but these."""
+    """Return the rows of all ledgers but these."""
     return rows.filter(pc.invert(_is_in(rows["ledger_id"], pa.array(sorted(ids), pa.int64())))) if ids else rows
 
 

@@ -140,7 +140,7 @@ def _holders_min(shape: _Shape, is_settled: bool) -> int:
 
 
 def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:
-    """One row for each ledger and bookie, by bookie, and of a bookie in the order of ``ids``."""
+    """Return one row for each ledger and bookie, by bookie, and of a bookie in the order of ``ids``."""
     names = pa.array(sorted(set(members.flatten().to_pylist())), pa.string())
     numbers = pa.ListArray.from_arrays(members.offsets, pc.index_in(members.flatten(), names)).take(codes)
     bookies, rows = numbers.flatten(), pc.list_parent_indices(numbers)

@@ -50,7 +50,7 @@ _REMOVED_MAX: Final = 8
 
 
 def cluster_folder(image: ImageFolder, cluster: Cluster) -> ImageFolder:
-    """The folder of a cluster's images."""
+    """Return the folder of a cluster's images."""
     return image.child(re.sub(r"[^A-Za-z0-9-]", "_", cluster.instance_id))
 
 
@@ -123,14 +123,14 @@ def abandon(writing: ImageFolder) -> None:
 
 
 def generations(parent: ImageFolder) -> list[ImageFolder]:
-    """The generations of a cluster, the oldest first; none if the folder cannot be read."""
+    """Return the generations of a cluster, the oldest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return _generations(parent)
     return []
 
 
 def unfinished(parent: ImageFolder, kind: RunKind = RunKind.BOOKIES) -> list[ImageFolder]:
-    """The unfinished generations by runs of a kind, the oldest first; none if the folder cannot be read."""
+    """Return the unfinished generations by runs of a kind, the oldest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return _unfinished(parent, kind)
     return []
@@ -156,7 +156,7 @@ def begun(writing: ImageFolder) -> Manifest:
 
 
 def newest(image: ImageFolder, cluster: Cluster) -> tuple[ImageFolder, Manifest]:
-    """The current image of a cluster.
+    """Return the current image of a cluster.
 
     Raises:
         ImageError: there is none, or it is damaged or of a newer release.

@@ -114,7 +114,7 @@ class LeafRecord:
 
 
 def leaf_table(records: Iterable[LeafRecord]) -> pa.Table:
-    """The content of a file."""
+    """Return the content of a file."""
     rows = [row for record in records for row in _rows(record)]
     columns = list(zip(*rows, strict=True)) or [()] * len(LEAVES_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, LEAVES_SCHEMA, strict=True)]

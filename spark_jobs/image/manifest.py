@@ -64,7 +64,7 @@ class Manifest:
         return json.dumps(document | {"crc32": document_crc32(document)}, indent=1) + "\n"
 
     def age_ms(self, now_ms: int) -> int:
-        """How old the image is, at least 0."""
+        """Return how old the image is, at least 0."""
         return max(0, now_ms - self.read_from_ms)
 
 

@@ -37,7 +37,7 @@ class Suspects:
         return len(self.ids)
 
     def batches(self, first: int, more: int) -> Iterator[list[LedgerId]]:
-        """The ids in batches: the first one of ``first`` ids, the others of ``more``."""
+        """Yield the ids in batches: the first one of ``first`` ids, the others of ``more``."""
         start, size = 0, first
         while start < len(self.ids):
             yield self.ids.slice(start, size).to_pylist()

@@ -54,17 +54,17 @@ class TableFiles:
 
 
 def day_of(epoch_ms: int) -> str:
-    """The day of a moment, UTC: ``2026-11-20``."""
+    """Return the day of a moment, UTC: ``2026-11-20``."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).date().isoformat()
 
 
 def table_dir(report_dir: Path, table: str) -> Path:
-    """The directory of a table."""
+    """Return the directory of a table."""
     return report_dir / HISTORY / table
 
 
 def day_dir(report_dir: Path, table: str, day: str) -> Path:
-    """The directory of a day of a table."""
+    """Return the directory of a day of a table."""
     return table_dir(report_dir, table) / f"day={day}"
 
 

@@ -84,7 +84,7 @@ class ClusterView:
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).leaf_nodes())
 
     def newest_zxid(self) -> int:
-        """The newest transaction of some frequently changed nodes: the cluster has reached it."""
+        """Return the newest transaction of some frequently changed nodes: the cluster has reached it."""
         return self._runner.run(self._newest_zxid())
 
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
@@ -92,22 +92,22 @@ class ClusterView:
         return self._runner.run(self._count_ledgers(paths))
 
     def ledgers_under(self, paths: Sequence[str]) -> Sequence[Sequence[LedgerId]]:
-        """The ledgers directly under each of ``paths`` now."""
+        """Return the ledgers directly under each of ``paths`` now."""
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).ids_under_many(paths))
 
     def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
-        """The metadata of ledgers as it is now; see ``read_metadata``."""
+        """Return the metadata of ledgers as it is now; see ``read_metadata``."""
         return self._runner.run(read_metadata(self._connection.store, self.cluster, ids))
 
     def changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
-        """When the metadata of ledgers was changed last, epoch milliseconds by ZooKeeper's clock.
+        """Return when the metadata of ledgers was changed last, epoch milliseconds by ZooKeeper's clock.
 
         Deleted ledgers, and ledgers whose node this client may not read, are absent.
         """
         return self._runner.run(self._changed_ms(ids))
 
     def zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
-        """The newest transaction up to a moment, according to the nodes of these ledgers; 0: they show none.
+        """Return the newest transaction up to a moment, according to the nodes of these ledgers; 0: they show none.
 
         Args:
             ids: of ledgers, some perhaps deleted.
@@ -116,19 +116,19 @@ class ClusterView:
         return self._runner.run(self._zxid_before(ids, before_ms))
 
     def bookies(self) -> Bookies:
-        """The registered bookies, and which of them are draining, no older than this call."""
+        """Return the registered bookies, and which of them are draining, no older than this call."""
         return self._runner.run(self._bookies())
 
     def attendance(self) -> Attendance:
-        """The registrations now, to be compared with those of a later moment."""
+        """Return the registrations now, to be compared with those of a later moment."""
         return self._runner.run(attendance(self._connection.store, self.cluster))
 
     def who_left(self, then: Attendance) -> str:
-        """Why a bookie lost or draining now may have received copies since ``then``; empty if none can."""
+        """Return why a bookie lost or draining now may have received copies since ``then``; empty if none can."""
         return self._runner.run(self._who_left(then))
 
     def bookies_with_cookies(self) -> frozenset[BookieId]:
-        """Every bookie with a cookie: all that ever joined."""
+        """Return every bookie with a cookie: all that ever joined."""
         return self._runner.run(self._registrations.known())
 
     def is_disabled(self) -> bool:
@@ -164,7 +164,7 @@ class ClusterView:
         return self._runner.run(mark_noted(self._damage_notes, self._ledgers, self._mark))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
-        """The current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.
+        """Return the current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.
 
         Raises:
             InvalidDelayError: the stored lost-bookie delay is not a number of seconds.
@@ -179,7 +179,7 @@ class ClusterView:
     def lost_since(
         self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_ms: int, *, is_noted: bool
     ) -> Mapping[BookieId, Down]:
-        """The times since when bookies are down; recorded in the store, for the next run, if ``is_noted``.
+        """Return the times since when bookies are down; recorded in the store, for the next run, if ``is_noted``.
 
         The bookies are those with a cookie, and those with a recorded loss that no audit has covered (R142).
         """
@@ -200,7 +200,7 @@ class ClusterView:
             self._runner.run(self._down.note_critical_audited(bookie, down.since_ms, audited_ms))
 
     def accepted_losses(self) -> Sequence[Decision]:
-        """The losses accepted by operators: a bounded number, in a few requests."""
+        """Return the losses accepted by operators: a bounded number, in a few requests."""
         return self._runner.run(self._decisions.accepted())
 
     def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
@@ -209,7 +209,7 @@ class ClusterView:
             self._runner.run(self._decisions.withdraw(decision))
 
     def topology(self, file: Path | None) -> tuple[Topology, str]:
-        """The locations of bookies, from ``file`` or else from the metadata store, and the name of the source.
+        """Return the locations of bookies, from ``file`` or else from the metadata store, and the name of the source.
 
         Raises:
             InvalidTopologyError: the topology cannot be read.
@@ -220,7 +220,7 @@ class ClusterView:
         return stored.topology, stored.path or ""
 
     def roots_without_pulsar(self, roots: Sequence[str]) -> Sequence[str]:
-        """Those of ``roots`` without managed ledgers of Pulsar below them."""
+        """Return those of ``roots`` without managed ledgers of Pulsar below them."""
         store = self._connection.store
         return [root for root in roots if not self._runner.run(PulsarTree(store, root).exists())]
 

@@ -81,7 +81,7 @@ def write_findings(
 
 
 def _limited(ledgers: DataFrame, first: LedgerId) -> str:
-    """The SQL of the detail: the reason for all findings from ``first`` on, in the order of ``to_mark``."""
+    """Return the SQL of the detail: the reason for all findings from ``first`` on, in the order of ``to_mark``."""
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
     if not ranks:
         return "detail"
@@ -140,7 +140,7 @@ def accepted_counts(accepted: DataFrame) -> tuple[int, int]:
 
 
 def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
-    """The ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
+    """Return the ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
     order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").limit(count)
     order = order.withColumn("topic", F.expr("found[0].topic")).drop("found")
     return tuple(

@@ -73,7 +73,7 @@ class RunOutcome:
     contained_done: tuple[RunKind, ...] = ()
 
     def of_record(self) -> dict[str, Any]:
-        """The fields of the run's record."""
+        """Return the fields of the run's record."""
         return {
             "state": self.state,
             "exit_code": self.exit_code,

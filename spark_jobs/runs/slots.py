@@ -84,7 +84,7 @@ def _is_standalone(master: str) -> bool:
 
 
 def session_slots(spark: SparkSession) -> Slots:
-    """The slots of a session's cluster."""
+    """Return the slots of a session's cluster."""
     context = spark.sparkContext
     conf = context.getConf()
     # Not ``defaultParallelism``: this is a setting of users, and at least 2 without executors.

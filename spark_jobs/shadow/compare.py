@@ -52,7 +52,7 @@ def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset())
 
 
 def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
-    """One row per ledger on either side (``COMPARED_DDL``).
+    """Return one row per ledger on either side (``COMPARED_DDL``).
 
     Both agree if the task names at least the bookies lost according to us: a task may name more, because names are
     never removed from it.

@@ -104,7 +104,7 @@ class SecondLook:
         self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
     def around(self) -> ClusterLook:
-        """The cluster now."""
+        """Return the cluster now."""
         return self._runner.run(self._around())
 
     def check(self) -> None:
@@ -116,7 +116,7 @@ class SecondLook:
         self._runner.run(self._check())
 
     def delay_s(self) -> int:
-        """The delay for lost bookies, seconds.
+        """Return the delay for lost bookies, seconds.
 
         Raises:
             InvalidDelayError: the stored value is not a number of seconds.

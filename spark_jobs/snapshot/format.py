@@ -132,7 +132,7 @@ class SnapshotStream:
             self._at = end
 
     def stat(self) -> NodeStat:
-        """The stat of the node at which ``nodes`` is paused."""
+        """Return the stat of the node at which ``nodes`` is paused."""
         czxid, _, _, _, _, creates, _, _, _ = _STAT.unpack_from(self._buffer, self._stat_at)
         return NodeStat(czxid, creates)
 
@@ -191,7 +191,7 @@ class SnapshotStream:
         return taken
 
     def _rest(self, limit: int) -> int:
-        """How many bytes are left, at most ``limit``."""
+        """Return how many bytes are left, at most ``limit``."""
         while len(self._buffer) - self._at < limit and self._more(limit):
             pass
         return min(limit, len(self._buffer) - self._at)

@@ -64,7 +64,7 @@ class AdminServer:
 
 
 def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str:
-    """The value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
+    """Return the value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
 
     Raises:
         SnapshotError: the file cannot be read, or the value found is not a header value.

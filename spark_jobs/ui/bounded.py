@@ -74,7 +74,7 @@ class Snapshots:
         self._is_stale = False
 
     def get(self) -> tuple[TabState | None, str]:
-        """The newest state there is (None: there never was one), and why it is not fresh (empty: it is)."""
+        """Return the newest state there is (None: there never was one), and why it is not fresh (empty: it is)."""
         deadline_s = time.monotonic() + self._deadline_s  # real time: it bounds a wait of this very thread
         try:
             for _ in range(_LOOKS):

@@ -74,7 +74,7 @@ class TabHandler:
         self._last_request = ""
 
     def page(self, facts: str) -> str:
-        """The page's content."""
+        """Return the page's content."""
         try:
             return self._page(decode_request(facts, self._key))
         except StrangeCallError as error:
@@ -84,7 +84,7 @@ class TabHandler:
         return '<div class="alert alert-danger">The page failed; see the log of the driver.</div>'
 
     def api(self, facts: str) -> str:
-        """The answer of the servlet beside the page."""
+        """Return the answer of the servlet beside the page."""
         try:
             return encode_answer(self._api(decode_request(facts, self._key)))
         except StrangeCallError as error:

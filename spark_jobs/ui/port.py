@@ -104,7 +104,7 @@ class TabActions(Protocol):
     """The actions of the tab. ``user`` is empty for an anonymous person; ``address`` is the address of the request."""
 
     def snapshot(self) -> TabState:
-        """The present state."""
+        """Return the present state."""
         ...
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:

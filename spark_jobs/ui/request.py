@@ -99,7 +99,7 @@ def encode_answer(answer: Answer) -> str:
 
 
 def json_answer(status: int, values: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Answer:
-    """An answer for a program."""
+    """Return an answer for a program."""
     return Answer(status, json.dumps(values, indent=2) + "\n", JSON, headers)
 
 

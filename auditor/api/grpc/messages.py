@@ -31,7 +31,7 @@ STATES: Final = {
 
 
 def run_message(record: RunRecord) -> pb.Run:
-    """One run."""
+    """Return one run."""
     return pb.Run(
         run_id=record.run_id,
         kind=KINDS[record.kind],
@@ -59,7 +59,7 @@ def run_message(record: RunRecord) -> pb.Run:
 
 
 def status_message(status: ServiceStatus) -> pb.Status:
-    """The service and its cluster."""
+    """Return the service and its cluster."""
     severities = {severity.label: part.ledgers for severity, part in status.backlog.severities.items()}
     return pb.Status(
         version=status.version,

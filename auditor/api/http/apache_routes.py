@@ -41,7 +41,7 @@ class ApacheRoutes:
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         return (
             _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
                   Answer(200, "The switch.", JSON, "RecoverySwitch")),
@@ -151,7 +151,7 @@ class ApacheRoutes:
 
 
 def _next(request: web.Request, after: LedgerId) -> str:
-    """The path of the next page, on this server."""
+    """Return the path of the next page, on this server."""
     return str(request.rel_url.update_query(after=str(after)))
 
 

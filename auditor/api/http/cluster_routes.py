@@ -35,7 +35,7 @@ class ClusterRoutes:
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         return (
             Route("GET", "/api/v1/status", "get_status", "The service and its cluster.", self._status,
                   (Answer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),

@@ -20,12 +20,12 @@ API_VERSION: Final = "bkheal/v1"
 
 
 def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of one kind."""
+    """Return a document of one kind."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
 def run_document(record: RunRecord) -> dict[str, Any]:
-    """One run."""
+    """Return one run."""
     return document("Run", {"run": record.to_json()})
 
 
@@ -63,12 +63,12 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
 
 
 def schedule_document(kind: RunKind, pause: KindPause | None) -> dict[str, Any]:
-    """The schedule of a kind, and whether it is paused."""
+    """Return the schedule of a kind, and whether it is paused."""
     return document("Schedule", {"check": kind.value, **_pause(pause)})
 
 
 def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
-    """A page of marked ledgers; ``backlog`` is their last count, if there is one."""
+    """Return a page of marked ledgers; ``backlog`` is their last count, if there is one."""
     return document(
         "UnderReplicatedLedgerList",
         {
@@ -81,7 +81,7 @@ def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
 
 
 def bookie_list(bookies: Sequence[BookieView], lost: Sequence[LostBookie]) -> dict[str, Any]:
-    """Every known bookie."""
+    """Return every known bookie."""
     since = {known.bookie_id: known for known in lost}
     return document("BookieList", {"items": [_bookie(view, since.get(view.bookie_id)) for view in bookies]})
 

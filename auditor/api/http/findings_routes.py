@@ -46,7 +46,7 @@ class FindingsRoutes:
         self._readers = asyncio.Semaphore(_READERS)
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         page = Answer(200, "A page, by ledger.", JSON, "FindingList")
         return (
             Route("GET", "/api/v1/runs/{run_id}/findings", "list_findings",
@@ -100,7 +100,7 @@ class FindingsRoutes:
 
 
 def finding_list(run_id: str, page: FindingPage) -> dict[str, object]:
-    """A page as a document."""
+    """Return a page as a document."""
     after = None if page.next_after is None else str(page.next_after)
     return document("FindingList", {"run_id": run_id, "items": page.rows, "next_after": after})
 

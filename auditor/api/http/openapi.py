@@ -20,7 +20,7 @@ _ABOUT: Final = (
 
 
 def describe(routes: Sequence[Route], version: str, open_to_all: Collection[Role]) -> dict[str, Any]:
-    """The description of ``routes``.
+    """Return the description of ``routes``.
 
     Args:
         routes: all of them.

@@ -39,7 +39,7 @@ class ProcessRoutes:
         self._is_stopping = True
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         ok, text = Answer(200, "Yes.", TEXT), "text/plain"
         verbose = (Parameter("verbose", "With each check.", {"type": "string"}),)
         return (

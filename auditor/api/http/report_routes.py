@@ -91,7 +91,7 @@ class ReportRoutes:
         self._fetching = asyncio.Semaphore(1)
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         run, path = (RUN_ID,), segment("path", "Path below the report's directory.")
         page = (Answer(200, "A self-contained page.", HTML),)
         file = (Answer(200, "The file.", ""),)
@@ -216,7 +216,7 @@ def is_admitted(path: str) -> bool:
 
 
 def find_file(report_dir: Path, path: str) -> Path | None:
-    """The regular file at ``path`` below ``report_dir``; None if there is none, or if it may not be sent.
+    """Return the regular file at ``path`` below ``report_dir``; None if there is none, or if it may not be sent.
 
     Args:
         report_dir: root of all served files.

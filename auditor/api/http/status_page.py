@@ -86,7 +86,7 @@ class StatusView:
 
 
 def status_page(status: ServiceStatus, runs: Sequence[RunRecord]) -> Page:
-    """The page for people."""
+    """Return the page for people."""
     css = _style()
     html = _environment().get_template("status.html").render(page=status_view(status, runs), css=css)
     policy = f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'"

@@ -53,7 +53,7 @@ class UpkeepRoutes:
         """Beginnings with recorded drains, by the keys of their works, each with the bookies that are still drained."""
 
     def routes(self) -> Sequence[Route]:
-        """The routes, described."""
+        """Return the routes, described."""
         letters, boosts = f"{_API}/dead-letters", f"{_API}/boosts"
         return (
             _read(letters, "list_dead_letters", "Tasks that workers have set aside, by ledger id.", self._letters,

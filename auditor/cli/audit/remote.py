@@ -126,7 +126,7 @@ class RemoteRun:
         return ExitCode.CANCELLED if self.state is RunState.CANCELLED else int(ExitCode.INTERNAL)
 
     def progress(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         run = self.fields
         amount = f" {run['done']}/{run['total']}" if run.get("total") else ""
         eta = f", done at {run['eta']}" if run.get("eta") else ""
@@ -164,11 +164,11 @@ class Remote:
         return self._base
 
     def status(self) -> Mapping[str, Any]:
-        """The service's status document. Raises as ``run``."""
+        """Return the service's status document. Raises as ``run``."""
         return self._ask("GET", "/api/v1/status")
 
     def runs(self, limit: int = 50, kind: RunKind | None = None) -> Sequence[RemoteRun]:
-        """The newest runs first, at most ``RUNS_MAX``; None: of every kind. Raises as ``run``."""
+        """Return the newest runs first, at most ``RUNS_MAX``; None: of every kind. Raises as ``run``."""
         wanted = "" if kind is None else f"&kind={kind.value}"
         items = self._ask("GET", f"/api/v1/runs?limit={min(limit, RUNS_MAX)}{wanted}").get("items")
         if not isinstance(items, list):
@@ -197,7 +197,7 @@ class Remote:
                 self._sleep(_WORK_POLL_S)
 
     def run(self, run_id: str) -> RemoteRun:
-        """One run.
+        """Return one run.
 
         Raises:
             RemoteUnavailableError: no answer, or not now.
@@ -326,7 +326,7 @@ class Remote:
             ) from error
 
     def _read(self, response: httpx.Response, end_s: float) -> bytes:
-        """The body; a service may send it slowly, or without an end."""
+        """Return the body; a service may send it slowly, or without an end."""
         data = bytearray()
         for chunk in response.iter_raw():
             data += chunk
@@ -429,7 +429,7 @@ def auditor_token(
 
 
 def _expiry_ms(expires: str) -> int:
-    """The end of a time span from now, epoch milliseconds; 0 for an empty text."""
+    """Return the end of a time span from now, epoch milliseconds; 0 for an empty text."""
     if not expires:
         return 0
     match = re.fullmatch(r"([1-9]\d{0,4})([hd])", expires)

@@ -37,7 +37,7 @@ def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
 
 
 def rows_there(service: Service) -> Iterator[dict[str, Any]]:
-    """The rows of the newest reports of a service, the newest first, ``_LOOKED_AT_MAX`` at most."""
+    """Yield the rows of the newest reports of a service, the newest first, ``_LOOKED_AT_MAX`` at most."""
     return _rows(service, _PAGE)
 
 
@@ -77,7 +77,7 @@ def run_there(service: Service, name: str) -> str:
 
 
 def summary_there(service: Service, run_id: str) -> RunSummary:
-    """The summary of a run.
+    """Return the summary of a run.
 
     Raises:
         RemoteRefusedError: the service has no such report.

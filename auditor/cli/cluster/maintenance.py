@@ -131,7 +131,7 @@ def end(
 
 
 def line(window: dict[str, Any]) -> str:
-    """The document of a window in one line for people."""
+    """Return the document of a window in one line for people."""
     critical = ", holds critical ledgers" if window["hold_critical"] else ""
     bookies = "" if window["bookies"] == [window["target"]] else f" ({', '.join(window['bookies'])})"
     note = f": {window['note']}" if window["note"] else ""

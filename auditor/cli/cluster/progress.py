@@ -84,7 +84,7 @@ async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIte
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """The document as text for people."""
+    """Return the document as text for people."""
     made = [f"looked      {document['looked']}"]
     if not document["recovery_enabled"]:
         made.append("recovery    DISABLED: nothing is repaired; `bkheal recovery enable`")
@@ -110,7 +110,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def one_line(document: dict[str, Any]) -> str:
-    """The document in one line, for logs."""
+    """Return the document in one line, for logs."""
     parts = [f"{part['severity']} {part['ledgers']}" for part in document["backlog"]["severities"]]
     levels = f" ({', '.join(parts)})" if parts else ""
     return (

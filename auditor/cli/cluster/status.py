@@ -93,7 +93,7 @@ async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """The document as text for people."""
+    """Return the document as text for people."""
     bookies, backlog = document["bookies"], document["underreplicated"]
     made = [
         f"cluster     {document['ledgers_root']} (instance {document['instance_id']})",
@@ -143,7 +143,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def one_line(document: dict[str, Any]) -> str:
-    """The document in one line, for logs."""
+    """Return the document in one line, for logs."""
     bookies, backlog = document["bookies"], document["underreplicated"]
     parts = [f"{name} {part['ledgers']}" for name, part in backlog["severities"].items()]
     levels = f" ({', '.join(parts)})" if parts else ""

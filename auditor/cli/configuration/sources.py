@@ -68,7 +68,7 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
 
 
 def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
-    """The settings of a command, in the order of its help.
+    """Yield the settings of a command, in the order of its help.
 
     Args:
         command: whose options.

@@ -65,7 +65,7 @@ class RunningBookie:
 
     @classmethod
     def at(cls, text: str, token_file: Path | None) -> RunningBookie:
-        """The bookie at ``HOST:PORT``."""
+        """Return the bookie at ``HOST:PORT``."""
         from auditor.cli.audit.remote import read_token
 
         return cls(address_of(text), read_token(token_file, os.environ))
@@ -76,7 +76,7 @@ class RunningBookie:
         return Administration(self.address, bookie_security(), self.token)
 
     async def status(self) -> dict[str, Any]:
-        """The document of its state."""
+        """Return the document of its state."""
         async with self._opened() as bookie:
             found = await bookie.status()
         queues = found.queues
@@ -118,14 +118,14 @@ class RunningBookie:
                 yield _row(ledger, runs)
 
     async def ledger(self, ledger_id: LedgerId) -> tuple[dict[str, Any], EntryRuns]:
-        """The row of one ledger, and its entries."""
+        """Return the row of one ledger, and its entries."""
         async with self._opened() as bookie:
             async for ledger, runs in bookie.inventory(ledger_id=ledger_id):
                 return _row(ledger, runs), runs
         raise AssertionError("an inventory of one ledger has one row")
 
     async def read(self, ledger_id: LedgerId, entry_id: EntryId) -> tuple[str, bytes]:
-        """The status of an entry and its stored bytes."""
+        """Return the status of an entry and its stored bytes."""
         from bookie.model.ids import BookieId
         from bookie.wire.grpc_transport import GrpcTransport
         from bookie.wire.port import Status
@@ -182,7 +182,7 @@ class RunningBookie:
 
 
 def read_only_document(state: pb.ReadOnlyState) -> dict[str, Any]:
-    """The read-only mode."""
+    """Return the read-only mode."""
     return {
         "read_only": state.is_read_only,
         "read_only_reasons": list(state.reasons),
@@ -192,7 +192,7 @@ def read_only_document(state: pb.ReadOnlyState) -> dict[str, Any]:
 
 
 def scrub_document(state: pb.ScrubState) -> dict[str, Any]:
-    """A scrub."""
+    """Return a scrub."""
     phases = type(state).Phase
     is_known = state.phase in phases.values()
     return {
@@ -210,7 +210,7 @@ def scrub_document(state: pb.ScrubState) -> dict[str, Any]:
 
 
 def collection_document(state: pb.CollectionState) -> dict[str, Any]:
-    """A garbage collection."""
+    """Return a garbage collection."""
     return {
         "running": state.is_running,
         "scheduled": state.is_scheduled,

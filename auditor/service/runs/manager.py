@@ -133,7 +133,7 @@ class RunManager:
         return tuple(active.record for active in self._active.values())
 
     def running_in(self, lane: RunLane) -> RunRecord | None:
-        """The run of a lane in this process."""
+        """Return the run of a lane in this process."""
         return next((active.record for active in self._active.values() if lane_of(active.record) == lane), None)
 
     def on_ended(self, listener: RunEnded) -> None:
@@ -243,7 +243,7 @@ class RunManager:
         return active.record
 
     async def get(self, run_id: str) -> RunRecord:
-        """One run (``Control.run``)."""
+        """Return one run (``Control.run``)."""
         if (active := self._active.get(run_id)) is not None:
             return active.record
         record = await self._runs.get(run_id)
@@ -252,7 +252,7 @@ class RunManager:
         return record
 
     async def list(self, limit: int) -> Sequence[RunRecord]:
-        """The runs (``Control.runs``)."""
+        """Return the runs (``Control.runs``)."""
         stored = await self._runs.list(limit, self._clock.epoch_ms())
         return [self._active[record.run_id].record if record.run_id in self._active else record for record in stored]
 

@@ -111,7 +111,7 @@ def period_s(schedule: Every | Cron, now_ms: int) -> float:
 def first_due_ms(
     schedule: Every | Cron, last_success_ms: int, now_ms: int, misfire_grace_s: int, spread_s: float
 ) -> int | None:
-    """When the first run of a new leader is due; None: never.
+    """Return when the first run of a new leader is due; None: never.
 
     Args:
         schedule: the schedule.
@@ -174,7 +174,7 @@ class Scheduler:
             scheduler.shutdown(wait=False)
 
     def next_run_ms(self) -> Mapping[RunKind, int]:
-        """When each kind runs next; empty while stopped."""
+        """Return when each kind runs next; empty while stopped."""
         jobs = [] if self._scheduler is None else self._scheduler.get_jobs()
         return {RunKind(job.id): int(job.next_run_time.timestamp() * 1000) for job in jobs if job.next_run_time}
 
@@ -214,7 +214,7 @@ def _cron_trigger(cron: Cron, text: str = "", jitter_s: int = 0) -> Any:
 
 
 def _weekdays(field: str, text: str) -> str:
-    """The days as a list of names: cron counts from Sunday, APScheduler 3 from Monday."""
+    """Return the days as a list of names: cron counts from Sunday, APScheduler 3 from Monday."""
     if field == "*":
         return field
     days: list[str] = []

@@ -120,7 +120,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
 
 
 def session_settings(settings: ServiceSettings) -> SessionSettings:
-    """How to start Spark."""
+    """Return how to start Spark."""
     ui = (("spark.ui.port", str(settings.ui_port)),)
     proxy = (("spark.ui.proxyBase", settings.ui_proxy_base),) if settings.ui_proxy_base else ()
     return SessionSettings(

@@ -135,7 +135,7 @@ def is_away(bookie: BookieId, bookies: Bookies) -> bool:
 
 
 def largest(counts: Counter[str], parts_max: int = PARTS_MAX) -> dict[str, int]:
-    """The ``parts_max`` largest counts, equal ones by name, and the sum of all others as ``OTHER``. Pure."""
+    """Return the ``parts_max`` largest counts, equal ones by name, and the sum of all others as ``OTHER``. Pure."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     made = dict(ordered[:parts_max])
     if rest := sum(count for _, count in ordered[parts_max:]):
@@ -230,7 +230,7 @@ class BacklogCounter:
 
 
 def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> LedgerVerdict:
-    """The worst fragment's severity, and what all of them lack, or have to move. Pure."""
+    """Return the worst fragment's severity, and what all of them lack, or have to move. Pure."""
     worst: Severity | None = None
     lacking = 0.0
     for severity, share in _fragments(ledger, live, draining):
@@ -324,7 +324,7 @@ class CountsApart:
 def backlog_counter(
     store: MetadataStore, cluster: Cluster, clock: Clock, topology_file: Path | None = None
 ) -> BacklogCounter:
-    """A counter of ``cluster`` on one session; ``topology_file`` replaces the topology in the store."""
+    """Return a counter of ``cluster`` on one session; ``topology_file`` replaces the topology in the store."""
     topologies = TopologyStore(store, cluster)
 
     async def topology() -> Topology:
@@ -342,7 +342,7 @@ def backlog_counter(
 
 
 async def read_topology(topologies: TopologyStore, file: Path | None) -> Topology:
-    """The topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
+    """Return the topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
 
     Racks are a detail of the figures: without them everything else is counted.
 

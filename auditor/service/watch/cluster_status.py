@@ -42,7 +42,7 @@ _RUN_FIELDS: Final = (
 
 
 async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) -> Document:
-    """The status as a document.
+    """Return the status as a document.
 
     Args:
         client: of the cluster.
@@ -111,7 +111,7 @@ def _run(record: RunRecord) -> Document:
 
 
 def _image(recorded: Sequence[RunRecord], now_ms: int) -> Document | None:
-    """The newest image of ledger metadata from these runs; None: there is none."""
+    """Return the newest image of ledger metadata from these runs; None: there is none."""
     written = [record for record in recorded if record.image.get("written_from_ms")]
     if not written:
         return None

@@ -136,7 +136,7 @@ def _begun(
     *,
     is_gap: bool,
 ) -> Loss:
-    """A loss at its first look."""
+    """Return a loss at its first look."""
     if before is None:  # what was audited before the process began was reported by its predecessor
         down = noted.get(bookie)
         record_ms = 0 if down is None else down.since_ms
@@ -151,7 +151,7 @@ def _begun(
 
 
 def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
-    """The loss after this look, and the time of its detection if the measurement is complete."""
+    """Return the loss after this look, and the time of its detection if the measurement is complete."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
     if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it was back, and is lost again
@@ -173,7 +173,7 @@ def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, no
 
 
 def _marked(bookie: BookieId, loss: Loss, marks: Marks, now_ms: int) -> Loss:
-    """The loss with what marks show of it."""
+    """Return the loss with what marks show of it."""
     newest_ms = marks.named_ms.get(bookie)
     if newest_ms is None:
         return replace(loss, may_be_named=loss.may_be_named and not marks.is_counted)

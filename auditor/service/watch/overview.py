@@ -183,7 +183,7 @@ class Overview:
 
 
 def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
-    """The newest runs of all kinds, and the newest of each kind; ``ended`` begins with the newest."""
+    """Return the newest runs of all kinds, and the newest of each kind; ``ended`` begins with the newest."""
     kept: dict[str, RunRecord] = {}
     decided: Counter[RunKind] = Counter()
     for record in ended:
@@ -198,7 +198,7 @@ def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
 
 
 def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:
-    """The newest of each kind. Dry runs and runs of a range or a sample are left out: they take less time."""
+    """Return the newest of each kind. Dry runs and runs of a range or a sample are left out: they take less time."""
     last: dict[RunKind, RunRecord] = {}
     for record in ended:
         if record.is_every_ledger and not record.is_dry_run:
@@ -211,7 +211,7 @@ def _is_complete(record: RunRecord) -> bool:
 
 
 def _results(ended: Iterable[RunRecord]) -> Mapping[RunKind, Sequence[RunRecord]]:
-    """The runs with the results of each kind, for ``ended`` by check, the newest first.
+    """Return the runs with the results of each kind, for ``ended`` by check, the newest first.
 
     A run that is not complete may have found more than the last complete one. What it did not find may still exist.
     Runs that did not reach their end have no results, and neither have dry runs.

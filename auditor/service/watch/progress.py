@@ -11,7 +11,7 @@ from bookie.model.times import rfc3339, rfc3339_if_known
 
 
 def watch_of(client: ClusterClient) -> RepairWatch:
-    """A watch on the repairs of the client's cluster."""
+    """Return a watch on the repairs of the client's cluster."""
     ports, store, root = client.ports, client.store, client.cluster.root
     return RepairWatch(
         ports.tasks,
@@ -26,7 +26,7 @@ def watch_of(client: ClusterClient) -> RepairWatch:
 
 
 def progress_document(look: RepairLook, rate: Rate) -> Document:
-    """One look as a document. Pure."""
+    """Return one look as a document. Pure."""
     return {
         "looked": rfc3339(look.looked_ms),
         "recovery_enabled": look.is_enabled,

@@ -258,7 +258,7 @@ class RateMeter:
 
 
 def _eta_s(look: RepairLook, rate: Rate) -> float | None:
-    """The longer of the times by ledgers and by bytes; new marks and failures are not foreseen."""
+    """Return the longer of the times by ledgers and by bytes; new marks and failures are not foreseen."""
     left = look.waiting + look.in_flight_count
     if not left:
         return 0.0

@@ -121,7 +121,7 @@ class Log:
     def read(
         self, first: LogPosition | None = None, *, password: bytes | None = None
     ) -> AsyncGenerator[LogEntry, None]:
-        """Entries from ``first`` (None: the start) to the end as it is now, in order.
+        """Yield entries from ``first`` (None: the start) to the end as it is now, in order.
 
         Args:
             first: the start; ``position.following()`` of the last entry read continues after it.
@@ -161,7 +161,7 @@ class Log:
         return LogReader(self._ports, self._lists, self.name, password).tail(first, poll_s)
 
     async def end(self) -> LogPosition | None:
-        """The position of the next entry to become readable: ``tail`` from there for new entries only.
+        """Return the position of the next entry to become readable: ``tail`` from there for new entries only.
 
         None for an empty log.
 
@@ -200,7 +200,7 @@ class Log:
         await delete_log(self._ports, self._lists, self.name)
 
     async def info(self) -> LogInfo:
-        """The composition of the log.
+        """Return the composition of the log.
 
         Raises:
             NoSuchLogError: there is no such log.

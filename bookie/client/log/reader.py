@@ -36,7 +36,7 @@ class Cursor:
 
 
 def next_place(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
-    """The next position; None at the end of the list.
+    """Return the next position; None at the end of the list.
 
     Empty ledgers outside the list are skipped.
 
@@ -130,7 +130,7 @@ class LogReader:
                 await self._ports.clock.sleep(_PAUSE_S)
 
     async def _open(self, listed: ListedLog, ledger_id: LedgerId) -> LedgerReader:
-        """A reader of a listed ledger; all but the last are closed, so an open one means the answer is stale."""
+        """Return a reader of a listed ledger; all but the last are closed, so an open one means the answer is stale."""
         ledger = await self._ports.ledgers.read(ledger_id)
         if not ledger.metadata.is_closed and ledger_id != listed.list.last:
             current = await self._ports.ledgers.current(ledger_id)

@@ -75,7 +75,7 @@ class LogPosition:
         return cls(LedgerId(int(match[1])), EntryId(int(match[2])))
 
     def following(self) -> LogPosition:
-        """The position after this entry.
+        """Return the position after this entry.
 
         It may lie beyond its ledger; reading then continues in the next one.
         """

@@ -272,7 +272,7 @@ class LogWriter:
         return self._again(self._error)
 
     def _again(self, error: BkhealError) -> BkhealError:
-        """A new error each time, as raising one makes it grow."""
+        """Return a new error each time, as raising one makes it grow."""
         if isinstance(error, LogDeposedError):
             return LogDeposedError(f"{error}; write to the log again to take it back, and read it to see its end")
         if isinstance(error, AddOutcomeUnknownError):

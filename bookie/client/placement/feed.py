@@ -28,7 +28,7 @@ _RETRY_S: Final = 5.0
 async def load_placement(
     store: MetadataStore, cluster: Cluster, file_text: str | None = None, policy: PlacementPolicy = STANDARD
 ) -> Placement:
-    """A placement by the topology in ``file_text``, or else by the one in the metadata store as it is now.
+    """Return a placement by the topology in ``file_text``, or else by the one in the metadata store as it is now.
 
     Args:
         store: the source of the topology without a file.
@@ -61,7 +61,7 @@ def feed_of(
     *,
     is_from_file: bool = False,
 ) -> PlacementFeed:
-    """The feed that keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
+    """Return the feed that keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
     return PlacementFeed(
         placement,
         clock,

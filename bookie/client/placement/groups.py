@@ -22,7 +22,7 @@ def writable_for(
     members: Collection[BookieId],
     bookies: Bookies,
 ) -> frozenset[BookieId]:
-    """The writable bookies a ledger may use, beside its present ``members``.
+    """Return the writable bookies a ledger may use, beside its present ``members``.
 
     Registered members count for "enough bookies in a group", draining ones do not. Ignored groups are logged once.
     """

@@ -86,17 +86,17 @@ class EnsembleJudge:
         return Faults(len(outside), found.shortfall, detail="; ".join(details))
 
     def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
-        """Those of ``bookies`` in the primary groups of the ledger; all of them if it asks for none."""
+        """Return those of ``bookies`` in the primary groups of the ledger; all of them if it asks for none."""
         wish = self._wish(custom)
         everyone = frozenset(bookies)
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
 
     def permitted(self, bookies: Collection[BookieId], custom: Custom, ensemble_size: int) -> frozenset[BookieId]:
-        """Those of ``bookies`` that an ensemble of this size may have without a fault (``Faults.outside``)."""
+        """Return those of ``bookies`` that an ensemble of this size may have without a fault (``Faults.outside``)."""
         return permitted(bookies, self._wish(custom), self.topology.groups, ensemble_size)
 
     def _wish(self, custom: Custom) -> Isolation | None:
-        """The groups of the ledger; None if it has no primary ones, or they cannot be respected."""
+        """Return the groups of the ledger; None if it has no primary ones, or they cannot be respected."""
         if not custom or not self.topology.groups.names or isolation_problem(custom, self.topology.groups) is not None:
             return None
         wish = isolation_of(custom)

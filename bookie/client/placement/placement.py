@@ -60,7 +60,7 @@ class Placement:
     _judged: tuple[PlacementPolicy, Topology] | None = field(default=None, repr=False)
 
     def judge(self) -> EnsembleJudge:
-        """The judge of existing ensembles by the current policy and topology."""
+        """Return the judge of existing ensembles by the current policy and topology."""
         known = self._judged
         if self._judge is None or known is None or known[0] is not self.policy or known[1] is not self.topology:
             self._judge = EnsembleJudge.of(self.policy, self.topology)
@@ -121,7 +121,7 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> BookieId | None:
-        """A bookie for one position of an ensemble, no member of it (S9) and not excluded; None if there is no
+        """Return a bookie for one position of an ensemble, no member of it (S9) and not excluded; None if there is no
         candidate.
 
         It makes the ensemble fall short of the policy by as little as any candidate would. With a strict policy it adds
@@ -204,7 +204,7 @@ class Placement:
     def _fill(
         self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random
     ) -> tuple[BookieId, ...] | None:
-        """The bookies for the open positions; None if the policy is strict and cannot be kept."""
+        """Return the bookies for the open positions; None if the policy is strict and cannot be kept."""
         places = [None if member is None else self.topology.location_of(member) for member in slots]
         order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(usable, rng)]
         if not self.policy.is_strict and len({place for _, place in order}) == 1:  # in one rack, all are alike

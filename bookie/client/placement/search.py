@@ -120,7 +120,7 @@ class Search:
         self._unavoidable += max(0, surely - affordable) - max(0, made.duplicates - affordable)
 
     def _best(self, cost_max: int | None, *, is_eager: bool) -> FilledEnsemble | None:
-        """The cheapest of at most ``cost_max``: the first one within it (eager), else the best of all."""
+        """Return the cheapest of at most ``cost_max``: the first one within it (eager), else the best of all."""
         chosen: list[tuple[BookieId, Location, int]] = []
         best: FilledEnsemble | None = None
         cost = 0
@@ -241,11 +241,11 @@ class _Kinds:
         return known
 
     def size(self, rack: _Key) -> int:
-        """How many candidates a rack has; no more than are needed."""
+        """Return how many candidates a rack has; no more than are needed."""
         return self._sizes[rack]
 
     def kind(self, place: Location, taken: Counter[_Key]) -> tuple[object, ...]:
-        """The kind of the candidates of ``place``; ``taken`` counts the bookies chosen from each domain."""
+        """Return the kind of the candidates of ``place``; ``taken`` counts the bookies chosen from each domain."""
         region, zone, rack = self._paths[place]
         if taken[rack]:
             return (rack,)

@@ -192,7 +192,7 @@ class LedgerReader:
         return self._last
 
     def _chunk_entries(self) -> int:
-        """Entries per request: fewer if they are large on average, so a chunk fits in memory."""
+        """Return the entries per request: fewer if they are large on average, so a chunk fits in memory."""
         if fault_point("reader.tiny_chunk"):
             return 1
         entries_max = self._ports.settings.read_chunk_entries
@@ -273,7 +273,7 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
 def open_reader(
     ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
 ) -> LedgerReader:
-    """A reader of ``ledger``; with None the value in the metadata applies.
+    """Return a reader of ``ledger``; with None the value in the metadata applies.
 
     Raises:
         WrongPasswordError: the password is not the ledger's.

@@ -26,7 +26,7 @@ Decide = Callable[[LedgerMetadata], LedgerMetadata | None]
 
 
 async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
-    """The ledger as new as everything that ended before this call.
+    """Return the ledger as new as everything that ended before this call.
 
     Raises:
         NoSuchLedgerError: there is none.

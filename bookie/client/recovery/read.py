@@ -70,7 +70,7 @@ class RecoveryReader:
         return await _Round(self, first, count).run()
 
     async def ask(self, position: int, entry_ids: Sequence[EntryId]) -> list[FoundEntry | Status]:
-        """One member's answer for a prefix of ``entry_ids``; for all of them if it fails."""
+        """Return one member's answer for a prefix of ``entry_ids``; for all of them if it fails."""
         read = Read(self._ledger_id, entry_ids, self._fence_key)
         timeout_s = self._ports.settings.read_timeout_s
         reply = await self._ports.transport.ask(self._members[position], read, timeout_s)
@@ -88,7 +88,7 @@ class RecoveryReader:
         return outcomes
 
     def votes(self, entry_id: EntryId) -> Votes:
-        """A new count for one entry."""
+        """Return a new count for one entry."""
         metadata = self._metadata
         positions = metadata.stripe.write_set(entry_id)
         needed = negative_quorum(metadata.write_quorum, metadata.ack_quorum)
@@ -115,12 +115,12 @@ class RecoveryReader:
         return self._ports.settings.speculative_after_s
 
     def wrong_password(self, position: int) -> WrongPasswordError:
-        """The error for a member with another master key."""
+        """Return the error for a member with another master key."""
         bookie = self._members[position]
         return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
 
     def undecided(self, entry_id: EntryId, votes: Votes) -> RecoveryImpossibleNowError:
-        """The error for an entry whose answers prove nothing."""
+        """Return the error for an entry whose answers prove nothing."""
         evidence: dict[BookieId, Status] = {
             self._members[position]: status for position, status in votes.evidence.items()
         }

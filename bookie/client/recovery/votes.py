@@ -67,7 +67,7 @@ class Votes:
         return len(self._asked) > len(self._answers)
 
     def ask_next(self, last: Collection[int]) -> int | None:
-        """The next position to ask, those in ``last`` after the others; it is noted as asked. None: all were."""
+        """Return the next position to ask, those in ``last`` after the others; it is noted as asked. None: all were."""
         left = [position for position in self._write_set if position not in self._asked]
         if not left:
             return None

@@ -159,7 +159,7 @@ def _is_replaced_for_nothing() -> bool:
 
 
 def _batch_size(part: _Part) -> int:
-    """How many of the remaining packets fit into one batch."""
+    """Return how many of the remaining packets fit into one batch."""
     if fault_point("recovery.tiny_batch"):
         return 1
     count = size = 0

@@ -67,7 +67,7 @@ async def plan_ledger(
 def start_writer(
     ports: ClientPorts, plan: PlannedLedger, ledger: Versioned, password: bytes, options: WriterOptions
 ) -> LedgerWriter:
-    """The writer of a planned ledger whose metadata was created as ``ledger``."""
+    """Return the writer of a planned ledger whose metadata was created as ``ledger``."""
     digest = digest_for(plan.metadata.digest_type or LedgerOptions().digest_type, password)
     return LedgerWriter(ports, ledger, digest, password, options=options, incarnations=plan.incarnations)
 

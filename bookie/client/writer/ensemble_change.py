@@ -194,7 +194,7 @@ class EnsembleChange:
         self._state.replace(fragment.members, self._incarnations)
 
     async def _new_members(self) -> tuple[BookieId, ...]:
-        """The last ensemble with as many failed positions replaced as there are bookies for; at least one."""
+        """Return the last ensemble with as many failed positions replaced as there are bookies for; at least one."""
         settings = self._ports.settings
         bookies = await self._ports.registrations.list()
         members = tuple(lane.bookie for lane in self._state.lanes)

@@ -71,7 +71,7 @@ class Lane(Generic[WaiterT]):
         return batch
 
     def outstanding(self) -> Iterator[PendingAdd[WaiterT]]:
-        """Every entry not acknowledged by the bookie."""
+        """Yield every entry not acknowledged by the bookie."""
         for batch in self.in_flight:
             yield from batch
         yield from self.queue

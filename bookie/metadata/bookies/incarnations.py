@@ -191,7 +191,7 @@ def _newest(path: str, data: bytes) -> str:
 
 
 def _encode(history: tuple[Incarnation, ...]) -> bytes:
-    """A list of records, each with its own format number."""
+    """Return a list of records, each with its own format number."""
     return b"[" + b",".join(map(encode_record, history)) + b"]"
 
 

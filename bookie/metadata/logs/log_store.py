@@ -274,7 +274,7 @@ class LogLists:
 
 
 def listed_log(name: str, node: Node) -> ListedLog:
-    """The list in a node.
+    """Return the list in a node.
 
     Raises:
         UnreadableLogError: it is damaged, or of another format.

@@ -58,7 +58,7 @@ async def directory_cookies(directories: Sequence[Path]) -> list[DirectoryCookie
 def mismatches(
     found: DirectoryCookie, stored: Cookie, instance_id: str, last_incarnation: str | None
 ) -> list[Mismatch]:
-    """Every field in which a directory differs from ZooKeeper; empty if the directory belongs to this bookie.
+    """Return every field in which a directory differs from ZooKeeper; empty if the directory belongs to this bookie.
 
     Args:
         found: the cookie of the directory.

@@ -269,12 +269,12 @@ def may_become(earlier: Cookie, later: Cookie) -> bool:
 
 
 def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
-    """The ledger directories other than the first."""
+    """Return the ledger directories other than the first."""
     return [directory for directory in directories if directory.role is Role.LEDGERS][1:]
 
 
 def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
-    """The directories added by this start, or by an earlier interrupted one."""
+    """Return the directories added by this start, or by an earlier interrupted one."""
     current, added = evidence.history[-1], []
     for directory in _others(evidence.directories):
         is_empty = directory.version is None and not directory.has_data and not directory.problem
@@ -295,7 +295,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
 
 
 def _out_of_use(evidence: Evidence, stored: Cookie, added: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The known directories without the files of this bookie."""
+    """Return the known directories without the files of this bookie."""
     return tuple(
         (directory.path, directory.problem or "it has no file VERSION: is its disk mounted?")
         for directory in _others(evidence.directories)

@@ -140,7 +140,7 @@ async def _salvage(
 def _identified(
     directories: Sequence[LocalDirectory], journal_count: int, *, is_lost: bool
 ) -> Sequence[LocalDirectory]:
-    """The directories, with the identity of the first ledger directory for each empty journal directory.
+    """Return the directories, with the identity of the first ledger directory for each empty journal directory.
 
     Raises:
         MendingRefusedError: a journal directory is empty, and this was not confirmed.

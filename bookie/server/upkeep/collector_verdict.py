@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
 
 
 def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
-    """The verdict on metadata just read; None: there was none."""
+    """Return the verdict on metadata just read; None: there was none."""
     if metadata is None:
         return Verdict.DELETED
     if metadata.is_closed and bookie not in metadata.members():

@@ -53,7 +53,7 @@ def service_info(
     is_tls: bool = False,
     can_copy: bool = False,
 ) -> ServiceInfo:
-    """The registration content of a bookie that listens for gRPC at ``host:port``.
+    """Return the registration content of a bookie that listens for gRPC at ``host:port``.
 
     With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (docs/formats.md#registration):
     under the id "bookie", and with the extension "tls" if TLS is required. With ``can_copy`` it offers to copy entries

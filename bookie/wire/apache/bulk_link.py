@@ -191,7 +191,7 @@ def _is_over(opening: asyncio.Task[BulkConnection | None]) -> bool:
 
 
 def _window(rest: int, largest: int) -> int:
-    """The number of entries to request one by one, with ``rest`` bytes left, by the ``largest`` size so far."""
+    """Return the number of entries to request one by one, with ``rest`` bytes left, by the ``largest`` size so far."""
     return min(rest // largest + 1, _WINDOW_MAX if largest <= _SMALL else WINDOW_MAX)
 
 

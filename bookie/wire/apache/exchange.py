@@ -207,7 +207,7 @@ async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
 
 
 def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
-    """The entry in a long poll's answer, if it is the right one and complete as far as can be determined."""
+    """Return the entry in a long poll's answer, if it is the right one and complete as far as can be determined."""
     if answer.status is not Status.OK or answer.content is None or not answer.content.HasField("body"):
         return None
     result = checked_entry(answer.content.body, ledger_id, entry_id)

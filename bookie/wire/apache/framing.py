@@ -114,7 +114,7 @@ class FrameSplitter:
 
 
 def framed(body: bytes) -> bytes:
-    """One frame around ``body``. Nothing is checked: the sender must keep to its peer's limits."""
+    """Return one frame around ``body``. Nothing is checked: the sender must keep to its peer's limits."""
     return _LENGTH.pack(len(body)) + body
 
 

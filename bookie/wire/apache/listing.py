@@ -96,7 +96,7 @@ async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: Fut
 
 
 def _without_list(last: Status) -> ListReply:
-    """The reply of a bookie without lists, from its answer for the last entry."""
+    """Return the reply of a bookie without lists, from its answer for the last entry."""
     return ListReply(Status.UNSUPPORTED, detail=_DETAIL) if last in _HOLDS_SOME else ListReply(last)
 
 

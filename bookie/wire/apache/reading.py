@@ -104,7 +104,7 @@ def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) 
 
 
 def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
-    """The entry in ``packet``, or CORRUPT if it names another ledger or entry than it should."""
+    """Return the entry in ``packet``, or CORRUPT if it names another ledger or entry than it should."""
     asked = NO_ENTRY if entry_id is None else entry_id
     try:
         found_ledger, found_entry = packet_ids(packet)
@@ -115,10 +115,10 @@ def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) ->
 
 
 def first_window(frame_bytes_max: int) -> int:
-    """The number of entries in flight while their sizes are unknown: fewer if they may be larger."""
+    """Return the number of entries in flight while their sizes are unknown: fewer if they may be larger."""
     return max(2, min(_WINDOW_AT_FIRST, _WINDOW_AT_FIRST * FRAME_BYTES_MAX // frame_bytes_max))
 
 
 def _window(rest: int, largest: int) -> int:
-    """The number of entries in flight: about as many as fit into the rest of the answer."""
+    """Return the number of entries in flight: about as many as fit into the rest of the answer."""
     return max(2, min(rest // max(largest, 1) + 1, WINDOW_MAX))

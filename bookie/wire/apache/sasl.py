@@ -43,7 +43,7 @@ class Login(Protocol):
         ...
 
     def first(self) -> bytes:
-        """The first token."""
+        """Return the first token."""
         ...
 
     def answer(self, token: bytes) -> bytes | None:

@@ -63,7 +63,7 @@ _V2_OF_STATUS: Final[Mapping[Status, int]] = {
 
 
 def status_of_code(code: int) -> Status:
-    """The meaning of a ``StatusCode`` of version 3; IO_ERROR for an unknown one."""
+    """Return the meaning of a ``StatusCode`` of version 3; IO_ERROR for an unknown one."""
     return _STATUS_OF_CODE.get(code, Status.IO_ERROR)
 
 

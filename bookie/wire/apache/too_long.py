@@ -23,7 +23,7 @@ _HEADER_BYTES_MAX: Final = 61
 
 
 def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
-    """The detail of such an answer."""
+    """Return the detail of such an answer."""
     return f"a frame of {frame_bytes} bytes exceeds the limit of {bytes_max}: {HINT}"
 
 

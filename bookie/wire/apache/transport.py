@@ -220,7 +220,7 @@ class ApacheTransport(Transport):
             await asyncio.wait(self._closing)
 
     async def _link(self, bookie: BookieId) -> _Link:
-        """The link to the present address of ``bookie``.
+        """Return the link to the present address of ``bookie``.
 
         Another address, or other disks there, means a new one.
         """

@@ -270,7 +270,7 @@ def _decode_add(body: bytes, version: int, flags: int) -> AddV2:
 
 
 def _fencing_key(body: bytes, start: int, version: int, flags: int) -> bytes:
-    """The key after a read; Apache's bookies look for it under these two conditions and ignore it otherwise."""
+    """Return the key after a read; Apache's bookies look for it under these two conditions and ignore it otherwise."""
     if not flags & DO_FENCING or version < VERSION:
         return b""
     key = body[start : start + MASTER_KEY_SIZE]
@@ -280,7 +280,7 @@ def _fencing_key(body: bytes, start: int, version: int, flags: int) -> bytes:
 
 
 def batch_entries(body: bytes) -> tuple[bytes, ...]:
-    """The entries in the answer to a batch read.
+    """Return the entries in the answer to a batch read.
 
     Raises:
         MalformedFrameError: they cannot be separated.

@@ -116,7 +116,7 @@ def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
 
 
 def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
-    """The limits of age for a verdict.
+    """Return the limits of age for a verdict.
 
     ZooKeeper does not record when a node was deleted, but which transaction last changed the children of a node. The
     deletion is old if this transaction is not after another one with a known time. ZooKeeper's own times of a node

@@ -179,7 +179,7 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
 
 
 def not_judged(counts: PlacementCounts) -> tuple[str, ...]:
-    """Why the check is not complete, one sentence each."""
+    """Return why the check is not complete, one sentence each."""
     return (*_unknown_places(counts), *_unreadable_groups(counts))
 
 

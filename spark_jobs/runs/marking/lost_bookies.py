@@ -57,7 +57,7 @@ class LostBookies:
         )
 
     def in_report(self, sums: FindingSums) -> tuple[WaitingBookie, ...]:
-        """The waiting bookies for the summary, by id."""
+        """Return the waiting bookies for the summary, by id."""
         return tuple(
             WaitingBookie(
                 bookie,

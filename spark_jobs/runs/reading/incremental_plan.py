@@ -72,7 +72,7 @@ def groups_of_work(works: Sequence[LeafWork], count: int) -> list[list[LeafWork]
 
 
 def cost_of(works: Sequence[LeafWork]) -> int:
-    """The cost of leaves, as a number of ledgers to read."""
+    """Return the cost of leaves, as a number of ledgers to read."""
     return sum(map(_cost, works)) // _READ_COST
 
 

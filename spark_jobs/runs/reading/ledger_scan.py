@@ -262,7 +262,7 @@ _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
 def store_error(error: Exception) -> StoreError | None:
-    """The error of the store or of a snapshot in a worker's traceback; None: another error, or an unknown one.
+    """Return the error of the store or of a snapshot in a worker's traceback; None: another error, or an unknown one.
 
     A traceback names errors in quoted source lines and in earlier errors, so a name somewhere in it proves nothing. The
     last line of the form ``Name: text`` is the proof.

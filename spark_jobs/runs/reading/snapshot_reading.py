@@ -162,7 +162,7 @@ class SnapshotReading:
     def _in_snapshot(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
     ) -> tuple[DataFrame, ScanTotals]:
-        """The ids of ledgers to read again, perhaps with the rows of the others, and the counts of these.
+        """Return the ids of ledgers to read again, perhaps with the rows of the others, and the counts of these.
 
         If Spark loses rows with an executor, it reads the same rows again from the file.
         """
