@@ -1,4 +1,4 @@
-"""Values as SQL text. Bookie ids may contain backslashes; no name is trusted to be harmless.
+"""Values as text of Spark SQL. Bookie ids may contain backslashes; no name is trusted to be harmless.
 
 Source: docs/formats.md#registration.
 """
