@@ -59,7 +59,7 @@ class SparkProcesses:
         return _processor_s(os.getpid(), with_children=False) + sum(map(_processor_s, spark))
 
     def peaks_mib(self) -> Mapping[str, int]:
-        """The driver's Python, the Java machine, and all Python workers together; shared pages count several times."""
+        """Return the sum over the driver, Java and all Python workers; shared pages count repeatedly."""
         return {name: size >> 20 for name, size in self._peaks.items()}
 
 

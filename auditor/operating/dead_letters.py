@@ -53,7 +53,7 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
 async def list_dead_letters(
     client: ClusterClient, limit: int, after: LedgerId | None = None, reason: ParkReason | None = None
 ) -> Document:
-    """A page of dead letters, by ledger id. ``next_after`` is null on the last page; an earlier page may be short.
+    """Return dead letters by ledger id. ``next_after`` is null on the last page; an earlier page may be short.
 
     ``unreadable`` names the ledgers of the page with a record that cannot be read: they count as not parked. With a
     reason it is empty.

@@ -203,7 +203,7 @@ class DeadLetters:
         return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
 
     async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
-        """The task and the record of a parked ledger, or the earlier decision; an error if it is no dead letter."""
+        """Return the task and the record of a parked ledger, or the earlier decision; else an error."""
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:

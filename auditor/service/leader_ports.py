@@ -43,7 +43,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 def leader_host(leader: str, http_port: int) -> str:
-    """The host of the leader; empty: none leads, or another kind of process does, or its name has no usable host.
+    """Return the host of the leader; empty: none leads, or a process of another kind, or its name has no usable host.
 
     Args:
         leader: the name in the vote.

@@ -52,13 +52,13 @@ from spark_jobs.ui.settings import TabSettings
 _log = logging.getLogger(__name__)
 
 _SPARK_STOP_DEADLINE_S: Final = 8.0
-"""Together with the one for runs within the 30 s of Kubernetes; the JVM ends with this process anyway."""
+"""Together with the deadline for runs within the 30 s of Kubernetes; the JVM ends with this process anyway."""
 SPARK_LOOK_INTERVAL_S: Final = 10.0
 """Longest time for which a leader that cannot run anything keeps its leadership."""
 
 
 async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code. The store may be away at the start and at any time.
+    """Serve until SIGTERM or SIGINT, and return the exit code. The store may be unreachable, even at the start.
 
     The rate of requests follows ``config``, the file given at the start of the process.
 
@@ -115,7 +115,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
 
 
 def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) -> OtherAuditors | None:
-    """The other auditors, for their reports; None: their port is not known, or they ask for client certificates."""
+    """Return the other auditors, for their reports; None: no port is known, or they ask for client certificates."""
     if not settings.http_port or settings.tls_client_ca is not None:
         return None
 
@@ -142,7 +142,7 @@ async def _serve(
 
 
 class _LateTab:
-    """The tab needs the service, which needs the session, which shows the tab."""
+    """A tab that is set later: the tab needs the service, which needs the session, which shows the tab."""
 
     def __init__(self) -> None:
         self.tab: SparkTab | None = None
@@ -220,7 +220,7 @@ def _connect_to(settings: ServiceSettings) -> Connect:
 
 
 def _session_of(settings: ServiceSettings) -> Open:
-    """Another session for the counter of the backlog."""
+    """Return how to open another session, for the counter of the backlog."""
     uri = parse_uri(settings.metadata_uri)
 
     async def open_session(stack: contextlib.AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
@@ -232,7 +232,7 @@ def _session_of(settings: ServiceSettings) -> Open:
 
 
 def _client_of(settings: ServiceSettings) -> OpenClient:
-    """Another session for the work of operators."""
+    """Return how to open another client, for the work of operators."""
 
     async def open_client(stack: contextlib.AsyncExitStack) -> ConnectedBookKeeper:
         client = await connect(
@@ -257,7 +257,7 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
 
 
 def _say_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> None:
-    """The line expected by the supervisor of this process."""
+    """Print the line expected by the supervisor of this process."""
     http, grpc = (getattr(listener, "port", 0) for listener in listeners)
     scheme = "https" if settings.tls_cert else "http"
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"

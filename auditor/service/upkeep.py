@@ -175,7 +175,7 @@ class ProgressLook:
 
 
 def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """A loop that runs in a thread of its own. Raises RuntimeError: there is no thread now, and nothing is left."""
+    """Return a loop running in a thread of its own. Raises RuntimeError: no thread can be started; nothing is left."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="upkeep", daemon=True)
     try:

@@ -62,7 +62,7 @@ async def update_metadata(
 
 
 async def newest(ledgers: LedgerStore, known: Versioned) -> Versioned:
-    """The metadata as of this call: an older value than our own last write would look like another client's change.
+    """Return the current metadata: a value older than our last write would look like another client's change.
 
     Raises:
         NoSuchLedgerError: it was deleted.

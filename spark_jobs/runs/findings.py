@@ -90,7 +90,10 @@ def _limited(ledgers: DataFrame, first: LedgerId) -> str:
 
 
 def _held_back(held: HeldBookies) -> str:
-    """The SQL of the detail: the last reason to end, if every missing bookie is held and none is critical and due."""
+    """Return the SQL of the detail: the reason that ends last.
+
+    A finding gets it if every missing bookie is held, and none is due for critical ledgers.
+    """
     ends = " ".join(
         f"WHEN {literal(bookie)} THEN named_struct('due_ms', {time.due_ms}L, 'text', {literal(_text(time))})"
         for bookie, time in held.times.items()

@@ -32,7 +32,7 @@ _OUTCOME: Final = f"""
 
 
 def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset()) -> DataFrame:
-    """One row per ledger with findings of lost or drained bookies: ``ledger_id``, ``lost``, ``drained``, ``severity``.
+    """Return a row per ledger with lost or drained bookies: ``ledger_id``, ``lost``, ``drained``, ``severity``.
 
     Args:
         findings: rows of a report's findings (``FINDING_DDL``, more columns do no harm); other kinds are passed over.

@@ -230,7 +230,7 @@ class LossObserver:
         return noted
 
     def known(self, noted: Mapping[BookieId, Down]) -> Mapping[BookieId, Down]:
-        """The records, and what was seen of each loss without a record; a mark completes it, as an audit does."""
+        """Return the records, and the observed losses without a record; a mark completes one, as an audit does."""
         losses = {} if self._observed is None else self._observed.losses
         seen = {
             bookie: Down(loss.first_look_ms, loss.marked_ms)

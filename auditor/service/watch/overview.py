@@ -151,7 +151,7 @@ class Overview:
                 await waiter
 
     async def _read(self) -> History:
-        """The present history. Runs of a rare kind that are not among the newest any more come from earlier looks."""
+        """Return the present history. Runs of a rare kind, no longer among the newest, come from earlier looks."""
         before, now_ms = self.history, self._clock.epoch_ms()
         newest = await self._runs.list(RUNS_READ, now_ms)
         if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage

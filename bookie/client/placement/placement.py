@@ -163,8 +163,9 @@ class Placement:
         candidates: Sequence[BookieId],
         rng: random.Random,
     ) -> tuple[BookieId, ...] | None:
-        """The ensemble with other bookies in ``positions``: the best by the policy of ``judge``, strict or not. None if
-        there are too few candidates.
+        """Return the ensemble with other bookies in ``positions``: the best by the policy of ``judge``, strict or not.
+
+        None if there are too few candidates.
 
         Args:
             members: the ensemble.

@@ -150,7 +150,7 @@ class Search:
         return best
 
     def _choices(self, index: int, cost_max: int | None, *, is_eager: bool) -> Iterator[tuple[BookieId, Location, int]]:
-        """One bookie of each kind with its cost at an open position: in the given order (eager), or the best first.
+        """Yield a bookie of each kind with its cost at an open position, in the given order (eager) or the best first.
 
         The best is the cheapest, of the rack farthest from this position in the ensemble, with most bookies left.
         """

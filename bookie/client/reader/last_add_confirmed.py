@@ -191,7 +191,7 @@ class _Tally:
 
 
 def confirmed_in(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
-    """The evidence in one bookie's answer: its status (CORRUPT if a part does not verify) and the greatest LAC."""
+    """Return the evidence in a bookie's answer: its status (CORRUPT if a part does not verify) and the greatest LAC."""
     status, best = reply.status, EntryId(-1)
     if reply.explicit:
         try:

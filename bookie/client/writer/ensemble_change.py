@@ -46,7 +46,7 @@ _RETRY_S: Final = 0.2
 def with_new_ensemble(
     metadata: LedgerMetadata, ledger_id: LedgerId, before: Fragment, wanted: Fragment, sent: Sequence[Fragment]
 ) -> LedgerMetadata | None:
-    """The metadata after an ensemble change, from the metadata as found; None if the change is already stored. Pure.
+    """Return the metadata after an ensemble change, from the stored one; None if the change is already stored. Pure.
 
     Args:
         metadata: as found; older fragments may have been changed by repair, and are kept as they are.

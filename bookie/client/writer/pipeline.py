@@ -124,7 +124,7 @@ class Pipeline:
             self.on_failure()
 
     def in_doubt(self) -> AddOutcomeUnknownError:
-        """The error of an entry after the failure; a new one each time, because its traceback grows with each raise."""
+        """Return the error for an entry after the failure: a new one, because each raise makes its traceback longer."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
         doubt: AddOutcomeUnknownError
         if isinstance(self.error, LedgerFencedError):
@@ -165,7 +165,7 @@ class Pipeline:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that ended early leaves entries without an outcome."""
+        """Fail if a task ended early, because entries of it may be left without an outcome."""
         self._tasks.pop(task, None)
         if self._is_stopping and task.cancelled():
             return
@@ -261,7 +261,7 @@ class QuorumTimeout:
             self._end = end
 
     def due_s(self, last_add_confirmed: int) -> float | None:
-        """When the oldest entry after ``last_add_confirmed`` will have waited for too long; None if there is none."""
+        """Return when the oldest entry after ``last_add_confirmed`` has waited for too long; None if there is none."""
         bursts = self._bursts
         while bursts and bursts[0][0] <= last_add_confirmed + 1:
             bursts.popleft()

@@ -34,7 +34,7 @@ _METADATA_S: Final = 10.0
 
 
 def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) -> tuple[BookieId, ...]:
-    """The other bookies that should have an entry of ``bookie``, in the order of reading; empty if none may be used.
+    """Return the other bookies that should have an entry of ``bookie``, in the order to read; empty: none may be used.
 
     None may be used if the ledger is not closed or ends before the entry, if ``bookie`` need not have the entry, or if
     its digest verifies nothing or its key is not known.

@@ -128,7 +128,7 @@ class DiskWatch:
         return tuple(name for name, is_so in found.items() if is_so)
 
     def journal_problem(self, number: int) -> str:
-        """Why a journal's disk keeps the bookie read-only, as of the last look; empty: it does not. The first is 0."""
+        """Return why the disk of a journal (from 0) keeps the bookie read-only, as last seen; empty: it does not."""
         is_full = self._storage.full_journals[number] and self._was_full_lately()
         return _stall(self._stalled_s(number)) or ("full" if is_full else "")
 

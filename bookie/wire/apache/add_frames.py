@@ -35,7 +35,7 @@ class AddFrames:
         self._answered = b"\x08\x00\x10" + varint(ledger_id) + b"\x18"
 
     def around(self, txn_id: int, entry_id: int, size: int) -> tuple[bytes, bytes, bytes]:
-        """The bytes before and after an entry of ``size`` bytes, and the body of the answer after it is stored."""
+        """Return the bytes before and after an entry of ``size`` bytes, and the body of the answer to a stored one."""
         header, entry = _IS_ADD + varint(txn_id), varint(entry_id)
         before = self._ledger + entry + self._key + varint(size)
         rest_bytes = size + len(self._flag)
