@@ -113,13 +113,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing bkheal and its dependencies into $(VENV): about 600 MB, a few minutes the first time"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-site: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[site]'
+	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[site]'
 	@touch $@

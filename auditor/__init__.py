@@ -1,4 +1,4 @@
-"""The ``bkheal`` command line and, on top of every other package, the operator's view of the system.
+"""The service, the APIs and the command line of ``bkheal``, on top of all other packages.
 
 Does not belong here: audit checks (``spark_jobs``), copying (``replicator``).
 """

@@ -1,4 +1,4 @@
-"""Making the archive of Spark's Java classes: an audit of a small cluster loads them, and Java writes them at its end.
+"""Makes the archive of Spark's Java classes: an audit of a small cluster loads them, and Java writes them at its exit.
 
 The cluster is metadata in an embedded ZooKeeper, without bookies. Nothing else is read or changed.
 """
@@ -39,14 +39,14 @@ class ClassArchiveError(PermanentError):
 
 
 def make_class_archive(path: Path, java: Java) -> None:
-    """Make the archive; a file that exists is replaced when the new one is whole. Takes a minute, and 200 MB of disk.
+    """Make the archive. An existing file is replaced only by a complete one. Takes a minute, and 200 MB of disk.
 
     Args:
-        path: the file. Its folder is made.
-        java: what will use it.
+        path: the file. Its folder is created.
+        java: the Java that will use it.
 
     Raises:
-        ClassArchiveError: this Java cannot make an archive, or the audit failed; the message has the end of its output.
+        ClassArchiveError: this Java cannot make it, or the audit failed; the message has the end of the audit's output.
         OSError: the file cannot be written.
         EmbeddedProcessError, ZooKeeperJarsMissingError: there is no ZooKeeper for the audit.
     """
@@ -110,7 +110,7 @@ def _end_of(output: str) -> str:
 
 
 async def _fill(hosts: str) -> None:
-    """A cluster that lost a bookie, so that the audit has something to find and to mark."""
+    """Create a cluster that lost a bookie, so that the audit finds and marks ledgers."""
     store = await ZooKeeperStore.connect(hosts)
     try:
         rng = random.Random(0)

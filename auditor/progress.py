@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 _PLAIN_INTERVAL_S: Final = 5.0
-"""Seconds between two plain lines of one step; a log should not grow by a line an item."""
+"""Seconds between two plain lines of one step, so that a log does not grow by a line per item."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class Step(Protocol):
         ...
 
     def done(self, count: int) -> None:
-        """Set the number of items done in all."""
+        """Set the total number of items that are done."""
         ...
 
     def advance(self, count: int = 1) -> None:
-        """Add ``count`` items done."""
+        """Add ``count`` items that are done."""
         ...
 
     def note(self, text: str) -> None:
@@ -91,7 +91,7 @@ class _BarStep(_PlainStep):
 
 
 class Display:
-    """Shows numbered steps on one stream and remembers their results."""
+    """Shows numbered steps on one stream and keeps their results."""
 
     def __init__(self, steps: int, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -101,7 +101,7 @@ class Display:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """Show a step while the body runs; its seconds are measured, the rest of its result the body fills in."""
+        """Show a step while the body runs. Its seconds are measured here; the body sets the rest of its result."""
         head = f"[{len(self.results) + 1}/{self._steps}] {title}"
         started_s = time.monotonic()
         if self._console.is_terminal:

@@ -1,4 +1,4 @@
-"""``python -m replicator``: the replicator with nothing else loaded."""
+"""``python -m replicator``: start a replicator without loading the other parts of bkheal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_options(flag_file: Path | None) -> None:
-    """Warn if the configuration file has replicator options: they have no effect here."""
+    """Warn if the configuration file has replicator options, which have no effect in this command."""
     if flag_file is not None and _TABLE in read_config(flag_file):
         _log.warning(
             "options in the configuration file do not count here, start `bkheal replicator` for that",

@@ -89,7 +89,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
 
 
 class _Telemetry:
-    """The metrics of this process. Their sources (store, worker) are added after they were created."""
+    """The metrics of this process. The store and the worker are registered as sources once they exist."""
 
     def __init__(self, *, has_apache_names: bool) -> None:
         self.metrics = replicator_metrics(installed_version())
@@ -149,7 +149,7 @@ async def _run_on(
                 guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
                 _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
                 end = await worker.run()
-        if guarding.done():  # its result needs no ZooKeeper, which may be unavailable when the worker stops
+        if guarding.done():  # no request to ZooKeeper here: it may be unavailable when the worker stops
             raise MigratedError(guarding.result())
     finally:
         await cancel(guarding)
@@ -160,12 +160,12 @@ async def _run_on(
 
 
 async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> str:
-    """Stop the worker if the metadata begins to migrate away from ZooKeeper (R88), or if this can no longer be read.
+    """Stop the worker if the metadata begins to migrate away from ZooKeeper (R88), or if reading that is refused.
 
     Returns the reason.
 
     Raises:
-        PermanentError: the store does not allow reading the migration.
+        PermanentError: the store refused to read the state of the migration.
     """
     while True:
         session = store.session
@@ -212,12 +212,12 @@ async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSet
 
 
 async def _check_readable(registrations: Registrations, tasks: UnderReplication) -> None:
-    """Read once everything read by a listing: without permission, the process is not ready.
+    """Read once all data that a listing reads, so that the process fails at its start if it lacks a permission.
 
     Raises:
-        AccessDeniedError: an ACL does not allow it.
+        AccessDeniedError: an ACL forbids a read.
         NotAClusterError: there is no list of bookies.
-        StoreUnavailableError: no answer.
+        StoreUnavailableError: the store does not answer.
     """
     await registrations.list()
     await tasks.locks.locked()
@@ -230,7 +230,7 @@ def _sinks(settings: ReplicatorSettings, counting: Sequence[EventSink], stdout: 
 
 
 def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdout: TextIO) -> None:
-    """Write the line expected by the parent process."""
+    """Write a line to stdout for the parent process, which waits for it."""
     stdout.write(json.dumps(event) + "\n" if settings.is_output_json else text + "\n")
     stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The ports of repair, in one value."""
+"""The ports that repair needs, in one value."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class RepairPorts:
     rng: random.Random
     placement: Placement = field(default_factory=Placement)
     circuits: Circuits = field(default_factory=Circuits)
-    """The circuits of ``transport``, if it is a ``CircuitTransport``."""
+    """The circuit breakers of ``transport``, if it is a ``CircuitTransport``."""
     recent: Recent = field(init=False)
-    """Recent answers of the cluster."""
+    """Recent answers of the cluster, shared by all turns."""
     moves: MovedLedgers = field(init=False)
     debts: PlacementDebts = field(init=False)
     damage_notes: DamageNotes = field(init=False)

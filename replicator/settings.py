@@ -18,18 +18,19 @@ from replicator.copying.transfer_slots import SLOTS_MAX
 
 @dataclass(frozen=True, slots=True)
 class ReplicatorSettings:
-    """The options of an operator. Impossible values are refused together, each with its name.
+    """The options that an operator sets. One error names all invalid values.
 
     Raises:
-        ConfigurationError: some value is impossible.
+        ConfigurationError: a value is invalid.
     """
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
     ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
-    """Many, because a small ledger mostly waits for round trips. A worker repairs fewer large ledgers at a time."""
+    """The default is high, because the repair of a small ledger mostly waits for answers. A worker repairs fewer large
+    ledgers at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
-    """Bound on bytes sent to targets, and on bytes read."""
+    """The limit for the bytes sent to targets, and separately for the bytes read."""
     copies_per_bookie: Annotated[
         int, Option("Requests of copies under way to one bookie, up to 1 MiB each.", minimum=1, maximum=256)
     ] = SLOTS_MAX
@@ -43,7 +44,7 @@ class ReplicatorSettings:
         float,
         Option("Seconds between two reads of the list of tasks while the process is idle.", "poll_interval", above=0),
     ] = 5.0
-    """Longest time until new tasks are noticed without a watch event, and the age at which the list is renewed."""
+    """The longest time until new tasks are found without a watch event: the list of tasks is then read again."""
     open_ledger_grace_s: Annotated[
         float,
         Option(
@@ -52,12 +53,12 @@ class ReplicatorSettings:
             minimum=0,
         ),
     ] = 30.0
-    """Time for which a bookie of an unclosed ledger's last fragment must be missing before the ledger is taken from its
-    writer: fenced, recovered and closed. A live writer replaces the bookie within this time. Apache's default."""
+    """How long a bookie of an unclosed ledger's last fragment must be missing before the ledger is recovered, which
+    fences its writer. A live writer replaces the bookie within this time. The default is Apache's."""
     grace_s: Annotated[
         float, Option("Seconds that repairs in progress may go on after SIGTERM.", "grace", minimum=0)
     ] = 30.0
-    """Kubernetes kills after 30 s by default."""
+    """Kubernetes kills a process after 30 s by default."""
     once: Annotated[bool, Option("End when every task is repaired or parked.")] = False
     is_output_json: bool = False
     """One JSON object per event on stdout instead of readable lines."""
@@ -65,7 +66,7 @@ class ReplicatorSettings:
         PlacementPolicy,
         Group(heading="Placement of copies", help={"is_strict": "Park a ledger rather than break the policy."}),
     ] = STANDARD
-    """The placement policy for copies. Must equal the policy of the cluster's writers."""
+    """The placement policy for copies. It must equal the policy of the cluster's writers."""
     topology_file: Annotated[
         Path | None,
         Option(
@@ -73,9 +74,9 @@ class ReplicatorSettings:
             is_file=True,
         ),
     ] = None
-    """Read once."""
+    """The file is read once."""
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
-    """Default: plain connections."""
+    """By default, connections are plain."""
     http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
     """The address of metrics and probes; None: not served."""
     has_apache_metrics: Annotated[

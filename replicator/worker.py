@@ -1,8 +1,8 @@
-"""The worker: take tasks while permitted, repair several ledgers at a time, and release all locks at the end.
+"""The worker: take tasks while repair is enabled, repair several ledgers at a time, and release all locks at the end.
 
-Workers without work are on standby and are called (``queue.standby``), so an event does not wake all of them. Neither a
-failing ledger nor a temporarily unreachable store stops the worker. The end of the store's session cancels all work in
-flight at once (S14); the next session begins with a new listing.
+A worker without work is on standby until another worker calls it (``queue.standby``), so a change does not wake all
+workers. Neither a ledger whose repair fails nor a temporarily unreachable store stops the worker. The end of the
+store's session cancels all work in flight immediately (S14); the next session begins with a new listing.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskRe
 _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
-"""Most bytes read and not yet stored, over all ledgers in flight."""
+"""The most bytes that are read and not yet stored, over all ledgers in flight."""
 LARGE_IN_FLIGHT_MAX: Final = 16
-"""Most large ledgers repaired at a time: more of them would hold locks and wait for each other's bytes."""
+"""The most large ledgers repaired at a time. More of them would hold locks while they wait for memory."""
 STORE_PAUSE_S: Final = 1.0
-"""Pause after a missing answer of the store."""
+"""The pause after the store did not answer."""
 REFUSED_PAUSE_S_MAX: Final = 60.0
-"""Longest pause after a refusal of the store. Pauses double from ``STORE_PAUSE_S`` on."""
+"""The longest pause after the store refused a request. Pauses start at ``STORE_PAUSE_S`` and double."""
 LETTING_GO_S: Final = 10.0
-"""Time for cancelled work to release its locks; remaining locks end with the session."""
+"""The time for cancelled work to release its locks. Remaining locks end with the session."""
 _ACTIVE: Final = frozenset({StandbyEnd.CALLED, StandbyEnd.OVERDUE})
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
@@ -70,7 +70,7 @@ _DEBTS: Final = "the placement debts"
 
 
 class RunEnd(enum.Enum):
-    """The reason for the end of a run."""
+    """Why a run ended."""
 
     STOPPED = "stopped"
     SETTLED = "settled"
@@ -80,10 +80,10 @@ class RunEnd(enum.Enum):
 
 
 class Worker:
-    """The loop for one process's share of the marked ledgers. ``run`` is called once."""
+    """The loop that repairs one process's share of the marked ledgers. Call ``run`` once."""
 
     def __init__(self, ports: RepairPorts, settings: ReplicatorSettings, events: EventSink, owner: str) -> None:
-        """Prepare a worker; its locks show ``owner`` to people, usually the host's name."""
+        """Prepare a worker. ``owner`` is the name in its locks, for people to read: usually the host's name."""
         self._ports = ports
         self._settings = settings
         self._events = events
@@ -108,14 +108,14 @@ class Worker:
         self._repayment = Repayment(ports, self._absences)
         self._standby = Standby(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_active = False
-        """Whether this worker left standby to look for work by itself."""
+        """Whether this worker left standby and looks for work by itself."""
         self._looking: asyncio.Task[None] | None = None
-        """The last search for repayable debts while this worker watches, with the pause after its failure."""
+        """The latest search for repayable debts while this worker watches, including the pause after a failure."""
         self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         self._search_error: Exception | None = None
-        """With ``once``, why the last search for repayable debts failed."""
+        """With ``once``: why the last search for repayable debts failed."""
         self._watchers: list[asyncio.Task[None]] = []
-        """Watches of the bookies and of the switch, while this worker is active or watches for others."""
+        """The watches on the bookies and on the switch, while this worker is active or watches for others."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
         self._ranks: dict[LedgerId, int] = {}
         """The rank of each ledger in ``_running``."""
@@ -123,8 +123,8 @@ class Worker:
         """The rank of each large ledger in ``_running``."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        """Set to look at once: after the end of a repair, a change of the session or the bookies, or a request to
-        stop."""
+        """Set to make the loop look at the tasks immediately: a repair ended, the session or the bookies changed, or
+        ``stop`` was called."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
         self._fatal: FatalError | None = None
@@ -145,21 +145,21 @@ class Worker:
 
     @property
     def problem(self) -> str:
-        """Data this process lacks permission to read, until an operator acts; empty if none. For any thread."""
+        """The data that this process is not permitted to read, with the reasons; empty if none. Safe in any thread."""
         return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
-        """Change the rate of copying (0: unlimited), from the next batch on.
+        """Change the copy rate (0: unlimited), starting with the next batch.
 
         Requests to read and to add are limited separately (``Pace``).
 
         Raises:
-            ValueError: negative.
+            ValueError: the rate is negative.
         """
         self._pace.set_rate(bytes_per_second)
 
     def stop(self) -> None:
-        """Take no more tasks; cancel repairs in flight after the grace period. Idempotent."""
+        """Take no more tasks, and cancel the repairs in flight after the grace period. Idempotent."""
         self._stop.set()
         self._wake.set()
 
@@ -167,7 +167,7 @@ class Worker:
         """Work until ``stop``, or with ``once`` until every task is settled.
 
         Raises:
-            FatalError: bkheal's code broke one of its own rules; all work was cancelled and released.
+            FatalError: bkheal's code violated one of its own rules; all work was cancelled and all locks released.
             PermanentError: only with ``once``: the store refused a necessary request.
         """
         limits = CopyLimitsStore(self._ports.store, self._ports.cluster.root)
@@ -211,7 +211,7 @@ class Worker:
         return RunEnd.STOPPED
 
     async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
-        """Pause until an operator may have changed the store; work in flight and this process continue."""
+        """Pause, because only an operator can change what the store refuses. Work in flight continues."""
         self._refused = {**self._refused, what: str(error)}
         _log.error("store refused, trying again", extra={"what": what, "error": str(error), "in_s": pause_s})
         await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
@@ -221,7 +221,7 @@ class Worker:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
     async def _look(self) -> RunEnd | None:
-        """Look at the tasks once, start turns, and wait for a change; return the end of a run with ``once``."""
+        """List the tasks if necessary, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
             await self._wait_connected(session)
@@ -234,7 +234,7 @@ class Worker:
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
-                self._search_error = await self._search_debts()  # the listing then contains its marks
+                self._search_error = await self._search_debts()  # before the listing, which then contains its marks
             await self._queue.refresh()
             self._follow_debts()
             self._events.tasks_listed(self._queue.outlook)
@@ -279,10 +279,9 @@ class Worker:
         return None
 
     def _follow_debts(self) -> None:
-        """Begin another search for repayable debts if this worker watches and its last search has ended.
+        """Start another search for repayable debts if this worker watches and its last search has ended.
 
-        A search among many debts takes long, so listings and repairs do not wait for it, and its failure affects
-        neither.
+        A search among many debts takes long. Listings and repairs do not wait for it, and continue if it fails.
         """
         if self._looking is not None and self._looking.done():
             looking, self._looking = self._looking, None
@@ -291,7 +290,7 @@ class Worker:
             self._looking = guarded("placement debts", self._look_for_repayable())
 
     async def _search_debts(self) -> Exception | None:
-        """Search for repayable debts, and return the error of a failed search: it delays no repair."""
+        """Search for repayable debts. Return an error instead of raising it, because it must not delay repairs."""
         try:
             await self._repayment.look()
         except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
@@ -316,7 +315,7 @@ class Worker:
     async def _wait_for_work(self) -> None:
         """Wait on standby if this worker has no work.
 
-        A run with ``once`` looks by itself, and a watching worker looks for all others.
+        A run with ``once`` is never on standby, and a watching worker looks for work for all others.
         """
         is_needed = self._settings.once or self._running or self._unreleased
         if not is_needed and not (self._standby.is_watching and self._standby.is_entered):
@@ -334,7 +333,7 @@ class Worker:
             ]
 
     def _forget_observations(self) -> None:
-        """Forget all observations, because a standby worker sees no changes."""
+        """Forget all observations, because a worker on standby sees no changes."""
         self._queue.forget()
         self._repayment.forget()
         self._note_allowed(_DEBTS)
@@ -363,18 +362,19 @@ class Worker:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
     def _has_capacity(self) -> bool:
-        """Whether the next task may start. Tasks never overtake each other.
+        """Whether the next task may start. Tasks start in the order of the queue.
 
-        The number of ledgers in flight is limited, and separately that of large ones.
+        The number of ledgers in flight is limited, and so is the number of large ones.
         """
         if not self._is_free(self._ranks, self._settings.ledgers_in_flight):
             return False
         return not self._queue.is_next_large or self._is_free(self._large_ranks, self._large_limit)
 
     def _is_free(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
-        """Whether a place is free, or the next task is more urgent than everything in flight.
+        """Whether fewer than ``limit`` ledgers are in flight, or the next task is more urgent than all of them.
 
-        Urgent tasks may use as many places again. Their copies also pass others waiting for the rate and memory.
+        Urgent tasks may use up to ``limit`` more places. Their copies also go first in the queues for the copy rate
+        and for memory.
         """
         if len(ranks) < limit:
             return True
@@ -386,7 +386,7 @@ class Worker:
         self._wake.set()
 
     async def _work(self, turn: Turn) -> None:
-        """Run one task's turn, from lock to release. Its failure does not affect other tasks."""
+        """Run one task's turn, from lock to release. A failure does not affect other tasks."""
         started_s = self._ports.clock.monotonic_s()
         try:
             result = await self._repair(turn)
@@ -435,13 +435,13 @@ class Worker:
             self._unreleased.append(lease)
 
     async def _give_back_again(self) -> None:
-        """Retry failed releases, and settle locks whose creation had no answer."""
+        """Retry failed releases, and settle locks whose creation was not answered."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
             await self._give_back(lease)
         for ledger_id in self._queue.unmarked_locks - self._running.keys():
             try:
-                settled = await self._lock(ledger_id)  # no lease and no lock remain, unless it was marked again
+                settled = await self._lock(ledger_id)  # this leaves no lock, unless the ledger was marked again
             except (TransientError, OutcomeUnknownError) as error:
                 _log.info("a lock is not settled yet", extra={"ledger_id": ledger_id, "error": str(error)})
                 return
@@ -463,14 +463,14 @@ class Worker:
             self._wake.set()
 
     async def _watch_bookies(self) -> None:
-        """Look again as soon as registrations change: this may wake parked tasks or cancel others."""
+        """List the tasks again when registrations change, because other tasks may then be possible or unnecessary."""
         seen: Bookies | None = None
         refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while True:
             try:
                 if seen is None:
                     seen = await self._ports.registrations.list()
-                    if _BOOKIES in self._refused:  # changes since are unknown
+                    if _BOOKIES in self._refused:  # it may have changed while it could not be read
                         self._note_allowed(_BOOKIES)
                         self._queue.mark_stale()
                         self._wake.set()
@@ -486,17 +486,17 @@ class Worker:
             refusals.reset()
             self._ports.recent.note_bookies_changed()
             self._absences.note_bookies_changed()
-            if self._settings.once or self._standby.is_watching:  # it calls the others if there is work for them
+            if self._settings.once or self._standby.is_watching:  # a watching worker calls the others if there is work
                 self._queue.mark_stale()
                 self._wake.set()
 
     async def _watch_switch(self) -> None:
-        """Make the next chunk read the switch again as soon as auto-recovery is enabled or disabled (S7)."""
+        """When auto-recovery is enabled or disabled, make the next chunk read the switch again (S7)."""
         recent = self._ports.recent
         while True:
             try:
                 await self._ports.tasks.switches.wait_switched(is_disabled=await recent.is_disabled())
-            except BkhealError as error:  # the kept state of the switch still expires soon
+            except BkhealError as error:  # without a watch, the cached state of the switch expires soon
                 _log.info("the switch is not watched for now", extra={"error": str(error)})
                 await self._ports.clock.sleep(STORE_PAUSE_S)
             recent.note_switched()
@@ -506,7 +506,7 @@ class Worker:
             work.cancel()
 
     async def _finish(self, seconds: float) -> None:
-        """Wait for the work in flight, up to ``seconds``."""
+        """Wait up to ``seconds`` for the work in flight to end."""
         if self._running and seconds > 0:
             await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])
 

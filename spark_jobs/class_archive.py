@@ -1,8 +1,8 @@
-"""The archive of Spark's Java classes: with it, a session starts in two thirds of the time.
+"""The archive of Spark's Java classes, with which a session starts in two thirds of the time.
 
 ``bkheal audit prepare`` creates it, as does the recipe of the image. A session that starts a JVM on this machine uses
 the archive if it exists and is complete; ``spark-submit`` has its own options. Java ignores an archive that does not
-match.
+match its classes.
 
 Decision: docs/decisions/0122-spark-starts-from-an-archive-of-its-classes.md.
 """
@@ -20,18 +20,19 @@ from bookie.runtime.java import Java
 from bookie.runtime.kept_files import cache_folder
 
 VARIABLE: Final = "BKHEAL_SPARK_CLASSES"
-"""Environment variable with the path of the archive; default: one in the cache folder for each Java and Spark."""
+"""Environment variable with the path of the archive. Default: a path in the cache folder, one for each Java and
+Spark."""
 SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-"""Spark's own variable, with options for the JVM of the driver."""
+"""Spark's own environment variable with options for the JVM of the driver."""
 LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
 LAUNCHER_DEFAULT: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
-"""Options of Spark's launcher, a small Java program that prints the command line of the driver's JVM."""
+"""Options for Spark's launcher, a small Java program that prints the command line of the driver's JVM."""
 _OF_AN_OPERATOR: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
 _WRITABLE_BY_OTHERS: Final = 0o022
 
 
 def spark_jars() -> Path:
-    """Return the folder with the jars of the installed pyspark, which is located and not imported."""
+    """Return the folder with the jars of the installed pyspark, without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pyspark is not installed")
@@ -46,9 +47,9 @@ def archive_path(java: Java, environment: Mapping[str, str]) -> Path:
 
 
 def archive_options(java: Java, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return Java's options for the archive; none without a usable one, or if the operator's options concern archives.
+    """Return Java's options for the archive; none if it is not usable, or if the operator's options concern archives.
 
-    The file is code: it is not used if another user except root could have written it.
+    The file contains code, so it is not used if a user other than this one and root could have written it.
     """
     if any(option in environment.get(SUBMIT_OPTIONS, "") for option in _OF_AN_OPERATOR):
         return ()

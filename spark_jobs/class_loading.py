@@ -1,4 +1,4 @@
-"""``python -m spark_jobs.class_loading URI REPORTS``: load Spark's classes by an audit, then end the JVM.
+"""``python -m spark_jobs.class_loading URI REPORTS``: run an audit to load Spark's classes, then end the JVM.
 
 If this process was started with options to write an archive of classes, the JVM writes it when it exits.
 """
@@ -16,7 +16,7 @@ from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
 
 _END_S: Final = 120.0
-"""Writing the archive takes some seconds on an idle machine."""
+"""Longest wait for the archive, which takes a few seconds on an idle machine."""
 
 
 def load_classes(uri: str, report_dir: Path) -> None:

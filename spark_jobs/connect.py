@@ -49,10 +49,10 @@ class PacedConnection:
 async def connected(
     uri: MetadataUri, connect_timeout_s: float = CONNECT_TIMEOUT_S, access: ZooKeeperAccess | None = None
 ) -> AsyncIterator[Connection]:
-    """Connect, read the cluster's root, and close at the end.
+    """Connect and read the cluster's root; the connection is closed at the end.
 
-    Tasks pass the ``access`` of the driver. It names files and environment variables of the executor, and this process
-    adopts it, so a task looks for bkheal's own state in the same place as the driver.
+    Tasks pass the ``access`` of the driver. It names files and environment variables of the executor. This process uses
+    it from then on, so a task looks for bkheal's own state in the same place as the driver.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.
@@ -76,13 +76,13 @@ async def connected_at_pace(
     *,
     looks_itself: bool = False,
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for a task that reads in bulk: from observers, if the budget has some and one of them answers.
+    """Connect a task that reads in bulk: to observers, if the budget names some and one of them answers.
 
     Args:
-        uri: of the cluster.
+        uri: the metadata URI of the cluster.
         connect_timeout_s: how long to try.
         access: see ``connected``.
-        budget: of the task.
+        budget: the limits of the task.
         looks_itself: see ``PacedStore``.
 
     Raises:
@@ -112,16 +112,16 @@ async def connected_at_pace(
 async def connected_as_reader(
     uri: MetadataUri, connect_timeout_s: float, clock: Clock, budget: TaskBudget
 ) -> AsyncIterator[PacedConnection]:
-    """As ``connected``, for the driver of a run, which becomes one of the runs that share the limits on reading.
+    """Connect the driver of a run, which becomes one of the runs that share the limits on reading.
 
-    Its reads keep the pace of the run. Bulk reads of its tasks happen at other times, so the driver may use the limits
-    of all tasks together. Beside other runs, opening takes up to two seconds if there are fixed limits.
+    The driver's reads keep the pace of the run. The driver and its tasks read in bulk at different times, so the driver
+    may use the limits of all tasks together. If there are fixed limits and other runs, this takes up to two seconds.
 
     Args:
-        uri: of the cluster.
+        uri: the metadata URI of the cluster.
         connect_timeout_s: how long to try.
-        clock: to wait and to measure with.
-        budget: of the tasks of the run together.
+        clock: for waits and measurements.
+        budget: the limits of all tasks of the run together.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``connected``.

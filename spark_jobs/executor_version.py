@@ -1,6 +1,6 @@
 """Whether an executor has the code of the driver.
 
-Tasks carry names and data of the driver's code. Another version could read them differently and not fail.
+Tasks contain names and data of the driver's code. Another version could misread them without an error.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ def check_version(driver_version: str) -> None:
 
 
 def version_problem(text: str) -> str | None:
-    """Return the sentence of an ``OtherVersionError`` within the text of an error from Spark; None: there is none."""
+    """Return the sentence of an ``OtherVersionError`` in the text of an error from Spark; None: the text has none."""
     found = _IN_TEXT.search(text)
     return None if found is None else found.group()

@@ -1,7 +1,7 @@
 """The column of the bookie groups requested by a ledger: null, or a JSON text. Pure.
 
-``{"primary": ["red"], "secondary": []}``, or ``{"problem": "..."}`` if they cannot be read. Equal groups are equal
-texts. It is a text because Spark groups and joins by texts faster than by structs.
+``{"primary": ["red"], "secondary": []}``, or ``{"problem": "..."}`` if they cannot be read. Equal groups have equal
+texts. The column is a text because Spark groups and joins by texts faster than by structs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from bookie.model.isolation import Isolation
 
 
 def groups_text(wish: Isolation | str) -> str:
-    """Return the value for groups, or for the reason why they cannot be read."""
+    """Return the value of the column for groups, or for the reason why they cannot be read."""
     if isinstance(wish, str):
         return json.dumps({"problem": wish})
     return json.dumps({"primary": sorted(wish.primary), "secondary": sorted(wish.secondary)})
 
 
 def wish_in(text: str) -> tuple[Isolation | None, str]:
-    """Return the groups in a value, and why they cannot be read; an empty text is null."""
+    """Return the groups in a value of the column, and why they cannot be read. An empty text counts as null."""
     if not text:
         return None, ""
     value = json.loads(text)

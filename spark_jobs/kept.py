@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from typing import Final
 
 HISTORY_DAYS: Final = 400
-"""Days of the tables by default: a year can be compared with the one before."""
+"""Default number of days in the tables, so that a year can be compared with the previous one."""
 HISTORY_DAYS_MAX: Final = 36_500
 HISTORY_MIB: Final = 1024
-"""Size of each table by default, of which findings need most: some hundred runs with a hundred thousand findings."""
+"""Default size of each table. Findings need the most space: this is enough for about a hundred runs with a hundred
+thousand findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What to keep; None: everything."""
+    """What to keep; None: no limit."""
 
     reports_max: int | None = None
-    """Directories of runs, at least 1."""
+    """Number of directories of runs, at least 1."""
     days_max: int | None = None
-    """Days of the tables, today included, at least 1."""
+    """Number of days in the tables, including today, at least 1."""
     table_bytes_max: int | None = None
-    """Of each table: above this size, its oldest days are removed, and the newest stays."""
+    """Size of each table. If a table is larger, its oldest days are removed, but never the newest day."""
 
 
 EVERYTHING: Final = Kept()

@@ -15,8 +15,9 @@ def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> 
     """Return the environment of the templates in a folder.
 
     Args:
-        folder: where the templates are; in an archive if the package is imported from one (``--py-files``).
-        clean: called with each text that a template prints; the result is escaped.
+        folder: contains the templates. If the package is imported from an archive (``--py-files``), it is in the
+            archive.
+        clean: is called with each text that a template prints; its result is then escaped.
     """
 
     def printed(value: object) -> object:
@@ -39,5 +40,5 @@ def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> 
 
 
 def style_hash(css: str) -> str:
-    """Return the name of a style sheet in a content security policy, which allows only this text."""
+    """Return the hash that identifies a style sheet in a content security policy, which then allows only this text."""
     return f"sha256-{base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()}"

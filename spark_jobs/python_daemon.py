@@ -1,7 +1,7 @@
 """The process from which Spark forks its Python workers, with a faster start.
 
-Spark lets its workers import ``pyspark`` from an archive of sources, and Python compiles these again in each process.
-The package around that archive has the same modules, compiled (decision 123).
+By default, Spark's workers import ``pyspark`` from an archive of sources, which Python compiles again in each process.
+The package that contains this archive has the same modules in compiled form (decision 123).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ARCHIVE: Final = "python/lib/pyspark.zip"
 
 
 def compiled_paths(paths: list[str]) -> list[str]:
-    """Return a search path with the package ``pyspark`` in place of the archive that is part of it."""
+    """Return the search path with the archive replaced by the package ``pyspark`` that contains it."""
     return [_package_of(path) or path for path in paths]
 
 

@@ -1,6 +1,6 @@
-"""Rows of ``bk_references``: their columns, for Spark (DDL) and for Arrow, and their claims.
+"""Rows of ``bk_references``: their columns, for Spark (DDL) and for Arrow, and what they claim about ledgers.
 
-A test keeps the two equal. Importable without Spark.
+A test keeps the two kinds of columns equal. Importable without Spark.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from bookie.metadata.pulsar.decoding import Copy, LedgerReference
 
 
 class Claim(enum.IntEnum):
-    """What a reference implies for its ledger. Of several references, the one with the smallest number counts."""
+    """What a reference implies for its ledger. If there are several references, the smallest value counts."""
 
     ENTRIES = 0
-    """It has entries, which are in BookKeeper alone."""
+    """The ledger has entries, which are only in BookKeeper."""
     EMPTY = 1
-    """It ended without entries, and need not exist."""
+    """The ledger ended without entries, and need not exist."""
     ALSO_ELSEWHERE = 2
-    """Its entries are also in another storage."""
+    """The ledger's entries are also in another storage."""
     OFFLOADED = 3
-    """Its entries are in another storage alone."""
+    """The ledger's entries are only in another storage."""
 
 
 REFERENCE_DDL: Final = """
@@ -32,9 +32,10 @@ REFERENCE_DDL: Final = """
     ledgers array<struct<ledger_id: bigint, claim: tinyint>>, position_in bigint, error string,
     tenant string, namespace string, topic string
 """
-"""One row per node with references, and per node that leaves one unknown. Such a node has either an ``error``, the
-reason why it cannot be decoded, or a ``position_in``: the ledger with the reference to the topic's compacted ledger,
-which was not read. Only such a node has the last three columns; they are null if its name is not that of a topic."""
+"""One row per node with references, and one per node with an unknown reference. A node with an unknown reference has
+either an ``error``, which is the reason why it cannot be decoded, or a ``position_in``. The latter is the ledger that
+stores the reference to the topic's compacted ledger, and was not read. Only for such a node are the last three columns
+set; they are null if its name is not that of a topic."""
 LEDGERS: Final = "ledgers"
 _REFERENCE_TYPE: Final = pa.struct([pa.field("ledger_id", pa.int64()), pa.field("claim", pa.int8())])
 _LEDGERS_TYPE: Final = pa.list_(pa.field("element", _REFERENCE_TYPE))
@@ -49,7 +50,7 @@ REFERENCE_SCHEMA: Final = pa.schema(
 
 
 def claim_of(reference: LedgerReference) -> Claim:
-    """Return the implication of a reference for its ledger."""
+    """Return what a reference implies for its ledger."""
     if reference.copy is Copy.BOOKKEEPER:
         return Claim.EMPTY if reference.is_empty else Claim.ENTRIES
     return Claim.OFFLOADED if reference.copy is Copy.OFFLOADED else Claim.ALSO_ELSEWHERE

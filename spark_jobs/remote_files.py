@@ -27,18 +27,19 @@ T = TypeVar("T")
 _GCS: Final = ("gs", "gcs")
 _HDFS: Final = ("hdfs", "viewfs")
 _IN_ONE_STEP: Final = frozenset({"s3", "gcs", "abfs"})
-"""File systems in which a file appears when it is closed; in the others it is written under a hidden name first."""
+"""File systems in which a file becomes visible when it is closed. In all others, it is first written under a hidden
+name."""
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables of the environment with the endpoint of another S3 server, as the tools of AWS read them."""
+"""Environment variables with the endpoint of another S3 server; AWS's own tools read them as well."""
 CALL_S: Final = 60.0
-"""For one call and its repetitions, in addition to the time for the bytes."""
+"""Time limit of one call with its retries, in addition to the time for the bytes."""
 _BYTES_PER_S: Final = 256 * 1024
 _CHUNK: Final = 4 << 20
 _REASON_MAX: Final = 300
 SLOW_S: Final = 5.0
-"""A call that fails after more than this was waiting for a silent store."""
+"""If a call fails after more than this time, the store counts as unresponsive."""
 REST_S: Final = 120.0
-"""How long a silent store is not called again: the tasks of a scan do not all wait for it."""
+"""How long an unresponsive store is not called again, so that not every task of a scan waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class StoredFile:
 
 
 class Pending(Generic[T]):
-    """A started call."""
+    """A call that was started."""
 
     def __init__(
         self, future: Future[T], deadline_s: float, clock: Clock, end: Callable[[Exception], Exception]
@@ -62,7 +63,7 @@ class Pending(Generic[T]):
         self._end = end
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait at most this long; return whether the call has ended, or its time is over."""
+        """Wait at most this long; return whether the call has ended, or its deadline has passed."""
         left_s = self._until_s - self._clock.monotonic_s()
         try:
             self._future.exception(max(0.0, min(seconds, left_s)))
@@ -71,7 +72,7 @@ class Pending(Generic[T]):
         return True
 
     def result(self) -> T:
-        """Wait until the call ends, or its time is over.
+        """Wait until the call ends, or its deadline has passed.
 
         Raises:
             Exception: ``failure`` of the store; see ``RemoteFiles``.
@@ -80,7 +81,7 @@ class Pending(Generic[T]):
             return self._future.result(max(0.0, self._until_s - self._clock.monotonic_s()))
         except TimeoutError as error:
             raise self._end(TimeoutError(f"no answer within {self._deadline_s:.0f} s")) from error
-        except Exception as error:  # each library of a store has errors of its own, and all mean a failure
+        except Exception as error:  # the library of each store has its own errors, and all of them mean a failure
             raise self._end(error) from error
 
 
@@ -96,14 +97,14 @@ class RemoteFiles:
         rest_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Only stores; the first call opens the file system.
+        """Only store the arguments; the first call opens the file system.
 
         Args:
-            address: of the folder above all files.
+            address: address of the folder above all files.
             failure: the error to raise if the store cannot be read or written; the text has the reason.
-            call_s: seconds for each call, in addition to the time for the bytes.
-            rest_s: seconds for which every call fails at once after a call that waited in vain.
-            clock: to measure with; default: the machine's.
+            call_s: time limit of each call, seconds, in addition to the time for the bytes.
+            rest_s: after a call to an unresponsive store, every call fails immediately for this time, seconds.
+            clock: for measurements; default: the machine's.
         """
         self.address = address
         self._failure = failure
@@ -153,12 +154,12 @@ class RemoteFiles:
         return self._start("read", name, call, size_max).result()
 
     def download(self, name: str, target: Path, size: int) -> None:
-        """Copy a file to a new file of this machine. Memory is bounded by a chunk.
+        """Copy a file to a new file on this machine. Only one chunk is in memory.
 
         Args:
-            name: of the file.
+            name: name of the file in the store.
             target: the new file.
-            size: the size in the list of files.
+            size: its size according to the list of files.
 
         Raises:
             Exception: the store cannot be read, lacks the file, or has one of another size.
@@ -174,7 +175,7 @@ class RemoteFiles:
         self._start("read", name, call, size).result()
 
     def upload(self, source: Path, name: str) -> None:
-        """Write a file of this machine to the store: it appears whole, or not at all.
+        """Write a file of this machine to the store. It appears whole, or not at all.
 
         Raises:
             Exception: the store cannot be written.
@@ -186,7 +187,7 @@ class RemoteFiles:
         return self._start_write(name, lambda: (data,), data.size)
 
     def remove_folder(self, folder: str, *, first: Iterable[str]) -> None:
-        """Remove some files of a folder, if they are there, one after the other, and then the folder.
+        """Remove the files ``first`` of a folder, in order, if they exist, and then the folder.
 
         Raises:
             Exception: it cannot be removed.
@@ -198,7 +199,7 @@ class RemoteFiles:
                     system.delete_file(f"{base}/{folder}/{name}")
             try:
                 system.delete_dir(f"{base}/{folder}")
-            except OSError:  # stores without folders may not find one whose files were removed
+            except OSError:  # a store without real folders may not find a folder whose files were removed
                 left = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
                 if any(info.type is fs.FileType.File for info in system.get_file_info(left)):
                     raise
@@ -222,7 +223,7 @@ class RemoteFiles:
         return self._start("write", name, call, size)
 
     def _start(self, verb: str, name: str, call: Callable[[Any, str], T], size: int = 0) -> Pending[T]:
-        """Call in a thread of its own: a library that hangs does not delay the end of a run."""
+        """Start a call in a thread of its own, so that a library that hangs does not delay the end of a run."""
         future: Future[T] = Future()
         since_s = self._clock.monotonic_s()
         failed_s: float | None = None
@@ -291,7 +292,7 @@ def _hdfs(address: StoreAddress) -> Any:
     kind = native.HdfsFileSystem if address.scheme == "hdfs" else native.ViewfsFileSystem
 
     class Replacing(kind):  # type: ignore[misc, valid-type]
-        """A move replaces its target, as pyarrow's other file systems do."""
+        """Replaces the target of a move, as pyarrow's other file systems do."""
 
         def mv(self, path1: str, path2: str, **_: object) -> None:
             super().mv(path1, path2, overwrite=True)

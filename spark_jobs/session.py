@@ -1,8 +1,8 @@
 """One Spark session for an audit, with an explicit value for every setting that its results or its log depend on.
 
-Defaults of Spark differ between 4.0 and 4.3 (Arrow transfer among them), and PySpark starts the first ``python3`` on
-the path as its worker by default; none of this is left to chance here. Inside ``spark-submit`` its own master and
-memory settings apply.
+Spark's defaults differ between 4.0 and 4.3 (Arrow transfer among them), and by default PySpark starts the first
+``python3`` on the path as its worker. So all of these are set here. Inside ``spark-submit``, its own master and memory
+settings apply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spark_jobs.pacing.budget import NICE
 
 LOOPBACK: Final = "127.0.0.1"
 TASK_ATTEMPTS: Final = 4
-"""Spark's default on a cluster. A local master tries once by default: one lost connection would abort a run."""
+"""Spark's default on a cluster. A local master tries only once by default, so one lost connection would abort a run."""
 ROWS_PER_BATCH: Final = 10_000
 _EVENT_LOG_DIR: Final = "/tmp/spark-events"  # noqa: S108
 """Spark's default."""
@@ -56,27 +56,27 @@ class SparkEndedError(FatalError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error with any text."""
+    """Return the first line of an error's text that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def is_alive(spark: SparkSession) -> bool:
-    """Return whether the driver's JVM lives and its context is not stopped.
+    """Return whether the driver's JVM is running and its context is not stopped.
 
-    True if this is unknown, because this process can open no file to ask with. Blocks for a call into the JVM.
+    The result is True if this is unknown because this process cannot open another file. Blocks for a call into the JVM.
     """
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError) as error:  # no answer; no connection
         return is_lack_of_files(error) or not can_open_files(1)
-    except AttributeError:  # stopped by this side
+    except AttributeError:  # this process has stopped the context
         return False
 
 
 def kill_driver() -> bool:
     """Kill the JVM that this process started for Spark; return whether there is one. Never ``spark-submit``'s own.
 
-    Never blocks: it does not talk to the JVM, which may hang.
+    Never blocks, because it does not call the JVM, which may hang.
     """
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
@@ -96,24 +96,24 @@ class SessionSettings:
     """How to start Spark."""
 
     master: str | None = None
-    """Spark master; None for all cores of this machine, or for what ``spark-submit`` was given."""
+    """Spark master; None: all cores of this machine, or the master of ``spark-submit``."""
     app_name: str = "bkheal-audit"
     is_ui_enabled: bool = False
     ui_host: str = LOOPBACK
     """Address of the UI, with a local master; elsewhere Spark's own settings apply."""
     driver_memory: str = "1g"
-    """Java heap of the driver, which in local mode is all there is. Ignored inside ``spark-submit``."""
+    """Java heap of the driver, which in local mode is the only JVM. Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
-    """Default: 4 in local mode, because more only cost time; Spark's own elsewhere."""
+    """Default: 4 in local mode, because more of them only cost time; elsewhere Spark's own."""
     nice: int = NICE
     """The nice value of Spark's processes, if this process starts them and they run on this machine. On Linux only."""
     extra: tuple[tuple[str, str], ...] = ()
-    """Any other Spark settings; they win."""
+    """Any other Spark settings, which override all others."""
 
 
 @contextmanager
 def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSession]:
-    """Start a session, or join the one ``spark-submit`` prepared, and stop it at the end.
+    """Start a session, or use the one that ``spark-submit`` prepared, and stop it at the end.
 
     Args:
         settings: how to start Spark.
@@ -127,14 +127,16 @@ def spark_session(settings: SessionSettings | None = None) -> Iterator[SparkSess
 
 @contextmanager
 def starting_session(settings: SessionSettings | None = None) -> Iterator[Callable[[], SparkSession]]:
-    """As ``spark_session``, for work that does not need Spark in the seconds of its start.
+    """Start a session as ``spark_session`` does, without waiting: other work can be done in the seconds of its start.
 
-    Yields a function that waits for the start, and returns the session each time. It raises SparkStartError.
+    Yields a function that waits for the start and returns the session. It may be called several times, and raises
+    SparkStartError.
 
     Raises:
         JavaNotFoundError: there is no Java to run Spark on.
         SparkStartError: Spark did not start.
-        SparkEndedError: Spark's driver ended before the end of the context, and the work inside it failed for this.
+        SparkEndedError: Spark's driver ended before the end of the context, and the work inside it failed because of
+            that.
     """
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
@@ -151,7 +153,7 @@ def starting_session(settings: SessionSettings | None = None) -> Iterator[Callab
         is_awaited = True
         try:
             yield started
-        except KeyboardInterrupt:  # the driver of a start that has not ended ends with this process
+        except KeyboardInterrupt:  # if the start has not ended, the driver ends with this process
             is_awaited = starting.done()
             raise
         except (Py4JError, OSError) as error:
@@ -160,14 +162,14 @@ def starting_session(settings: SessionSettings | None = None) -> Iterator[Callab
             raise SparkEndedError(f"{DRIVER_ENDED} ({first_line(error)})") from error
         finally:
             if is_awaited:
-                with suppress(SparkStartError, Py4JError, OSError):  # a driver that has ended cannot be stopped
+                with suppress(SparkStartError, Py4JError, OSError):  # a driver that has already ended cannot be stopped
                     started().stop()
 
 
 def _start(conf: Mapping[str, str]) -> SparkSession:
     """Start Java and a session, and between them create the directory of Spark's event log."""
     SparkContext._ensure_initialized(conf=_with_defaults(conf))
-    effective = _with_defaults(conf)  # by now Java has read Spark's files of settings
+    effective = _with_defaults(conf)  # now Java has read Spark's files of settings
     directory = local_directory(effective.get("spark.eventLog.dir") or _EVENT_LOG_DIR)
     if directory is not None and (effective.get("spark.eventLog.enabled") or "").lower() == "true":
         directory.mkdir(parents=True, exist_ok=True)
@@ -178,7 +180,7 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
 
 
 def _with_defaults(conf: Mapping[str, str]) -> SparkConf:
-    """Return these settings, and those of Spark's own files as soon as Java runs."""
+    """Return these settings and, after Java has started, those of Spark's own files."""
     made = SparkConf()
     for name, value in conf.items():
         made.set(name, value)
@@ -210,9 +212,10 @@ def _why_not_started(settings: SessionSettings, error: Exception) -> str:
 
 
 def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> Future[SparkSession]:
-    """Start in a thread: in the main thread Spark would install a handler of Ctrl-C, which breaks any call to the JVM.
+    """Start in a thread. In the main thread, Spark would install a handler of Ctrl-C that breaks calls to the JVM.
 
-    The JVM, and by it Spark's Python workers, inherit the nice value of this thread. On Linux each thread has its own.
+    The JVM inherits the nice value of this thread, and Spark's Python workers that of the JVM. On Linux, each thread
+    has its own nice value.
     """
     future: Future[SparkSession] = Future()
 
@@ -235,19 +238,21 @@ def spark_conf(
 
     Args:
         settings: how to start Spark.
-        log_settings_path: Spark's own log settings.
-        class_options: options of Java for an archive of classes.
+        log_settings_path: path of the log settings for Spark.
+        class_options: Java's options for the archive of classes.
     """
     conf = {
         "spark.python.worker.reuse": "true",
-        # Runs of several kinds work side by side: the one after a bookie's loss must not wait for the others.
+        # Runs of several kinds may run at the same time. The run after the loss of a bookie must not wait for the
+        # others.
         "spark.scheduler.mode": "FAIR",
         "spark.sql.ansi.enabled": "true",
-        # The longest method, in bytes of code, that a JVM compiles. Spark would fuse a check into a longer one and have
-        # it interpreted, at twice the time; beyond the limit it splits the check into short methods.
+        # The longest method that a JVM compiles, in bytes of code. By default, Spark would generate a longer method for
+        # a check, which is interpreted and takes twice the time. With this limit, it splits the check into short
+        # methods.
         "spark.sql.codegen.hugeMethodLimit": "8000",
-        # Spark would look for a compression of each column of the rows that it keeps, which takes a seventh of the
-        # processor time of a check. Most of these bytes are in lists, which it does not compress.
+        # By default, Spark tries to compress each column of the rows that it keeps, which takes a seventh of the
+        # processor time of a check. Most of the bytes are in lists, which it does not compress.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         "spark.sql.debug.maxToStringFields": "200",
@@ -260,8 +265,8 @@ def spark_conf(
     if not _is_submitted():
         conf["spark.master"] = _with_retries(settings.master or "local[*]")
         conf["spark.driver.memory"] = settings.driver_memory
-        # An audit ends before the optimizing compiler pays for itself: without it a first run takes two thirds of the
-        # processor time, and later runs no more.
+        # An audit ends before the optimizing compiler pays for itself. Without this compiler, a first run takes two
+        # thirds of the processor time, and later runs do not take more.
         conf["spark.driver.extraJavaOptions"] = " ".join(
             ("-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile=file:{log_settings_path}", *class_options)
         )
@@ -278,7 +283,7 @@ def spark_conf(
 def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
     """Set the environment of the JVM and of the Python workers, before the JVM starts.
 
-    Returns the options of Java for the archive of Spark's classes.
+    Returns Java's options for the archive of Spark's classes.
     """
     class_options: Sequence[str] = ()
     if not _is_submitted():
@@ -286,10 +291,10 @@ def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
         class_options = archive_options(java, os.environ)
         os.environ.update(java_environment(java))
         os.environ.setdefault(LAUNCHER_OPTIONS, LAUNCHER_DEFAULT)
-        os.environ["PYSPARK_PIN_THREAD"] = "true"  # runs in threads side by side keep their job groups apart
+        os.environ["PYSPARK_PIN_THREAD"] = "true"  # concurrent runs in several threads each have their own job group
     if not _is_submitted() and is_local(settings.master or "local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        # The UI binds to it; without it Spark looks up the host's name, and warns about the result.
+        # The UI binds to this address. Without it, Spark looks up the host's name, and warns about the result.
         os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -70,19 +70,22 @@ from spark_jobs.pacing.budget import LATENCY_FACTOR, Budget
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
 CONNECT_TIMEOUT_S: Final = 15.0
-"""How long to try to connect to ZooKeeper: longer than an election in its ensemble takes."""
+"""How long to try to connect to ZooKeeper. It is longer than an election in its ensemble takes."""
 SNAPSHOT_HELP: Final = (
     "Read ledger metadata from this snapshot of ZooKeeper (plain, gzip or Snappy), and from ZooKeeper only what it "
     "cannot decide; with --kind bookies or everything."
 )
 FROM_SNAPSHOT: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
-"""Kinds allowed to read ledger metadata from a snapshot."""
+"""The kinds of runs that may read ledger metadata from a snapshot."""
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
 
 
 class FailOn(enum.Enum):
-    """The least severe findings with exit code ``FINDINGS``. Unreadable metadata counts at every level but NEVER."""
+    """The least severe findings that cause the exit code ``FINDINGS``.
+
+    Unreadable metadata counts at every level except NEVER.
+    """
 
     NEVER = "never"
     NO_LIVE_COPY = "no-live-copy"
@@ -90,12 +93,12 @@ class FailOn(enum.Enum):
     UNDER_REPLICATED = "under-replicated"
     """Some entry has fewer live copies than its write quorum."""
     ANY = "any"
-    """Also a missing bookie that stores no entry of the fragment."""
+    """Also findings with a missing bookie that stores no entry of the fragment."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Settings of one audit run. Impossible values are refused together, each with its name.
+    """Settings of one audit run. All impossible values are refused in one error, each with its name.
 
     Raises:
         ConfigurationError: some value is impossible.
@@ -103,7 +106,8 @@ class AuditSettings:
 
     metadata_uri: str
     report_dir: Annotated[Path, Option("Holds a directory with the report of each run.")] = Path("reports")
-    """On a file system shared by the Spark executors, if any are on other machines, unless ``findings_dir`` is set."""
+    """If executors run on other machines and ``findings_dir`` is not set, this must be on a file system that they
+    share."""
     report_store: ReportStoreOption = ""
     findings_dir: FindingsDir = ""
     is_dry_run: Annotated[bool, Option("Find and report, but mark nothing.", "dry_run")] = False
@@ -114,11 +118,12 @@ class AuditSettings:
     marks_max: MarksMax = None
     mark_bytes_max: MarkBytesMax = None
     num_partitions: int | None = None
-    """Partitions of the metadata scan; None: by cores and ledgers."""
+    """Number of partitions of the metadata scan; None: it is derived from the numbers of cores and ledgers."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
-    """How long to try to connect to ZooKeeper: the driver once, each task of the scan as often as Spark repeats it."""
+    """How long to try to connect to ZooKeeper. The driver tries once, each task of the scan as often as Spark repeats
+    it."""
     worst_ledgers_max: int = 20
-    """How many of the worst ledgers the summary names."""
+    """Number of the worst ledgers that the summary names."""
     topology_file: Annotated[
         Path | None,
         Option(
@@ -131,7 +136,8 @@ class AuditSettings:
         PlacementPolicy,
         Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span all existing domains."}),
     ] = STANDARD
-    """Placement: the domains each write set must span. Strict: even if the topology has fewer of them."""
+    """For the placement check: what each write set must span. Strict: this holds even if the topology has too few
+    domains."""
     mark_misplaced: Annotated[
         bool,
         Option(
@@ -139,8 +145,8 @@ class AuditSettings:
             heading=_PLACEMENT,
         ),
     ] = False
-    """As Apache's auditor does with ``repairedPlacementPolicyNotAdheringBookieEnabled``: with an empty list of
-    replicas."""
+    """Marks are made with an empty list of replicas, as Apache's auditor does with
+    ``repairedPlacementPolicyNotAdheringBookieEnabled``."""
     ledger_min: Annotated[int, Option("Lowest ledger id to check.", minimum=0, heading=_REPLICAS)] = 0
     ledger_max: Annotated[
         int,
@@ -156,7 +162,7 @@ class AuditSettings:
         float,
         Option("Share of the ledgers to check, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
     ] = 1.0
-    """The selection depends only on their ids and the seed."""
+    """The selection depends only on the ids and the seed."""
     sample_seed: Annotated[
         int | None, Option("Seed of the sample; default: another one each time.", heading=_REPLICAS)
     ] = None
@@ -180,11 +186,11 @@ class AuditSettings:
     ] = None
     namespaces_in_metrics: NamespacesInMetrics = 0
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES
-    """Replicas: default plain connections."""
+    """For the replicas check. Default: plain connections."""
     reports_kept: Annotated[
         int | None, Option("Remove the oldest reports above this number.", minimum=1, default_text="all")
     ] = None
-    """The tables of all runs keep their rows."""
+    """Rows of removed reports stay in the tables of all runs."""
     snapshot: Path | None = None
     """Snapshot of ZooKeeper to read ledger metadata from, in the checks of bookies and of everything; on a file system
     that the Spark executors share."""
@@ -216,7 +222,7 @@ class AuditSettings:
 
     @property
     def image_place(self) -> str:
-        """The directory or the address of the image of ledger metadata; empty: there is none."""
+        """The directory or the address of the image of ledger metadata; empty: there is no image."""
         return image_text(self.report_dir, self.image_dir, has_image=self.with_image)
 
     @property

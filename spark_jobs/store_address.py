@@ -1,4 +1,4 @@
-"""Addresses of stores, of reports and of images: URIs without secrets. Pure; needs neither Spark nor Arrow."""
+"""Addresses of stores for reports and images: URIs without secrets. Pure; needs neither Spark nor Arrow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ReportStoreOption = Annotated[
 ]
 _S3_PARAMETERS: Final = frozenset({"endpoint_override", "region", "scheme"})
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A scheme of two characters or more; none of our paths begins like this."""
+"""A scheme of two or more characters. None of the project's paths begins like this."""
 
 
 class StoreAddressError(PermanentError):
@@ -44,7 +44,7 @@ class StoreAddress:
 
 
 def address_problems(text: str) -> list[str]:
-    """Return why ``text`` is not an address of a store; empty: it is one. Pure; no message repeats a password."""
+    """Return why ``text`` is not an address of a store; empty: it is one. Pure; no message contains a password."""
     try:
         parse_address(text)
     except StoreAddressError as error:

@@ -1,4 +1,4 @@
-"""Certificates and authorities for tests, made with openssl. Python 3.13 or newer accepts no others (RFC 5280)."""
+"""Certificates and authorities for tests, made with openssl so that Python 3.13 or newer accepts them (RFC 5280)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes for tests. It is made once and kept in the cache folder."""
+"""An archive of Spark's loaded classes for tests. It is made once and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.kept_files import made_once
 _log = logging.getLogger(__name__)
 
 _SHORT_LIVED: Final = "-XX:+UseSerialGC"
-"""For sessions of seconds on two cores, shared with other tests."""
+"""Options for sessions that last seconds, on two cores that other tests use too."""
 
 
 def spark_environment() -> Mapping[str, str]:
-    """Return the variables for processes with Spark, also by ``spark-submit``, and make a missing archive.
+    """Return environment variables for processes with Spark, even by ``spark-submit``; make the archive if necessary.
 
     Several test processes may call this at once: one makes the archive, the others wait. If this Java cannot make one,
     Spark starts without it.

@@ -1,4 +1,4 @@
-"""The fixtures and hooks of every ring. Other shared fixtures live beside their ring."""
+"""The fixtures and hooks of every ring. Other shared fixtures are in the folder of their ring."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 prepare_grpc()
 
-# Every run uses the same examples, to judge a change by its own effects. An example has no deadline: a loaded machine
-# is no defect. ``--search`` tries new examples, ten times as many, to find new defects.
+# Every run uses the same examples, so that a failure is the effect of a change. An example has no deadline, because a
+# loaded machine is not a defect. ``--search`` tries ten times as many, new examples to find new defects.
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=10 * settings.get_profile("default").max_examples)
 
 
-# A shell ignores SIGINT in its background processes, and every process interrupted by a test would ignore it too.
+# A shell makes its background processes ignore SIGINT. Processes that tests start would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 GARBAGE_OBJECTS = 25_000
-"""Objects between two collections; Python's own number is 700."""
+"""The number of new objects after which Python collects garbage; its default is 700."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test the time limit of its ring, after which a hanging test is stopped; unit tests use pytest's."""
+    """Give every test the time limit of its ring, which stops a test that hangs; unit tests have pytest's limit."""
     limits = {ring.name: ring.test_limit_s for ring in load_rings()}
     for item in items:
         ring = item.path.relative_to(TESTS).parts[0]
@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def log_set_up_undone() -> Iterator[None]:
-    """Restore the logging setup after a test. Commands in this process set up logging for a whole process."""
+    """Restore the logging setup after a test, because commands in this process change it for the whole process."""
     named = [logging.getLogger(name) for name in ("", "kazoo", "kazoo.client", "py4j")]
     levels = [logger.level for logger in named]
     handlers = list(named[0].handlers)
@@ -81,7 +81,7 @@ def log_set_up_undone() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def access_undone() -> Iterator[None]:
-    """Restore the access to ZooKeeper after a test. Commands in this process set it for the whole process."""
+    """Restore the access to ZooKeeper after a test, because commands in this process set it for the whole process."""
     before = list(access._in_use)
     yield
     access._in_use[:] = before
@@ -97,7 +97,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 @pytest.fixture
 def fresh_root() -> str:
-    """A ledgers root for this test alone. Neither it nor its parent exists yet."""
+    """A ledgers root that only this test uses. Neither it nor its parent exists yet."""
     return f"/t-{uuid.uuid4().hex}/ledgers"
 
 
@@ -112,11 +112,11 @@ def quick_spark() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(quick_spark: None) -> Iterator[SparkSession]:
-    """One local Spark session for the whole test session, two cores, the UI on, the data sources registered.
+    """One local Spark session for the whole test session, with two cores, the UI, and the registered data sources.
 
-    A start takes seconds, a warm audit one second. A test uses this session unless it checks the start of a process.
+    A start takes seconds, a warm audit one second. Tests use this session unless they check the start of a process.
     """
-    from spark_jobs.datasource.register import register  # seconds of imports, for some rings only
+    from spark_jobs.datasource.register import register  # the import takes seconds, and only some rings need it
     from spark_jobs.session import SessionSettings, spark_session
 
     made = SessionSettings(master="local[2]", shuffle_partitions=2, is_ui_enabled=True, extra=(("spark.ui.port", "0"),))
@@ -128,7 +128,7 @@ def spark(quick_spark: None) -> Iterator[SparkSession]:
 def pytest_collection_finish() -> None:
     """Exclude the objects loaded so far from garbage collections, because they stay until the end, and collect rarely.
 
-    At Python's own thresholds collections take an eighth of the time of the unit tests.
+    With Python's default thresholds, collections take an eighth of the time of the unit tests.
     """
     gc.collect()
     gc.freeze()

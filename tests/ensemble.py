@@ -37,7 +37,7 @@ class Server:
         )
 
     async def wait(self) -> None:
-        """Return after it serves clients, which requires a majority of the servers."""
+        """Wait until it serves clients, which requires a majority of the servers."""
         port = self.launch.port
         await self.process.wait_until(lambda: embedded._is_serving(port), "a server", embedded.READY_DEADLINE_S)
 
@@ -69,7 +69,7 @@ class Ensemble:
 
     @property
     def used_connect_string(self) -> str:
-        """The same in a metadata URI."""
+        """The addresses of all servers in the form of a metadata URI."""
         return self.connect_string.replace(",", ";")
 
     async def leader(self) -> Server:

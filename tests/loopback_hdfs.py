@@ -30,7 +30,7 @@ public class HdfsCluster {
 
 @contextmanager
 def hdfs_cluster(folder: Path) -> Iterator[str]:
-    """Its address. It has one data node, and ends with this process, whose end closes its input."""
+    """Yield the address of a cluster with one data node. It ends with this process, when its input closes."""
     folder.mkdir()
     source = folder / "HdfsCluster.java"
     source.write_text(_SOURCE)

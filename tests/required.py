@@ -1,4 +1,4 @@
-"""Programs needed by some tests from outside Python: without one, its tests are skipped, unless it is required.
+"""Programs outside Python that some tests need. If one is missing, its tests are skipped, unless it is required.
 
 ``BKHEAL_REQUIRE`` names the required programs, separated by commas, for example ``apache,helm``. If one of them is
 missing, its tests fail, so a complete run cannot pass by skipping them.
@@ -38,7 +38,7 @@ def required() -> frozenset[str]:
     """Return the names of the required programs.
 
     Raises:
-        pytest.UsageError: a name unknown to every test.
+        pytest.UsageError: a name that no test knows.
     """
     named = frozenset(name for name in os.environ.get(VARIABLE, "").split(",") if name)
     if unknown := named - set(NAMES):
@@ -50,7 +50,7 @@ def why_missing(name: str) -> str:
     """Return why this machine lacks the program of the mark ``needs(name)``; empty if it has the program.
 
     Raises:
-        pytest.UsageError: a name without a rule here.
+        pytest.UsageError: there is no rule for this name.
     """
     if name not in _FOUND_BY:
         raise pytest.UsageError(f"there is no rule to find {name!r}; choose from {', '.join(_FOUND_BY)}")

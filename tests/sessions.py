@@ -1,12 +1,12 @@
-"""End the ZooKeeper sessions of another process at once, as if their timeout had passed.
+"""End the ZooKeeper sessions of another process immediately, as if their timeout had passed.
 
 After a SIGKILL the server keeps the session, and with it the registration, locks and votes of the process, until the
-session times out. Tests use a timeout longer than any stall of a loaded machine, so a stall loses nothing. A test
-closes a session here if it needs its end. The server then acts as at a timeout: it deletes the ephemeral nodes, and
-refuses the session to a process that returns with it (a paused one, for example).
+session times out. Tests use a timeout longer than any stall of a loaded machine, so a stall ends no session. A test
+that needs the end of a session closes it with this module. The server then acts as after a timeout: it deletes the
+ephemeral nodes, and refuses the session to a process that returns with it, such as a paused one.
 
-A client with the id and the password of a session owns it. The server lists the ids with their connections (``cons``),
-and derives the password from the id (``ZooKeeperServer.generatePasswd``).
+Any client that knows the id and the password of a session can use it. The server lists the ids with their connections
+(``cons``), and derives the password from the id (``ZooKeeperServer.generatePasswd``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Killable(Protocol):
 
 
 async def sessions_of(zookeeper: EmbeddedZooKeeper, process: ManagedProcess | psutil.Process) -> Sequence[int]:
-    """Return the ids of the sessions with a connection of ``process`` or its children; none if it has ended."""
+    """Return the ids of the sessions that ``process`` and its children are connected to; none if it has ended."""
     ports = await asyncio.to_thread(_local_ports, process.pid, zookeeper.port)
     connections = _CONNECTION.findall(await _ask(zookeeper, b"cons"))
     return [int(session, 16) for port, session in connections if int(port) in ports and int(session, 16)]
@@ -55,12 +55,12 @@ async def end_sessions(zookeeper: EmbeddedZooKeeper, sessions: Sequence[int]) ->
 
 
 async def expire(zookeeper: EmbeddedZooKeeper, process: ManagedProcess) -> None:
-    """End the sessions of a living process, paused or not."""
+    """End the sessions of a process that runs or is paused."""
     await end_sessions(zookeeper, await sessions_of(zookeeper, process))
 
 
 async def kill9(zookeeper: EmbeddedZooKeeper, *killed: Killable | ManagedProcess) -> None:
-    """SIGKILL these processes, wait for their end, and end their sessions."""
+    """Kill these processes with SIGKILL, wait for their end, and end their sessions."""
     processes = [one if isinstance(one, ManagedProcess) else one.running for one in killed]
     sessions = [session for process in processes for session in await sessions_of(zookeeper, process)]
     for process in processes:
@@ -79,10 +79,10 @@ def _local_ports(pid: int, server_port: int) -> set[int]:
     try:
         parent = psutil.Process(pid)
         family = [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:  # it has ended, and its connections with it
+    except psutil.NoSuchProcess:  # the process and its connections have ended
         return ports
     for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the child has ended since
+        with contextlib.suppress(psutil.NoSuchProcess):  # the child has ended after it was listed
             connections = process.net_connections("tcp")
             ports.update(one.laddr.port for one in connections if one.raddr and one.raddr.port == server_port)
     return ports
@@ -103,10 +103,10 @@ def _end(connect_string: str, session: int) -> None:
 
 
 def close_session(connect_string: str, session: int, password: bytes) -> None:
-    """Return after the server has closed this session, or refused it because it had ended.
+    """Close this session, and return after the server has closed it or refused it because it had ended.
 
-    The session's own client reconnects as soon as it loses its connection to this one, and takes the session back.
-    Both requests therefore leave in one write, and are sent again until the server has answered.
+    The session's own client loses its connection to this one, and then reconnects and takes the session back. Both
+    requests are therefore sent in one write, and sent again until the server has answered.
     """
     host, _, port = connect_string.partition("/")[0].partition(":")
     deadline = time.monotonic() + _DEADLINE_S

@@ -16,11 +16,11 @@ FOLDER: Final = os.environ.get("BKHEAL_ZOOKEEPER_LIB", "")
 
 
 def use_release() -> None:
-    """Start all embedded servers of this process from the jars of that release."""
+    """Let all embedded servers of this process start from the jars of that release."""
     if FOLDER:
         embedded._jars = _all_jars
 
 
 def _all_jars(patterns: Sequence[str] = ()) -> list[str]:
-    """Return every jar: other releases have other names."""
+    """Return every jar, because the names of jars differ between releases."""
     return sorted(map(str, Path(FOLDER).glob("*.jar")))

@@ -19,9 +19,9 @@ from bookie.model.severity import Severity
 
 
 class RunBusyError(ConflictError):
-    """A run of this kind is active, here or elsewhere; ``run_id`` is its id if known.
+    """A run of this kind is active, in this process or another one; ``run_id`` is its id if known.
 
-    Dry runs and marking runs do not count for each other.
+    A dry run does not block a run with marks, and a run with marks does not block a dry run.
     """
 
     def __init__(self, kind: RunKind, run_id: str, where: str, *, is_dry_run: bool = False) -> None:
@@ -32,7 +32,7 @@ class RunBusyError(ConflictError):
 
 
 class NotLeaderError(ConflictError):
-    """This process does not lead; ``leader`` is the leader, empty if unknown."""
+    """This process is not the leader; ``leader`` is the leader, empty if unknown."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(f"this auditor does not lead; the leader is {leader or 'not known'}")
@@ -59,27 +59,27 @@ class SeverityBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The ledgers marked for repair, as counted in the store at ``counted_ms``; not the result of the last audit."""
+    """The ledgers marked for repair, counted in the store at ``counted_ms``; not the result of the last audit."""
 
     counted_ms: int = 0
     severities: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
     """Only severities that occur. A ledger counts once, at its worst severity."""
     healthy: SeverityBacklog = SeverityBacklog()
-    """Marked, and nothing is missing (any more), or the ledger was deleted: the next worker deletes the task."""
+    """Marked ledgers that lack nothing (any more), or were deleted: the next worker deletes the task."""
     unreadable: int = 0
     """Marked ledgers whose metadata or mark cannot be read."""
     parked: Mapping[ParkReason, int] = field(default_factory=dict)
     locked: int = 0
-    """Being repaired now."""
+    """Marked ledgers that are being repaired now."""
     repairable: Mapping[Severity, SeverityBacklog] = field(default_factory=dict)
-    """The part of ``severities`` repairable by a worker in the present cluster: not parked, with a live copy."""
+    """The part of ``severities`` that workers can repair in the present cluster: not parked, with a live copy."""
     by_bookie: Mapping[str, int] = field(default_factory=dict)
-    """Marked ledgers whose copy on this bookie is missing or has to move; see ``by_rack`` for the bound."""
+    """Marked ledgers by the bookie whose copy is missing or has to move; see ``by_rack`` for the bound."""
     by_rack: Mapping[str, int] = field(default_factory=dict)
-    """The same by the rack of those bookies. Both have the largest parts, and the sum of the others as ``other``."""
+    """The same by the rack of those bookies. Both have the largest counts, and the sum of all others as ``other``."""
     named_ms: Mapping[str, int] = field(default_factory=dict)
-    """The bookies named by marks, a bounded number, and the time of the newest mark of each, epoch milliseconds; 0:
-    none of its marks has a time. A mark names the lost bookie; ``by_bookie`` shows the present state."""
+    """The bookies that marks name, and the time of the newest mark of each, epoch milliseconds; 0: none of its marks
+    has a time. Their number is bounded. A mark names the lost bookie; ``by_bookie`` shows the present state."""
 
     @property
     def ledgers(self) -> int:
@@ -110,7 +110,7 @@ class ServiceStatus:
     process: str
     is_leader: bool
     leader: str
-    """Bookie id or host name in the election; empty: none."""
+    """The leader's name in the election: a bookie id or a host name; empty: there is none."""
     is_store_connected: bool
     metadata_uri: str
     instance_id: str
@@ -120,36 +120,36 @@ class ServiceStatus:
     read_only: Sequence[str] = ()
     lost: Sequence[LostBookie] = ()
     held_because: str = ""
-    """Why the mass-loss brake holds now; empty: it does not."""
+    """Why the mass-loss brake holds; empty: it does not hold."""
     windows: Sequence[Window] = ()
     """The open maintenance windows."""
     problems: Sequence[str] = ()
-    """Operations refused by the store. This process cannot be an auditor until a person acts."""
+    """Operations that the store refused. This process cannot be an auditor until an operator removes the cause."""
     backlog: Backlog = field(default_factory=Backlog)
     running: Sequence[RunRecord] = ()
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """The newest completed run of each kind, with any result. Dry runs and runs of some ledgers are left out."""
     last_complete: Mapping[RunKind, RunRecord] = field(default_factory=dict)
-    """The newest complete one of each kind."""
+    """The newest complete run of each kind."""
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
     """The runs with the results of each kind: the newest complete one, after a newer one that was not complete. A run
     of everything is also in the results of each check that it contains (``RunRecord.by_check``)."""
     ended: Sequence[RunRecord] = ()
     """The newest completed runs of all kinds, and some of each kind, the newest first; a bounded number."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
-    """Start of the last run of each kind that checked every ledger and came to a complete end; over all leaders."""
+    """Start of the last complete run of each kind that checked every ledger, under any leader."""
     period_s: Mapping[RunKind, float] = field(default_factory=dict)
     """Longest time between two scheduled runs of each kind; absent: off."""
     schedules: Mapping[RunKind, str] = field(default_factory=dict)
-    """As this process would follow them if it led, such as ``24h``; absent: off. The leader follows its own."""
+    """The schedules in this process's settings, such as ``24h``; absent: off. The leader uses its own."""
     next_run_ms: Mapping[RunKind, int] = field(default_factory=dict)
-    """As this process planned them; empty unless it leads, since the leader alone knows its times."""
+    """The next scheduled run of each kind; empty unless this process leads, because only the leader has these times."""
     paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
     """Kinds whose schedule is paused, and until when."""
 
 
 def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
-    """Return the text shown instead of a time if ``next_run_ms`` has none."""
+    """Return the text that is shown instead of a time if ``next_run_ms`` has none."""
     schedule = status.schedules.get(kind)
     if schedule is None:
         return "not scheduled"
@@ -162,7 +162,7 @@ class Control(Protocol):
     """The control of a service: its runs and its status.
 
     An operator's request is recorded before it is carried out (``/bkheal/changes``): ``owner`` is the requester, and
-    ``via`` (of a start: ``cause``) is the interface used. Without an answer to the record nothing is changed.
+    ``via`` (of a start: ``cause``) is the interface used. If the record cannot be confirmed, nothing is changed.
     """
 
     def status(self) -> ServiceStatus:
@@ -178,9 +178,9 @@ class Control(Protocol):
         ...
 
     async def has_topology(self) -> bool:
-        """Return whether there is a topology to judge placement by.
+        """Return whether there is a topology by which placement can be judged.
 
-        The answer is True for one that cannot be read: a run ends with the reason.
+        It is also True if the topology cannot be read, because a run then ends with the reason.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -199,32 +199,29 @@ class Control(Protocol):
     async def start_run(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
-        """Begin a run and return its record; it continues by itself.
+        """Begin a run and return its record. The run continues in the background.
 
         Raises:
-            NotLeaderError: ask the leader.
-            RunBusyError: one of this kind is under way, or a dry run of it if a dry run is asked for.
-            RefusedError: a placement run that no schedule begins, without a topology.
+            NotLeaderError: only the leader starts runs.
+            RunBusyError: a run of this kind is under way, or a dry run if a dry run is requested.
+            RefusedError: a placement run was requested, not scheduled, and there is no topology.
             StoreUnavailableError: no answer.
         """
         ...
 
     async def cancel_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        """Ask a run to end; it ends within seconds, and its marks stay. The leader asks the process of another run.
+        """Ask a run of this process to end; it ends within seconds. Its marks remain.
 
         Raises:
-            UnknownRunError: there is no such run.
-            RunOverError: it has ended.
-            NotLeaderError: another process runs it, and this auditor does not lead.
+            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
         """
         ...
 
     async def pause_run(self, run_id: str, *, owner: str, via: str) -> RunRecord:
-        """Hold a run at its next gate, for the time of the option ``pause_s`` from now.
+        """Pause a run at its next gate for the time of the option ``pause_s``. Pausing again restarts that time.
 
         Raises:
-            RunOverError: it has ended or is ending, or another process runs it.
-            UnknownRunError, NotLeaderError: see ``cancel_run``.
+            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
         """
         ...
 
@@ -232,16 +229,15 @@ class Control(Protocol):
         """Let a paused run continue.
 
         Raises:
-            RunOverError: it has ended or is ending, or another process runs it.
-            UnknownRunError, NotLeaderError: see ``cancel_run``.
+            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
         """
         ...
 
     async def pause_kind(self, kind: RunKind, *, owner: str, via: str) -> KindPause:
-        """Let no scheduled run of a kind begin for the time of ``pause_s``; again: for that time from now.
+        """Let no scheduled run of a kind begin for the time of ``pause_s``. Pausing again restarts that time.
 
-        A run that comes due in the meantime begins afterwards, once. Runs that are asked for, and the reaction to a
-        lost bookie, are not concerned.
+        If runs are due during the pause, one run begins after it. The pause does not affect requested runs and the
+        reaction to a lost bookie.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
@@ -257,7 +253,7 @@ class Control(Protocol):
         ...
 
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
-        """Return the run once it differs from ``seen``.
+        """Wait until the run differs from ``seen``, and return it.
 
         Raises:
             UnknownRunError: there is no run with this id.

@@ -1,8 +1,8 @@
-"""A request repeated after a lost answer starts nothing twice.
+"""Idempotency keys: a request that is repeated after a lost answer does not start a second run.
 
 A client chooses a key for each intent (``Idempotency-Key``, as in the IETF draft of this name). Memory is bounded: a
-key holds for a day, and the newest ones are kept. The keys are in this process's memory, so after a change of leader a
-repeated request is a new one; the lock of its kind then still allows one run at a time.
+key is valid for a day, and only the newest keys are kept. The keys are in this process's memory, so after a change of
+leader a repeated request is a new one; the lock of its kind then still allows one run at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEY: Final = re.compile(KEY_PATTERN)
 
 
 class InvalidKeyError(PermanentError):
-    """Not an idempotency key."""
+    """The text is not an idempotency key."""
 
 
 class KeyReusedError(ConflictError):
@@ -44,33 +44,33 @@ class _Intent:
 
 
 class Intents:
-    """The runs begun for each key."""
+    """The runs that were begun for each key."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._intents: OrderedDict[tuple[str, str], _Intent] = OrderedDict()
         self._beginning: set[asyncio.Task[None]] = set()
-        """The loop itself keeps only weak references."""
+        """Strong references to the tasks, because the event loop keeps only weak ones."""
 
     async def once(self, client: str, key: str, asked: str, begin: Callable[[], Awaitable[str]]) -> tuple[str, bool]:
-        """Begin a run, or find the run begun by the same request.
+        """Begin a run, or find the run that the same request has begun.
 
-        A cancelled caller does not stop the beginning of the run: its next request finds this run.
+        If the caller is cancelled, the run still begins, and the caller's next request finds it.
 
         Args:
             client: keys of different clients are independent of each other.
             key: chosen by the client.
-            asked: the request, as text for the comparison.
-            begin: begins it and returns the run's id. Its error is not remembered, so the next request tries again.
+            asked: the request as text, for the comparison.
+            begin: begins the run and returns its id. Its error is not kept, so the next request tries again.
 
         Returns:
             The run's id, and whether it was begun by an earlier request.
 
         Raises:
             InvalidKeyError: the key is empty, too long, or not plain ASCII.
-            KeyReusedError: the key stands for something else.
-            LostFirstError: the beginning of the run was stopped, as at the end of the process.
-            Exception: raised by ``begin``.
+            KeyReusedError: the key was used for another request.
+            LostFirstError: the beginning of the run was stopped, for example at the end of the process.
+            Exception: any error of ``begin``.
         """
         if not _KEY.fullmatch(key):
             raise InvalidKeyError("an Idempotency-Key has 1 to 255 characters of printable ASCII without blanks")
@@ -97,7 +97,7 @@ class Intents:
                 error if isinstance(error, Exception) else LostFirstError("the first request got no answer: list runs")
             )
             intent.run_id.set_exception(told)
-            intent.run_id.exception()  # the caller may be cancelled, which is no reason to warn
+            intent.run_id.exception()  # retrieved, so that asyncio does not warn if the caller was cancelled
             if told is not error:
                 raise
 

@@ -54,17 +54,17 @@ class Snapshot(Generic[T]):
         self._answer: tuple[float, T] | None = None
 
     async def get(self) -> T:
-        """Return an answer no older than ``kept_s``. Raises what ``ask`` raises; an error is not kept."""
+        """Return an answer that is at most ``kept_s`` old. Raises the errors of ``ask``; an error is not kept."""
         async with self._asking:
             if self._answer is None or self._clock.monotonic_s() - self._answer[0] >= self._kept_s:
-                self._answer = None  # two large answers at once would be twice the memory
+                self._answer = None  # so that memory never holds two large answers
                 asked_s = self._clock.monotonic_s()
                 self._answer = (asked_s, await self._ask())
             return self._answer[1]
 
 
 _PLACES_AT_ONCE: Final = 5_000
-"""Places of the tree examined in one walk; the walk lets other tasks run after each part."""
+"""Places of the tree that one walk examines; other tasks run after each part."""
 _FIGURES_KEPT_S: Final = 15.0
 _INFO_TIMEOUT_S: Final = 2.0
 _INFO_AT_ONCE: Final = 16
@@ -72,7 +72,7 @@ _INFO_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """The cluster state used to judge the marks of a page."""
+    """The cluster state by which the marks of a page are judged."""
 
     bookies: Bookies
     locked: frozenset[LedgerId]
@@ -83,12 +83,12 @@ class StoreOperations(Operations):
     """Reads the cluster for the API."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster, transport: Transport | None, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             store: a session with the cluster's store.
             cluster: which cluster.
-            transport: asks bookies for their figures; None: there are none.
+            transport: requests figures from bookies; None: there are no figures.
             clock: for the age of answers.
         """
         self._under_replication = UnderReplication(store, cluster, clock)
@@ -136,7 +136,7 @@ class StoreOperations(Operations):
             if part.tasks or part.next_after is None:
                 return bool(part.tasks)
             after, examined, places = part.next_after, examined + places, _PLACES_AT_ONCE
-        return True  # so many places without a task remain of a backlog under repair
+        return True  # such a large empty tree is left by a backlog that is being repaired
 
     @override
     async def bookies(self) -> Sequence[BookieView]:
@@ -192,7 +192,7 @@ class StoreOperations(Operations):
 
 
 def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth | None:
-    """Verdict on the fragment closest to loss; None if every member of each is registered and stays."""
+    """Return the verdict on the fragment closest to loss; None if all members are registered and not being drained."""
     worst: FragmentHealth | None = None
     for index in range(len(metadata.fragments)):
         health = health_of(metadata, index, bookies.registered, bookies.draining)

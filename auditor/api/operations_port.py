@@ -1,6 +1,6 @@
-"""The HTTP API's view of the cluster itself, beside ``auditor.api.control.Control``: marks, bookies, switches.
+"""Port of the HTTP API to the cluster itself: marks, bookies, switches. ``auditor.api.control.Control`` has the runs.
 
-Every process answers these, whether it leads or not.
+Every process answers these requests, whether it leads or not.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class TaskView:
 
     ledger_id: LedgerId
     missing: Sequence[BookieId]
-    """From its mark."""
+    """The missing bookies that its mark names."""
     marked_ms: int
     """When it was marked, epoch milliseconds; 0: not known."""
     state: TaskState
     condition: str
-    """Name of its worst severity in lower case; ``healthy``: every bookie it names is registered; ``unreadable`` or
-    ``gone``: so is its metadata."""
+    """Name of its worst severity in lower case. ``healthy``: every bookie that it names is registered; ``unreadable``:
+    its metadata cannot be read; ``gone``: its metadata was deleted."""
     copies_min: int | None = None
-    """Copies left of the entry with the fewest; None if nothing is missing, or if unknown."""
+    """Copies left of the entry with the fewest copies; None if nothing is missing, or if the number is unknown."""
     ledger_bytes: int | None = None
-    """Payload of the whole ledger; None unless it is closed."""
+    """Payload of the whole ledger, in bytes; None unless it is closed."""
     park_reason: ParkReason | None = None
     detail: str = ""
     """Why it is parked, or what is wrong with its metadata."""
@@ -62,7 +62,7 @@ class TaskPage:
 
     tasks: Sequence[TaskView]
     next_after: LedgerId | None
-    """The next page begins after this ledger; None: this is the last. Any page may be short, or empty."""
+    """The next page begins after this ledger; None: this is the last page. Any page may be short or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class MarkPage:
 
 @dataclass(frozen=True, slots=True)
 class MarkFilter:
-    """Which marks to list."""
+    """A filter of listed marks."""
 
     missing: str = ""
     """Only marks with a missing copy on this bookie; empty: all."""
@@ -91,7 +91,7 @@ class MarkFilter:
 
 ALL_MARKS: Final = MarkFilter()
 MARKS_EXAMINED_MAX: Final = 20_000
-"""Marks read by one request in a search for matches of its filter: some dozen requests to the store."""
+"""Marks that one request reads in a search for matches of its filter: some dozen requests to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class BookieView:
     host: str = ""
     port: int = 0
     protocol: str = ""
-    """Of its first endpoint; empty: it is not registered, or its registration cannot be read."""
+    """The protocol of its first endpoint; empty: it is not registered, or its registration cannot be read."""
     disk_total_bytes: int | None = None
     disk_free_bytes: int | None = None
     ledger_count: int | None = None
@@ -113,12 +113,12 @@ class Operations(Protocol):
     """The cluster's state for the API. Answers may be some seconds old, except after a change by this process."""
 
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
-        """Marked ledgers in the order of their ids. Costs the same however many are marked.
+        """Return marked ledgers in the order of their ids. The cost does not depend on the number of marked ledgers.
 
         Args:
-            limit: how many at most, from 1.
+            limit: largest number of ledgers, at least 1.
             after: start after this ledger; None: at the first.
-            wanted: which to list; at most ``MARKS_EXAMINED_MAX`` are read in the search.
+            wanted: which marks to list; at most ``MARKS_EXAMINED_MAX`` are read in the search.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -127,7 +127,7 @@ class Operations(Protocol):
         ...
 
     async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
-        """Return the readable marks, without the metadata of their ledgers; as ``list_tasks`` otherwise.
+        """Return the readable marks, without the metadata of their ledgers; otherwise as ``list_tasks``.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -135,7 +135,7 @@ class Operations(Protocol):
         ...
 
     async def is_any_marked(self) -> bool:
-        """Whether any ledger is marked.
+        """Return whether any ledger is marked.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -146,13 +146,13 @@ class Operations(Protocol):
         """Return every known bookie, by id.
 
         Raises:
-            StoreUnavailableError: no answer from the store. A silent bookie has no figures.
+            StoreUnavailableError: no answer from the store. If a bookie does not answer, it has no figures.
             NotAClusterError: the cluster was deleted.
         """
         ...
 
     async def is_recovery_enabled(self) -> bool:
-        """The cluster-wide switch.
+        """Return whether repair is on in the whole cluster.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -168,7 +168,7 @@ class Operations(Protocol):
         ...
 
     async def lost_bookie_delay_s(self) -> int:
-        """Seconds to wait before a lost bookie's ledgers are marked.
+        """Return the seconds for which a bookie may be missing before its ledgers are marked.
 
         Raises:
             InvalidDelayError: the stored value is not a number of seconds.
@@ -180,7 +180,7 @@ class Operations(Protocol):
         """Set the delay. Setting the present value again makes Apache's auditor start an audit.
 
         Raises:
-            InvalidDelayError: not a delay.
+            InvalidDelayError: it is not a valid delay.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; setting it again is safe.
         """
         ...

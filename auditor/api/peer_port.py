@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 ASKED_BY_AUDITOR: Final = "Bkheal-Asked-By-Auditor"
-"""A header of requests from another auditor. They are answered from the local directory alone, so none circles."""
+"""A header of requests from another auditor. They are answered only from the local directory, so they cannot loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class PeerReports(Protocol):
     """The other auditors."""
 
     async def get(self, path: str, authorization: str | None) -> PeerAnswer | None:
-        """Return the first answer of another auditor with a file at ``path``; None: none has it, or none answers.
+        """Return the first answer of another auditor that has a file at ``path``; None: none has it, or none answers.
 
         Args:
             path: of the request, with its query.

@@ -20,23 +20,23 @@ PROBLEM_TYPE: Final = "application/problem+json"
 _PREFIX: Final = "urn:bkheal:problem:"
 _STORE_RETRY_S: Final = 5
 _LEADER_RETRY_S: Final = 1
-"""Another connection may reach the leader, if several processes share one address."""
+"""Pause before a retry. If several processes share one address, another connection may reach the leader."""
 
 
 class InvalidRequestError(PermanentError):
-    """The request cannot be understood: a parameter, the body, or its type."""
+    """A parameter, the body, or the type of the body is invalid."""
 
 
 class ContradictionError(PermanentError):
-    """Each part of the request can be understood, and together they can never be done."""
+    """Each part of the request is valid, but the parts contradict each other."""
 
 
 class CrossSiteError(PermanentError):
-    """A browser sent this request for a page of another site, or for a host name of another service."""
+    """A browser sent this request for a page of another site, or for a foreign host name."""
 
 
 class OverloadedError(TransientError):
-    """Too many requests at once over all clients."""
+    """Too many concurrent requests of all clients."""
 
 
 class NotOkToStopError(ConflictError):
@@ -53,11 +53,11 @@ class NotFoundError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A caller's view of an error."""
+    """An error as callers see it."""
 
     status: int
     name: str
-    """Short and stable, for programs; the ``type`` is made of it."""
+    """Short and stable, for programs; the ``type`` is made from it."""
     title: str
     detail: str = ""
     members: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the answer to ``error``.
+    """Return the problem for ``error``.
 
     It reveals no internal state of this process.
     """

@@ -21,8 +21,8 @@ class ServerTls:
     cert: Path
     key: Path
     client_ca: Path | None = None
-    """Clients must show a certificate signed by one of these; None: they need none. HTTP reads it at the start only: an
-    authority cannot be removed from a serving context."""
+    """Clients need a certificate signed by one of these authorities; None: they need none. HTTP reads the file only at
+    the start, because an authority cannot be removed from an SSL context that is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +42,35 @@ class ApiSettings:
     """File of the tokens (``bookie.runtime.access.tokens``); None: no tokens."""
     allow_anonymous_read: bool = True
     allow_anonymous_write: bool = False
-    """Only together with addresses of this machine alone."""
+    """Only allowed if all addresses are loopback addresses."""
     tls: ServerTls | None = None
     requests_per_second: float = 20.0
-    """Of one client, over time; twice as many at once. Health checks do not count."""
+    """Average rate of one client; twice as many requests may come in a burst. Health checks do not count."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names allowed in requests without a token beside this machine's own, if the address is a loopback one: the
-    names forwarded by a proxy on this machine."""
+    """Host names that requests without a token may have on a loopback address, in addition to this machine's names:
+    those that a proxy on this machine forwards."""
     trusted_proxies: tuple[Network, ...] = ()
     """Networks of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Host`` count."""
     request_deadline_s: float = 30.0
-    """From a request's headers to the beginning of its answer."""
+    """Longest time from a request's headers to the beginning of its answer."""
     body_bytes_max: int = 16 * 1024
-    """The largest useful body has some 60 bytes."""
+    """Size limit of a body: it holds the longest ids of as many bookies as one request may drain."""
     line_bytes_max: int = 32 * 1024
-    """Of the request line: it holds as many of the longest host names as a query may have bookies."""
+    """Size limit of the request line: it holds as many of the longest host names as a query may have bookies."""
     header_bytes_max: int = 8 * 1024
-    """Of each header."""
+    """Size limit of each header."""
     idle_connection_s: float = 30.0
     """A connection that sends no complete request in this time is closed."""
     in_flight_max: int = 64
-    """Concurrent requests over all clients; further ones must come back later."""
+    """Concurrent requests of all clients; further ones are refused, and clients must retry them later."""
     watchers_max: int = 64
-    """Streams of progress at once over all clients."""
+    """Concurrent streams of progress of all clients."""
     clients_max: int = 10_000
-    """Clients whose rate is remembered; the one not seen for longest is forgotten."""
+    """Clients whose rate is kept; the least recently seen client is removed first."""
 
 
 def check_settings(settings: ApiSettings) -> None:
-    """Refuse settings that would admit everyone, or cannot work.
+    """Refuse settings that would admit every client, or cannot work.
 
     Raises:
         ConfigurationError: lists every problem.

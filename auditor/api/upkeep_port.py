@@ -17,7 +17,7 @@ Work: TypeAlias = Callable[[ClusterClient], Coroutine[Any, Any, T]]
 
 
 class StillWorkingError(TransientError):
-    """The work takes longer than a request may. It continues, and the same request receives its result later."""
+    """The work takes longer than a request may take. It continues, and the same request receives its result later."""
 
 
 class CalledOffError(ConflictError):
@@ -37,27 +37,27 @@ class Upkeep(Protocol):
         """Do work of any length; requests with the same key share it.
 
         Args:
-            key: names the work.
-            work: what to do.
-            circumstances: a short read. A result of earlier work is returned only if this read gives the same as at its
-                end; otherwise the work is done again.
+            key: identifies the work.
+            work: the work.
+            circumstances: a short read. A result of earlier work is returned only if this read has the same result as
+                at the end of that work; otherwise the work is done again.
 
         Raises:
             StillWorkingError: the work continues; ask again with the same key.
             CalledOffError: ``call_off`` ended it.
             OverloadedError: too much such work is under way.
-            Exception: raised by the work.
+            Exception: any error of the work.
         """
         ...
 
     async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        """End the work with such keys wherever it is, and forget its results. Other work may call this."""
+        """End the work with matching keys at any point, and forget its results. Other work may call this."""
         ...
 
     async def progress(self) -> Document:
-        """Return the progress of repairs, with a rate from the second call on. Raises as ``ask_long``."""
+        """Return the progress of repairs, with a rate from the second call on. Raises the errors of ``ask_long``."""
         ...
 
     async def cluster_status(self) -> Document:
-        """Return the state of the whole cluster, as shown by ``bkheal status``. Raises as ``ask_long``."""
+        """Return the state of the whole cluster, as ``bkheal status`` shows it. Raises the errors of ``ask_long``."""
         ...

@@ -1,4 +1,4 @@
-"""Durable adds with one writer, beside the raw cost of the same bytes: a file written and synced in the same run."""
+"""Durable adds with one writer, compared with a plain file of the same bytes, written and synced in the same run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def run(entries: int, entry_bytes: int, shape: tuple[int, int, int]) -> di
             await EmbeddedCluster.start(Path(directory) / "cluster", bookies=shape[0]) as cluster,
             await connect(cluster.metadata_uri) as client,
         ):
-            await _write(client, LedgerOptions(*shape), payload, min(entries, 20_000))  # warm
+            await _write(client, LedgerOptions(*shape), payload, min(entries, 20_000))  # warms up
             add_s = await _write(client, LedgerOptions(*shape), payload, entries)
     total = entries * entry_bytes
     return {
@@ -53,7 +53,7 @@ async def _write(client: Any, options: LedgerOptions, payload: bytes, entries: i
     for _ in range(entries):
         waiter = await writer.submit(payload)
     if waiter is not None:
-        await waiter  # acknowledgements come in order, so the last one completes the measurement
+        await waiter  # acknowledgements are in order, so the last one ends the measurement
     seconds = time.perf_counter() - started_s
     await writer.close()
     return seconds

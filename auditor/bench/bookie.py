@@ -1,7 +1,8 @@
-"""A bookie beside Apache's under the same load of clients, and beside the bare disk: one machine, one run.
+"""A bookie compared with Apache's under the same load of clients, and with the bare disk: one machine, one run.
 
-Figures of different machines or runs do not compare; the ratios of one run do. The module of each part defines its
-measurement, with start and end. Apache's bookie has DbLedgerStorage, as large deployments do, and Apache's defaults.
+Figures from different machines or runs cannot be compared, but the ratios of one run can. The module of each part
+defines its measurement, with start and end. Apache's bookie has DbLedgerStorage, as in large deployments, and Apache's
+defaults.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ class Part(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BookieBenchmark:
-    """What to measure, and how much of it."""
+    """The parts to measure, and their sizes."""
 
     part: Part = Part.ALL
     payloads: Sequence[int] = PAYLOADS
     writers: Sequence[int] = WRITERS
     megabytes: float = MEGABYTES
-    """Payload of each round and of each case of reads."""
+    """Megabytes of payload in each round and in each case of reads."""
     rounds: int = ROUNDS
 
 
 async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
     """Measure; ``say`` receives progress messages.
 
-    Without Java only the storage is measured, and without Apache's jars only bkheal's bookie; ``left_out`` lists the
-    rest.
+    Without Java, only the storage is measured, and without Apache's jars, only bkheal's bookie; ``left_out`` lists the
+    other parts.
 
     Returns:
         Versions, raw figures of each part, and ``comparisons`` with ratios and aims.

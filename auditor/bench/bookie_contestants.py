@@ -32,7 +32,7 @@ OURS_APACHE: Final = "ours over Apache's protocol"
 
 
 class ApacheEndpoints(Resolver):
-    """Resolve a bookie to its address for Apache's protocol, even if it also speaks gRPC."""
+    """Resolves a bookie to its address for Apache's protocol, even if it supports gRPC as well."""
 
     def __init__(self, registrations: Registrations) -> None:
         self._registrations = registrations
@@ -42,12 +42,12 @@ class ApacheEndpoints(Resolver):
         info = await self._registrations.service_info(bookie)
         if info is None or (endpoint := info.endpoint(APACHE_PROTOCOL)) is None:
             return None
-        # The disks are known here: no other process takes the port during the benchmark.
+        # The incarnation is certain, because no other process takes the port during the benchmark.
         return BookieAddress(endpoint.host, endpoint.port, APACHE_PROTOCOL, info.incarnation)
 
 
 class Server(Protocol):
-    """A bookie process that keeps its directories and its port over restarts."""
+    """A bookie process that keeps its directories and its port across restarts."""
 
     directory: Path
 
@@ -61,7 +61,7 @@ class Server(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Request its end, and wait for it."""
         ...
 
 
@@ -86,7 +86,7 @@ class Bookies:
 async def running_bookies(
     directory: Path, java: Java, lib: Path | None, storage: ApacheStorage = ApacheStorage.SORTED
 ) -> AsyncIterator[Bookies]:
-    """Start both bookies below ``directory``, or ours alone if ``lib`` is None.
+    """Start both bookies below ``directory``, or only ours if ``lib`` is None.
 
     Raises:
         EmbeddedProcessError: a bookie did not start.

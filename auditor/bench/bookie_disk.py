@@ -41,7 +41,7 @@ def written_bytes() -> int | None:
 
 @contextmanager
 def synced_writes(path: Path, data: bytes) -> Iterator[SyncedWrites]:
-    """Create a file for writes of ``data``, each synced by itself."""
+    """Create a file for writes of ``data``, each with its own sync."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         yield SyncedWrites(descriptor, data)
@@ -65,7 +65,7 @@ class SyncedWrites:
 
 
 class PlainFile:
-    """A file of random bytes. Each measurement begins without its pages in memory."""
+    """A file of random bytes. Each measurement begins without its pages in the cache."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path

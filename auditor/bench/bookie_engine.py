@@ -1,4 +1,4 @@
-"""The storage of a bookie by itself, without a network and without a client, beside the bare disk.
+"""The storage of a bookie alone, without a network and without a client, compared with the bare disk.
 
 It runs in the process of the benchmark. Each size has directories of its own.
 """
@@ -38,7 +38,7 @@ _BATCH_BYTES: Final = 256 << 10
 _BATCH_ENTRIES: Final = 500
 _IN_FLIGHT: Final = 8
 _READ_AT_ONCE: Final = 512
-"""As requested by bkheal's client."""
+"""Entries of one read request; bkheal's client requests as many."""
 _RANDOM_READS: Final = 500
 _GIB: Final = 1 << 30
 
@@ -93,7 +93,7 @@ async def _measure(place: Path, payload_bytes: int, entries: int, rounds: int) -
 async def _cold_reads(
     place: Path, plain: PlainFile, entries: int, stored_bytes: int, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Read everything in order, in turns with a plain file. The medians of time and of processor time count."""
+    """Read everything in order, alternating with a plain file. Return the medians of time and of processor time."""
     ways = {"cold sequential": _READ_AT_ONCE, "cold sequential, one by one": 1}
     seconds: dict[str, list[float]] = {name: [] for name in ("plain sequential", *ways)}
     used_s: dict[str, list[float]] = {name: [] for name in seconds}
@@ -185,7 +185,7 @@ async def _scrubbed(store: LedgerStorage, entries: int) -> dict[str, Any]:
 
 
 async def _recovered(place: Path, payload_bytes: int, entries: int) -> dict[str, Any]:
-    """Leave the files as after a killed process, and measure the next start."""
+    """Leave the files as after a kill of the process, and measure the next start."""
     async with opened_store(place, is_closed=False) as store:
         await _add_all(store, payload_bytes, entries)
     size = sum(used_size(path.read_bytes()) for path in (place / "journal").rglob("*.journal"))

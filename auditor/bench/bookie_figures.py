@@ -1,4 +1,4 @@
-"""From measured figures of a bookie to comparisons with a baseline of the same run, and with the aims. Pure."""
+"""Compares measured figures of a bookie with a baseline of the same run, and with the aims. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from auditor.bench.bookie_contestants import APACHE, OURS_APACHE, OURS_GRPC
 from auditor.bench.bookie_journal import NOT_RESERVED, RESERVED
 
 ADDS_OVER_APACHE_AIM: Final = 1.0
-"""At least as fast as Apache's bookie over its own protocol."""
+"""Least ratio: at least as fast as Apache's bookie over its own protocol."""
 ADDS_OVER_GRPC_AIM: Final = 2.0
 _GRPC_AIM_BYTES_MAX: Final = 16_384
 LONE_AIM: Final = 3.0
-"""Most fdatasyncs that a lone add may take, beside a round trip."""
+"""Longest time of a lone add without its round trip, in fdatasyncs."""
 COLD_AIM: Final = 0.5
-"""Least share of the speed of plain file reading."""
+"""Least share of the speed of reading a plain file."""
 WRITTEN_AIM: Final = 2.1
-"""Most bytes written for each byte stored: once to the journal, once to an entry log, and the index."""
+"""Most bytes written for each stored byte: one to the journal, one to an entry log, and some to the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Measured:
         case: the measured operation.
         measure: its name and unit.
         ours: the figure of bkheal's bookie.
-        baseline: what the figure is compared with; empty if it stands for itself.
+        baseline: the name of the baseline; empty if there is none.
         baseline_value: the figure of the baseline.
         ratio: ours to the baseline, or the figure to compare with the aim.
         aim: the bound that the ratio has to meet; None if there is none.
@@ -53,7 +53,7 @@ class Measured:
         return self.ratio >= self.aim if self.is_least else self.ratio <= self.aim
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {**asdict(self), "is_met": self.is_met}
 
 
@@ -73,7 +73,7 @@ def measured(figures: Mapping[str, Any]) -> list[Measured]:
 
 
 def row(each: Measured) -> tuple[str, ...]:
-    """Cells of a table, in the order of ``HEADINGS``."""
+    """Return the cells of a table, in the order of ``HEADINGS``."""
     aim = (
         "" if each.aim is None else f"{'>=' if each.is_least else '<='} {each.aim:g}{'' if each.is_met else ' MISSED'}"
     )

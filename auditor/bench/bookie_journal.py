@@ -1,6 +1,6 @@
-"""The gain by reserved space of the journal: lone adds to two stores in turns, one with it and one without.
+"""The gain from reserved space of the journal: alternating lone adds to two stores, one with and one without it.
 
-Beside them, a plain file is written and synced with and without reserved space, which shows the file system's part.
+A plain file is also written and synced with and without reserved space, which shows the file system's part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAYLOAD_BYTES: Final = 100
 
 
 async def measure_reserved(directory: Path, say: Say, turns: int = _TURNS) -> dict[str, Any]:
-    """Time lone adds of 100 B to both stores, and bare writes and syncs of as much, in turns.
+    """Time lone adds of 100 B to both stores, alternating with bare writes and syncs of the same size.
 
     Raises:
         DiskError: a disk failed.

@@ -1,7 +1,7 @@
 """The load of clients on a bookie: adds of many writers, lone adds, and reads from its caches and from its disk.
 
-Every contestant gets the same load by the same client. Rounds alternate, so other load on the machine affects all
-alike; the median round counts.
+Every contestant has the same load from the same client. Rounds alternate, so other load on the machine affects all
+of them equally; the median round counts.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class LoadFailedError(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much to measure.
+    """The size of the measurement.
 
     Attributes:
         payloads: bytes of the payload of an entry; each is a case of its own.
-        writers: writers at once; each is a case of its own.
+        writers: concurrent writers; each number is a case of its own.
         bytes_per_round: payload bytes written in one round, and read in each case of reads.
         rounds: how often each case is measured.
     """
@@ -76,7 +76,7 @@ async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> lis
             rates: dict[str, list[float]] = {each.name: [] for each in found}
             used_s = dict.fromkeys(rates, 0.0)
             for number in range(load.rounds):
-                # In changing order: the flush of one contestant's writes falls into the time of the next.
+                # The order alternates, because the flush of one contestant's writes slows down the next one.
                 for each in found if number % 2 else reversed(found):
                     before_s = cpu_s(each.server.running)
                     rates[each.name].append(entries / await _write(each.client, payload, writers, entries))
@@ -97,7 +97,7 @@ async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> lis
 
 
 async def measure_lone_adds(found: Sequence[Contestant], directory: Path, say: Say) -> dict[str, Any]:
-    """Measure adds with nothing else in flight, in turns with a bare write and fdatasync and with an empty request."""
+    """Measure adds with nothing else in flight, alternating with a bare write and fdatasync and an empty request."""
     say(f"lone adds: {_LONE_ADDS} of {LONE_PAYLOAD_BYTES} B")
     payload = random.Random(1).randbytes(LONE_PAYLOAD_BYTES)
     times: dict[str, list[float]] = {"fdatasync": []}

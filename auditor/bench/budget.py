@@ -1,12 +1,12 @@
 """The cost of an audit for other clients of the same ZooKeeper, with the default budget and without it.
 
-Another client, in a process of its own, reads and writes one small node all the time. It is measured alone, beside
-audits without a budget, and beside audits with the default budget, in turns. All of this is done three times: with
+Another client, in a process of its own, continuously reads and writes one small node. It is measured alternately alone,
+during audits without a budget, and during audits with the default budget. All of this is done three times: with
 ZooKeeper as it is, where all share the cores of this machine; with ZooKeeper and the other client on a core of their
 own, as on a machine of their own (on Linux with several cores); and through ``slow_server``, where the server is the
 limit.
 
-Prints nothing; figures of different machines do not compare, the ratios do.
+It prints nothing. Figures from different machines cannot be compared, but the ratios can.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BYTES_PER_S: Final = 20_000_000
-"""Of the slow server: some 100,000 ledgers per second."""
+"""Default rate of the slow server: some 100,000 ledgers per second."""
 IDLE_S: Final = 2.0
 ROUNDS: Final = 3
 _HEAP_MIB: Final = 3072
@@ -53,7 +53,7 @@ class _Seen:
         self.writes_s += latencies.writes_s
 
     def figures(self) -> Mapping[str, float]:
-        """Milliseconds, and the median of the seconds of the audits."""
+        """Return milliseconds of the requests, and the median of the seconds of the audits."""
         figures = {
             f"{name}_p{percent}_ms": round(1000 * percentile(seconds, percent), 2)
             for name, seconds in (("read", self.reads_s), ("write", self.writes_s))
@@ -73,9 +73,9 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS
     """Fill an embedded ZooKeeper with ``ledgers`` ledgers, and measure.
 
     Args:
-        ledgers: in ZooKeeper.
+        ledgers: number of ledgers in ZooKeeper.
         bytes_per_s: the rate of the slow server, for all clients together.
-        rounds: of the other client alone, and audits without and with the budget.
+        rounds: rounds of three measurements: the other client alone, and with audits without and with the budget.
     """
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
         where = Path(directory)
@@ -138,6 +138,6 @@ def _measure(
 
 @contextmanager
 def _watched(other: OtherClient, seen: _Seen) -> Iterator[None]:
-    other.taken()  # requests between two situations count for none
+    other.taken()  # drops the requests between two situations
     yield
     seen.add(other.taken())

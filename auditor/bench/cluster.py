@@ -1,12 +1,12 @@
-"""Twenty bookies lose two: the order of repair, its duration, and its effect on a writer.
+"""Two of twenty bookies are lost: the order of repair, its duration, and its effect on a writer.
 
 One machine runs ZooKeeper, the bookies, the Spark audit, the replicators and a writer, all except the writer in
 processes of their own. The ledgers have 3/3/2 and 4/4/3 copies, so the loss of two bookies leaves ledgers with one, two
 and three copies. The audit marks them, the replicators repair them, and every copy of every repaired ledger is then
 read and compared with the written entries.
 
-A writer constantly appends one entry after the other. Its slowest appends during the repair, beside those of the idle
-cluster in the same run, show the effect on applications.
+A writer continuously appends one entry after the other. Its slowest appends during the repair, compared with those of
+the idle cluster in the same run, show the effect on applications.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from bookie.wire.port import READ_ENTRIES_MAX, Status
 from bookie.wire.requests import Read
 
 SHAPES: Final = ((3, 3, 2), (3, 3, 2), (3, 3, 2), (4, 4, 3))
-"""Dealt to the ledgers in turn."""
+"""Shapes that the ledgers have in turn."""
 COPIES_MAX: Final = max(shape[1] for shape in SHAPES)
 ENTRY_BYTES: Final = 256
 APPEND_BYTES: Final = 1024
-"""Of the writer with timed appends."""
+"""Payload of the writer with timed appends."""
 APPEND_PAUSE_S: Final = 0.01
-"""Between two of its appends."""
+"""Pause between two of its appends."""
 _WRITERS_MAX: Final = 32
 _READS_MAX: Final = 16
 _NOTE_EVERY: Final = 2_000
@@ -58,7 +58,7 @@ _LOOK_S: Final = 0.02
 
 
 class ClusterBenchmarkError(FatalError):
-    """Something was not repaired, or a copy differs from the written entry: a defect, or too small a machine."""
+    """A ledger was not repaired, or a copy differs from the written entry: a defect, or too small a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ClusterSettings:
     lost: int = 2
     ledgers: int = 20_000
     entries: int = 10
-    """Of each ledger."""
+    """Entries of each ledger."""
     replicators: int = 2
     profile: CopyProfile = CopyProfile.RECOVERY_FIRST
     """How the replicators react to a slow bookie."""
@@ -79,7 +79,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A ledger's repair: its start and its end, and how many copies some entry had left before it."""
+    """A ledger's repair: its start, its end, and the copies left before it of the entry with the fewest."""
 
     began_s: float
     ended_s: float
@@ -90,8 +90,8 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
     """Build the cluster, lose bookies, audit, repair, and compare every copy.
 
     Args:
-        settings: the size.
-        note: takes a line of progress for each step.
+        settings: the size of the benchmark.
+        note: receives a line of progress for each step.
 
     Returns:
         Figures: seconds of the audit and the repair, the order of repair by copies left, milliseconds of appends of the
@@ -152,8 +152,8 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
 
 
 def order(finished: Sequence[Finished]) -> dict[str, dict[str, float]]:
-    """By copies left, the fewest first: ledgers, when the first and the last of them were repaired, and how many less
-    urgent repairs began before the last of these began.
+    """Return figures by copies left, the fewest first: the number of ledgers, when the first and the last of them were
+    repaired, and how many less urgent repairs began before the last of these began.
     """
     figures = {}
     for copies in sorted({each.copies_left for each in finished}):
@@ -180,7 +180,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class Appends:
-    """One writer of lone entries, timed."""
+    """A writer of lone entries that times its appends."""
 
     client: ConnectedBookKeeper
     clock: Clock
@@ -285,7 +285,7 @@ async def _repair(
     finished: dict[LedgerId, Finished],
     clock: Clock,
 ) -> None:
-    """Run replicators until every ledger of ``copies_left`` is repaired, and note the time of each repair."""
+    """Run replicators until every ledger of ``copies_left`` is repaired, and record the time of each repair."""
     arguments = [sys.executable, "-m", "replicator", "--metadata-uri", cluster.metadata_uri, "--once"]
     began_s = clock.monotonic_s()
     async with AsyncExitStack() as stack:
@@ -312,7 +312,7 @@ async def _repair(
 
 
 def _new_lines(path: Path, offset: int) -> tuple[Sequence[bytes], int]:
-    """Whole lines after ``offset``, and their end."""
+    """Return the complete lines after ``offset``, and the offset of their end."""
     with path.open("rb") as log:
         log.seek(offset)
         found = log.read()
@@ -321,7 +321,7 @@ def _new_lines(path: Path, offset: int) -> tuple[Sequence[bytes], int]:
 
 
 def _repaired(lines: Sequence[bytes]) -> Iterator[tuple[LedgerId, float]]:
-    """Yield the ledgers with a repair reported in ``lines``, and the seconds of the repair."""
+    """Yield the ledgers whose repair ``lines`` report, with the seconds of the repair."""
     for line in lines:
         if line.startswith(b"{"):
             event = json.loads(line)

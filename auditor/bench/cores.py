@@ -1,4 +1,4 @@
-"""Keep the processes of a measurement on cores of their own, as on separate machines. On Linux only."""
+"""Keeps the processes of a measurement on cores of their own, as on separate machines. Only on Linux."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PROCESSES = Path("/proc")
 
 
 def cores() -> Sequence[int]:
-    """Return the cores usable by this process; none if the system does not let a program choose."""
+    """Return the cores that this process may use; none if the system does not let a program choose."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 

@@ -1,9 +1,9 @@
-"""A run of everything beside the single checks that it contains: the same ledgers, the same session, the same run.
+"""A run of everything compared with the single checks that it contains: the same ledgers, the same session, one run.
 
-Fills an embedded ZooKeeper with the ledgers of ``scan_measurement``, in a cluster with one lost bookie, and measures
-warm dry runs: seconds, and the packets received by ZooKeeper. A packet reads hundreds of ledgers.
+It fills an embedded ZooKeeper with the ledgers of ``scan_measurement``, in a cluster with one lost bookie, and measures
+warm dry runs: seconds, and the packets that ZooKeeper receives. A packet reads hundreds of ledgers.
 
-Prints nothing; figures of different machines do not compare, the ratios do.
+It prints nothing. Figures from different machines cannot be compared, but the ratios can.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _KINDS: Final = (RunKind.BOOKIES, RunKind.PLACEMENT, RunKind.EVERYTHING)
 _BOOKIES: Final = 12
-"""Each in a rack of its own. The placement check judges each different ensemble once. These are 1,320 of three bookies,
-so at 100,000 ledgers each has 76, as with 50 bookies and ten million ledgers."""
+"""Number of bookies, each in a rack of its own. The placement check judges each distinct ensemble once. There are 1,320
+of three bookies, so with 100,000 ledgers each has 76, as with 50 bookies and ten million ledgers."""
 _HEAP_MIB: Final = 3072
-"""A million ledgers, and the reads in flight."""
+"""Enough for a million ledgers and the reads in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class _Measured:
 
     seconds: Sequence[float]
     packets: int
-    """Of the last run."""
+    """Packets of the last run."""
 
     @property
     def median_s(self) -> float:
-        """Of the warm runs."""
+        """The median of the warm runs."""
         warm = sorted(self.seconds[1:])
         return warm[len(warm) // 2]
 
@@ -69,7 +69,7 @@ def measure(spark: SparkSession, settings: BenchSettings, port: int) -> Mapping[
     """Fill, measure, and return figures with the ratio of everything to the sum of the single checks.
 
     Raises:
-        ClusterExistsError: the ZooKeeper holds the ledgers of an earlier benchmark; give it an empty one.
+        ClusterExistsError: ZooKeeper contains the ledgers of an earlier benchmark; it must be empty.
         StoreUnavailableError: no answer.
     """
     settings.report_dir.mkdir(parents=True, exist_ok=True)

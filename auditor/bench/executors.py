@@ -1,8 +1,8 @@
-"""Audits by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
+"""Audits with one, two and four Spark executors, of a ZooKeeper with slow answers.
 
-On a machine with few cores, more executors cannot compute faster, but they can wait at the same time: a proxy sends the
-answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes with one core
-each, of Spark's ``local-cluster`` master.
+On a machine with few cores, more executors cannot compute faster, but they can wait concurrently: a proxy sends the
+answers of each connection at a fixed rate, as a distant or busy ensemble would. Executors are processes of Spark's
+``local-cluster`` master, with one core each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_jobs.session import SessionSettings, spark_session
 
 EXECUTORS: Final = (1, 2, 4)
 BYTES_PER_S: Final = 1_000_000
-"""Of each connection: some 5,000 ledgers per second."""
+"""Rate of each connection: some 5,000 ledgers per second."""
 _CHUNK_BYTES: Final = 16 * 1024
 _WORKER_MIB: Final = 1024
 _EXECUTOR_MIB: Final = 512
@@ -33,7 +33,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
     """Fill an embedded ZooKeeper, and audit it through the proxy with each number of executors.
 
     Args:
-        ledgers: in ZooKeeper; each node of the ledger tree has 10,000, and one task reads a node.
+        ledgers: number of ledgers in ZooKeeper; each node of the ledger tree has 10,000, and one task reads a node.
         bytes_per_s: the rate of the proxy for each connection.
     """
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:

@@ -1,7 +1,7 @@
 """Audits after one ledger in a hundred was deleted or created: an incremental one, and one of all ledgers.
 
-Each round changes the cluster, audits it incrementally, and then as a whole. The findings must be the same. Both audits
-mark and write an image. The last of two rounds counts, as the first one warms up.
+Each round changes the cluster, audits it incrementally, and then completely. The findings must be the same. Both audits
+mark and write an image. The second of two rounds counts, because the first one warms up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ROUNDS: Final = 2
 _SHARE: Final = 200
-"""One in this number of ledgers is deleted, and as many are created."""
+"""One in this number of ledgers is deleted, and the same number is created."""
 
 
 class DifferentMarksError(AssertionError):
@@ -75,7 +75,7 @@ def measure(spark: SparkSession, settings: AuditSettings, change: Change, port: 
         port: of ZooKeeper on this machine.
 
     Raises:
-        DifferentMarksError: the incremental audit found something else, or read everything.
+        DifferentMarksError: the incremental audit found different marks, or read everything.
     """
     for _ in range(_ROUNDS):
         change.make()

@@ -1,10 +1,10 @@
 """The inventory of bookies in a run of everything: its cost, and whether it finds the hidden ledgers.
 
-Starts ZooKeeper and one bookie process, stores an entry of each ledger there, and leaves one ledger in a hundred out of
-the metadata. Then it measures the bookie's list by itself, with the ends of each ledger and with complete lists of
+It starts ZooKeeper and one bookie process, stores an entry of each ledger there, and leaves one ledger in a hundred out
+of the metadata. Then it measures the bookie's list alone, with the ends of each ledger and with complete lists of
 entries, and warm dry runs of everything with the inventory and without it.
 
-Prints nothing; figures of different machines do not compare, the ratios do.
+It prints nothing. Figures from different machines cannot be compared, but the ratios can.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def _timed(listed: AsyncIterator[object], expected: int) -> float:
 
 
 def _in_a_session(audit: AuditSettings, warm_runs: int, hidden: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Seconds of warm runs with the inventory and without it, in turns."""
+    """Return the seconds of alternating warm runs with the inventory and without it."""
     from dataclasses import replace
 
     with spark_session(SessionSettings()) as spark:

@@ -1,9 +1,10 @@
-"""The reaction to the loss of a bookie with the image of ledger metadata, beside the same without it.
+"""The reaction to the loss of a bookie with the image of ledger metadata, compared with the reaction without it.
 
-The cluster is metadata alone: ledgers on twenty bookies, nine in ten with three copies and the others with two, which
-are critical after the loss. A first audit writes the image and warms Spark up. Then a bookie's registration is removed,
-and the loss is audited twice, each time without tasks and as if for the first time. Times are from the start of the
-audit to the mark's confirmation by ZooKeeper. Before the loss, ``incremental`` measures audits after small changes.
+The cluster consists only of metadata: ledgers on twenty bookies, nine in ten with three copies and the others with two,
+which are critical after the loss. A first audit writes the image and warms Spark up. Then a bookie's registration is
+removed, and the loss is audited twice, each time without tasks and as if for the first time. Times are from the start
+of the audit to ZooKeeper's confirmation of the mark. Before the loss, ``incremental`` measures audits after small
+changes.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ _SESSION_S: Final = 40.0
 class _Reaction:
     first_mark_s: float
     last_mark_s: float
-    """Of the marks by the image, if there are any."""
+    """Seconds to the last of the marks by the image, if there are any."""
     end_s: float
-    """Of the whole audit."""
+    """Seconds to the end of the audit."""
     marks: int
     marks_by_image: int
     suspects: int
@@ -156,7 +157,7 @@ async def _connected(hosts: str) -> MetadataStore:
 
 
 async def _filled(store: MetadataStore, root: str, count: int) -> Cluster:
-    """Format a cluster, and create its ledgers, cookies and registrations, which last as long as the session."""
+    """Format a cluster, and create its ledgers, cookies and registrations. The registrations end with the session."""
     rng = random.Random(1)
     await format_cluster(store, root, rng=rng)
     cluster = await open_cluster(store, root)

@@ -1,7 +1,7 @@
 """Another client of the same ZooKeeper: small reads and small writes, one after the other, in a process of its own.
 
 ``python -m auditor.bench.other_client HOSTS PATH``: for each line on standard input, it prints the duration of each
-request since the last line, and it ends with the input, so it does not outlive its parent.
+request since the last line. It ends when its input ends, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kazoo.client import KazooClient  # the usual client of other programs
+from kazoo.client import KazooClient  # the client that other programs usually have
 
 PAUSE_S: Final = 0.005
-"""Between two requests, to keep the client itself from being a load: at most 200 requests per second."""
+"""Pause between two requests, so that the client itself is not a load: at most 200 requests per second."""
 _DATA: Final = b"x" * 200
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds of each request, in no order."""
+    """Seconds of each request, in no particular order."""
 
     reads_s: Sequence[float]
     writes_s: Sequence[float]
 
 
 class OtherClient:
-    """The process. A context manager."""
+    """The process of the other client, as a context manager."""
 
     def __init__(self, hosts: str, path: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             hosts: connect string.
@@ -42,7 +42,7 @@ class OtherClient:
         """
         command = [sys.executable, "-m", "auditor.bench.other_client", hosts, path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.taken()  # it is connected
+        self.taken()  # its answer shows that it is connected
 
     def __enter__(self) -> OtherClient:
         return self
@@ -56,7 +56,7 @@ class OtherClient:
         return self._process.pid
 
     def wait(self, seconds: float) -> None:
-        """Let it work."""
+        """Let it send requests for some time."""
         time.sleep(seconds)
 
     def taken(self) -> Latencies:

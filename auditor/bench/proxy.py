@@ -1,4 +1,4 @@
-"""A proxy in front of ZooKeeper whose answers a benchmark delays."""
+"""A proxy in front of ZooKeeper, with which a benchmark delays the answers."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ async def proxy(target: str, pass_answers: PassAnswers) -> AsyncIterator[str]:
 
 
 async def until_closed(work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work``; a closed connection is its end."""
+    """Await ``work``, which may also end by a closed connection."""
     with suppress(ConnectionError):
         await work

@@ -1,11 +1,11 @@
-"""The references check beside the bookies check: the same ledgers, the same session, the same run.
+"""The references check compared with the bookies check: the same ledgers, the same session, the same run.
 
-Fills an embedded ZooKeeper with Pulsar's topics and their ledgers, in a cluster with one lost bookie, and measures warm
-runs of both checks: seconds, processor seconds, and the peak memory of the driver, Spark's Java machine and its Python
-workers. ZooKeeper's share is not in the processor seconds.
+It fills an embedded ZooKeeper with Pulsar's topics and their ledgers, in a cluster with one lost bookie, and measures
+warm runs of both checks: seconds, processor seconds, and the peak memory of the driver, Spark's Java process and its
+Python workers. The processor seconds do not include ZooKeeper's.
 
-Prints nothing; figures of different machines do not compare, the ratios do. If other programs keep the machine busy,
-only the ratio of processor time does.
+It prints nothing. Figures from different machines cannot be compared, but the ratios can. If other programs keep the
+machine busy, only the ratio of processor time is meaningful.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 ROOT: Final = "/bench-references"
 LEDGERS_PER_TOPIC: Final = 10
 NODES_PER_TOPIC: Final = 3
-"""Nodes of Pulsar also read by the references check: of the topic, its subscription and its schema."""
+"""Nodes of Pulsar that the references check reads in addition: of the topic, its subscription and its schema."""
 _MESSAGES: Final = 8
-"""Ledgers of messages of a topic. The last two are those of its subscription and of its schema."""
+"""Ledgers of messages of a topic. Its last two ledgers are those of its subscription and of its schema."""
 _UNREFERENCED_EACH: Final = 10
 """One in this number of topics does not refer to its first ledger."""
 _LOST_EACH: Final = 1_000
 """One in this number of topics refers to a ledger that does not exist."""
 _NAMESPACES: Final = 100
-"""Half of the topics are in the first one."""
+"""Number of namespaces. Half of the topics are in the first one."""
 _HEAP_MIB: Final = 4096
-"""A million ledgers, 300,000 nodes of topics, and the reads in flight."""
+"""Enough for a million ledgers, 300,000 nodes of topics, and the reads in flight."""
 _FILL_STEP: Final = 2_000
 _IN_FLIGHT: Final = 4
 _CTIME_MS: Final = 1_700_000_000_000
@@ -65,10 +65,10 @@ class ReferenceBench:
     """Size of the benchmark."""
 
     hosts: str
-    """Connect string of an empty ZooKeeper; the ledgers stay there."""
+    """Connect string of an empty ZooKeeper; the ledgers are not deleted afterwards."""
     report_dir: Path
     topics: int
-    """Each has ten ledgers, a subscription and a schema."""
+    """Number of topics. Each has ten ledgers, a subscription and a schema."""
     bookies: int = 50
     warm_runs: int = 3
     """Runs after the first, which also starts Spark's Python workers; the median counts."""
@@ -95,7 +95,7 @@ def measure(spark: SparkSession, settings: ReferenceBench) -> Mapping[str, Any]:
     """Fill, measure, and return figures with the ratio to the bookies check.
 
     Raises:
-        ClusterExistsError: the ZooKeeper holds the ledgers of an earlier benchmark; give it an empty one.
+        ClusterExistsError: ZooKeeper contains the ledgers of an earlier benchmark; it must be empty.
         StoreUnavailableError: no answer.
     """
     with asyncio.Runner() as runner:

@@ -1,4 +1,4 @@
-"""One replicator restoring the copies of a killed bookie, beside a plain, synced file copy of the same bytes."""
+"""One replicator that restores the copies of a killed bookie, compared with a synced file copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bookie.model.metadata import DigestType
 from bookie.model.packet import HEADER_SIZE
 
 LEDGERS: Final = 4
-"""Several: a lost bookie had a part in many, and a worker repairs them concurrently."""
+"""Default number of ledgers. It is more than one, because a worker repairs ledgers concurrently."""
 SHAPE: Final = (3, 3, 2)
 DIGEST: Final = DigestType.CRC32C
 _WRITERS_MAX: Final = 32
@@ -38,10 +38,10 @@ _REPAIR_DEADLINE_S: Final = 1800.0
 
 
 SUITE_BYTES: Final = 1_000_000_000
-"""Lost in each case of the suite that measures bytes."""
+"""Bytes lost in each case of the suite that measures the cost of bytes."""
 _SUITE_ENTRY_BYTES: Final = (100, 1024, 16 << 10, 128 << 10)
 _SUITE_LEDGERS: Final = 5_000
-"""Of the cases that measure the cost of a ledger."""
+"""Ledgers in the cases that measure the cost of a ledger."""
 _SMALL_ENTRIES: Final = 10
 
 Say = Callable[[str], None]
@@ -53,18 +53,18 @@ class RepairCase:
 
     name: str
     entries: int
-    """In all ledgers together."""
+    """Entries in all ledgers together."""
     entry_bytes: int
     ledgers: int
 
 
 def entries_for(lost_bytes: int, entry_bytes: int, ledgers: int = LEDGERS) -> int:
-    """Return how many entries have ``lost_bytes`` of payload or more, at least one for each ledger."""
+    """Return the number of entries with at least ``lost_bytes`` of payload, and at least one for each ledger."""
     return max(ledgers, -(-lost_bytes // entry_bytes))
 
 
 def suite(lost_bytes: int = SUITE_BYTES) -> list[RepairCase]:
-    """Cases for the cost of a byte, with ``lost_bytes`` of payload each, and for the cost of a ledger."""
+    """Return cases for the cost of a byte, with ``lost_bytes`` of payload each, and for the cost of a ledger."""
     large = [
         RepairCase(f"entries of {size:,} B", entries_for(lost_bytes, size, LEDGERS), size, LEDGERS)
         for size in _SUITE_ENTRY_BYTES
@@ -104,29 +104,29 @@ class _Repaired:
     cpu_s: float
     """Processor time of the whole process, its start included."""
     work_cpu_s: float
-    """The same without its start, unless it had ended before its first report was read."""
+    """Processor time without its start, unless the process had ended before its first report was read."""
     first_s: float
-    """Seconds from its start of work to its first repaired ledger: it lists all tasks before."""
+    """Seconds from its start of work to its first repaired ledger; they include the list of all tasks."""
     running_cpu_s: float
     """Processor time from its first repaired ledger on."""
     bookies_cpu_s: float
     """Processor time of all bookies during the repair."""
     requests: int
-    """Packets received by ZooKeeper during the repair, a few pings included."""
+    """Packets that ZooKeeper received during the repair, including a few pings."""
 
 
 async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pulling: bool = False) -> dict[str, Any]:
-    """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, let one replicator copy them all.
+    """Write ``entries`` in ``ledgers`` ledgers of three copies, kill a bookie, and let one replicator copy its entries.
 
-    Many ledgers with few entries, or none, measure the cost of a ledger instead of the cost of its bytes. Measured from
-    the replicator's start of work to its last completed ledger, each copy verified by digest, synced on the target,
-    listed again and named by the metadata. The "running" figures begin with the first completed ledger instead: they
+    Many ledgers with few entries, or none, measure the cost of a ledger instead of the cost of its bytes. The time is
+    from the replicator's start of work to its last completed ledger. Each copy is verified by digest, synced on the
+    target, listed again and named by the metadata. The "running" figures begin with the first completed ledger, so they
     exclude the list of all tasks, which the replicator reads before.
 
     Args:
-        entries: in all ledgers together.
-        entry_bytes: the payload of each.
-        ledgers: how many.
+        entries: number of entries in all ledgers together.
+        entry_bytes: the payload of each entry.
+        ledgers: number of ledgers.
         is_pulling: whether copies go from bookie to bookie, instead of through the replicator.
 
     Returns:
@@ -136,7 +136,7 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
         running replicator, MB/s of the file copy, and the ratio.
 
     Raises:
-        RepairBenchmarkError: something was not repaired.
+        RepairBenchmarkError: a ledger was not repaired.
     """
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
         async with await EmbeddedCluster.start(Path(directory) / "cluster", bookies=SHAPE[0]) as cluster:

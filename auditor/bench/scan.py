@@ -14,7 +14,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from spark_jobs.session import SessionSettings, spark_session
 
 _HEAP_MIB: Final = 3072
-"""A million ledgers and the reads in flight."""
+"""Enough for a million ledgers and the reads in flight."""
 
 
 async def run(ledgers: int) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Benchmark of the audit's scan, beside the two ways of reading that it has to beat, on the same ZooKeeper.
+"""Benchmark of the audit's scan, compared with two other ways of reading, on the same ZooKeeper.
 
-Fills an empty ZooKeeper with ledgers of a plausible cluster with one lost bookie, then measures
+It fills an empty ZooKeeper with the ledgers of a plausible cluster with one lost bookie, and then measures
 
 1. ``get_async``: one request per ledger through kazoo, pipelined, as in a simple auditor.
 2. ``get_many_data``: this project's bulk reads, without processing the data.
 3. ``audit``: a whole warm run of the audit as a dry run, from the connection to the finished report.
 
-Prints nothing; figures of different machines do not compare, the ratios do.
+It prints nothing. Figures from different machines cannot be compared, but the ratios can.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _FILL_STEP: Final = 20_000
 _READ_STEP: Final = 4_000
 _IN_FLIGHT: Final = 3_000
 _BASELINE_LEDGERS_MAX: Final = 50_000
-"""The baseline is steady, and slow: a part of the ledgers is enough."""
+"""Ledgers that the baseline reads: it is slow and its rate is constant, so a part of the ledgers is enough."""
 _BASELINE_PASSES: Final = 3
-"""The best one counts: the first meets a cold server, and a slow baseline would favour this project."""
+"""Passes of the baseline. The best one counts: in the first, the server is cold, and a slow baseline would favour this
+project."""
 _CTIME_MS: Final = 1_700_000_000_000
 
 
@@ -54,7 +55,7 @@ class BenchSettings:
     """Size of the benchmark."""
 
     hosts: str
-    """Connect string of an empty ZooKeeper; the ledgers stay there."""
+    """Connect string of an empty ZooKeeper; the ledgers are not deleted afterwards."""
     report_dir: Path
     ledgers: int = LEDGERS
     bookies: int = 50
@@ -68,7 +69,7 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
     """Fill, measure, and return figures (seconds, ledgers per second) with ratios to the baseline.
 
     Raises:
-        ClusterExistsError: the ZooKeeper holds the ledgers of an earlier benchmark; give it an empty one.
+        ClusterExistsError: ZooKeeper contains the ledgers of an earlier benchmark; it must be empty.
         StoreUnavailableError: no answer.
     """
     with asyncio.Runner() as runner:
@@ -101,15 +102,15 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
 def audited(
     spark: SparkSession, settings: BenchSettings, latency_factor: float = LATENCY_FACTOR
 ) -> tuple[float, Mapping[str, float]]:
-    """Audit once as a dry run; return the seconds, in total and of each phase.
+    """Audit once as a dry run; return the seconds of the run and of each phase.
 
     Args:
         spark: the session.
         settings: of the benchmark.
-        latency_factor: of the budget of reading from ZooKeeper; 0: there is none.
+        latency_factor: of the budget of reading from ZooKeeper; 0: there is no budget.
 
     Raises:
-        AssertionError: the audit did not see every ledger.
+        AssertionError: the audit did not read every ledger.
     """
     from spark_jobs.runs.run import run_audit
 
@@ -185,7 +186,7 @@ async def filled(settings: BenchSettings) -> AsyncIterator[tuple[MetadataStore, 
 
 
 def _metadata(rng: random.Random, bookies: Sequence[BookieId]) -> LedgerMetadata:
-    """One ledger in ten is open, one in twenty had an ensemble change."""
+    """Return the metadata of a ledger; one in ten is open, and one in twenty had an ensemble change."""
     starts = [0] if rng.random() < 0.95 else [0, 1_000]
     fragments = tuple(Fragment(EntryId(start), tuple(rng.sample(bookies, 3))) for start in starts)
     metadata = LedgerMetadata(3, 2, 2, fragments, ctime_ms=_CTIME_MS + rng.randrange(10**10))

@@ -1,8 +1,8 @@
-"""Durable adds to one bookie process and to several on this machine, in turns of one run.
+"""Durable adds to one bookie process and to several on this machine, alternating in one run.
 
-A bookie is one process with one thread of Python, so it uses one processor and a little more for its disks. Each client
-is a process of its own, and their number is the same in both cases: they write to one bookie, or each to its own. So
-the ratio shows the gain by a further bookie process on this machine, with the clients on the same processors.
+A bookie is one process with one thread of Python, so it uses one processor, and a little more for its disks. Each
+client is a process of its own, and their number is the same in both cases: all write to one bookie, or each to its own.
+So the ratio shows the gain from a further bookie process on this machine, with the clients on the same processors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.embedded.cluster import EmbeddedCluster
 from bookie.model.errors import FatalError
 
 _CREATED_MAX: Final = 64
-"""Most ledgers created by a client until one is on its bookie."""
+"""Largest number of ledgers that a client creates until one is on its bookie."""
 _READY_S: Final = 60.0
 _ROUND_S: Final = 600.0
 
@@ -75,7 +75,7 @@ async def run(bookies: int, entries: int, entry_bytes: int, rounds: int) -> dict
 
 
 async def _round(uri: str, targets: Sequence[str], entries: int, entry_bytes: int) -> float:
-    """Start a client for each target, let them write at the same time, and return how long this took."""
+    """Start a client for each target, let them write concurrently, and return the duration."""
     clients = [await _started(uri, target, entries, entry_bytes) for target in targets]
     try:
         async with asyncio.timeout(_READY_S):
@@ -111,7 +111,7 @@ async def _line(client: asyncio.subprocess.Process) -> dict[str, Any]:
 
 
 async def client(uri: str, target: str, entries: int, entry_bytes: int) -> None:
-    """Prepare a ledger on ``target``, write when a line comes, and print a line when all is acknowledged."""
+    """Create a ledger on ``target``, write after a line of input, and print a line when all is acknowledged."""
     payload = random.Random(1).randbytes(entry_bytes)
     async with await connect(uri) as connected:
         writer = await _ledger_on(connected, target)
@@ -121,7 +121,7 @@ async def client(uri: str, target: str, entries: int, entry_bytes: int) -> None:
         for _ in range(entries):
             waiter = await writer.submit(payload)
         if waiter is not None:
-            await waiter  # acknowledgements come in order
+            await waiter  # acknowledgements are in order
         _say("done")
         await writer.close()
 

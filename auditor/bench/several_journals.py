@@ -1,8 +1,8 @@
-"""Adds to the storage of a bookie with one journal and with two, in turns of one run.
+"""Adds to the storage of a bookie with one journal and with two, alternating in one run.
 
-There is no network and no client. The same writers add to the same ledgers in both cases, one entry after the other
-each. Half of the ledgers use each of the two journals. A measurement begins with the first add and ends with the last
-answer.
+There is no network and no client. In both cases the same writers add to the same ledgers, each of them one entry after
+the other. Each of the two journals is used by half of the ledgers. A measurement begins with the first add and ends
+with the last answer.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ async def run(
         journal_dirs: two existing directories, on the disks to measure; a journal is made in each, and removed. The
             first directory is also used for the single journal. Empty: both are in the temporary directory, so on one
             disk.
-        entries: in each round.
-        entry_bytes: payload of each.
-        writers: at least two, to give both journals some.
-        rounds: pairs of rounds.
+        entries: number of entries in each round.
+        entry_bytes: payload of each entry.
+        writers: number of writers; at least two, so that both journals are used.
+        rounds: number of pairs of rounds.
 
     Returns:
         Figures: adds/s with one journal and with two, the median of the ratios of each pair of rounds, and how many

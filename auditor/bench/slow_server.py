@@ -1,7 +1,7 @@
 """A proxy in front of ZooKeeper that answers like one slow server: one answer after the other, at a fixed rate.
 
-Each answer waits for all earlier ones of all clients. So a client that requests much data delays all others, as on a
-server limited by its processor, disk or network instead of the cores of this machine.
+Each answer waits for all earlier answers to all clients. So a client that requests much data delays all others, as on a
+server that is limited by its processor, disk or network instead of the cores of this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from auditor.bench.proxy import proxy, until_closed
 
 _CHUNK_BYTES: Final = 64 * 1024
 _ANSWERS_MAX: Final = 1_000
-"""Waiting for their turn, of each connection; one client has fewer in flight."""
+"""Waiting answers of each connection; one client has fewer requests in flight."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Memory and processor time of the processes of a local Spark session, from the files that Linux keeps of them."""
+"""Memory and processor time of the processes of a local Spark session, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class SparkProcesses:
-    """Processor time, and resident memory in MiB, sampled; a peak between two samples is not seen.
+    """Processor time, and sampled resident memory in MiB; a peak between two samples is missed.
 
     Args:
-        java_pid: Spark's Java machine, the parent of the Python workers. With a local master it is driver and executor.
-            None: this process did not start it, and it and the workers count as nothing.
+        java_pid: Spark's Java process, the parent of the Python workers. With a local master it is driver and executor.
+            None: this process did not start it, so it and the workers are not counted.
     """
 
     def __init__(self, java_pid: int | None) -> None:
@@ -54,12 +54,12 @@ class SparkProcesses:
         self._peaks = {name: max(self._peaks[name], size) for name, size in now.items()}
 
     def processor_s(self) -> float:
-        """Processor time until now of the driver's Python, the Java machine, and all Python workers together."""
+        """Return the processor time so far of the driver's Python, the Java process, and all Python workers."""
         spark = [] if self._java_pid is None else [self._java_pid, *descendants(self._java_pid)]
         return _processor_s(os.getpid(), with_children=False) + sum(map(_processor_s, spark))
 
     def peaks_mib(self) -> Mapping[str, int]:
-        """Return the sum over the driver, Java and all Python workers; shared pages count repeatedly."""
+        """The peaks of the driver's Python, the Java process, and all Python workers; each counts shared pages."""
         return {name: size >> 20 for name, size in self._peaks.items()}
 
 
@@ -76,12 +76,12 @@ def _processor_s(pid: int, *, with_children: bool = True) -> float:
         stat = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended
         return 0.0
-    # User and system time of the process, then of its children, counted after the name.
+    # The fields after the name: user and system time of the process, then of its children.
     return _TICK_S * sum(map(int, stat.rpartition(")")[2].split()[11 : 15 if with_children else 13]))
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below one. Workers start and end constantly, so one may be missed."""
+    """Return the descendants of a process. Workers start and end constantly, so one may be missed."""
     children: dict[int, list[int]] = {}
     for process in _PROCESSES.iterdir():
         if process.name.isdecimal():

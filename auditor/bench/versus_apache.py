@@ -1,7 +1,7 @@
-"""Apache BookKeeper's auditor, worker and bookie beside ours: same machine, same ZooKeeper, same data, one run.
+"""Apache BookKeeper's auditor, worker and bookie compared with ours: same machine, same ZooKeeper, same data, one run.
 
-Figures of different machines or runs do not compare; the ratios of one run do. The module of each part defines its
-measurement, with start and end.
+Figures from different machines or runs cannot be compared, but the ratios of one run can. The module of each part
+defines its measurement, with start and end.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ LEDGERS: Final = (10_000, 100_000, 1_000_000)
 MEGABYTES: Final = 32
 WARM_ROUNDS: Final = 3
 _LARGE_LEDGERS: Final = 500_000
-"""From this size on a single later audit is enough: it takes minutes, and varies little."""
+"""From this size on, a single later audit is enough: it takes minutes, and varies little."""
 
 Say = Callable[[str], None]
 
 
 class Part(enum.StrEnum):
-    """What to compare."""
+    """A part of the comparison."""
 
     AUDIT = "audit"
     REPAIR = "repair"
@@ -55,18 +55,18 @@ class Part(enum.StrEnum):
 
 
 class InvalidShapeError(PermanentError):
-    """A shape of ledgers that makes no sense in this comparison."""
+    """A shape of ledgers that cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersusSettings:
-    """What to measure, and how much of it."""
+    """The parts to measure, and their sizes."""
 
     part: Part = Part.ALL
     ledgers: Sequence[int] = LEDGERS
-    """Sizes of the audits."""
+    """Numbers of ledgers of the audits."""
     megabytes: float = MEGABYTES
-    """Lost with the bookie, for each contestant and shape; and written in each round of adds."""
+    """Megabytes lost with the bookie, for each contestant and shape, and megabytes written in each round of adds."""
     shapes: Sequence[Shape] = SHAPES
     """Ensemble, write quorum and ack quorum of the ledgers to repair."""
     entry_bytes: Sequence[int] = ENTRY_BYTES
@@ -87,8 +87,8 @@ async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
         Versions, settings, raw figures of each part, and ``comparisons``.
 
     Raises:
-        ApacheJarsMissingError, JdkMissingError, JavaNotFoundError: something is not installed; the text names it.
-        ContestantError, EmbeddedProcessError: something did not start, or did not do its work.
+        ApacheJarsMissingError, JdkMissingError, JavaNotFoundError: a program is not installed; the message names it.
+        ContestantError, EmbeddedProcessError: a process did not start, or did not do its work.
     """
     lib = _lib(settings.apache_lib)
     java = await asyncio.to_thread(find_java)
@@ -125,7 +125,7 @@ def parse_shape(text: str) -> Shape:
     """Read ``E/Qw/Qa``.
 
     Raises:
-        InvalidShapeError: not three numbers, or such a ledger cannot lose a bookie and be repaired.
+        InvalidShapeError: it is not three numbers, or such a ledger cannot be repaired after the loss of a bookie.
     """
     try:
         ensemble_size, write_quorum, ack_quorum = map(int, text.split("/"))

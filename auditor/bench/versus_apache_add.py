@@ -1,7 +1,7 @@
 """Durable adds on one bookie: Apache's and bkheal's, under the same load of bkheal's client.
 
-One writer, a window of adds in flight, ledgers of one copy; each acknowledged add is on the disk on both sides. Rounds
-alternate, so other load on the machine affects all alike; the median round counts.
+One writer has a window of adds in flight, and ledgers have one copy. Both bookies acknowledge an add only after it is
+on the disk. Rounds alternate, so other load on the machine affects both equally; the median round counts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _summed(rates: dict[str, list[float]]) -> dict[str, Any]:
 
 
 async def _write(client: BookKeeper, payload: bytes, entries: int) -> float:
-    """Return the seconds from the first add to the last acknowledgement; they come in order."""
+    """Return the seconds from the first add to the last acknowledgement; acknowledgements are in order."""
     writer = await client.create_ledger(LedgerOptions(1, 1, 1))
     started_s = time.perf_counter()
     last = None

@@ -1,9 +1,9 @@
-"""Audit after a bookie loss: Apache's auditor and ours on one ZooKeeper, from the start to the last task published.
+"""Audit after a bookie loss: Apache's auditor and ours on one ZooKeeper, from the start to the last published task.
 
-The cluster is metadata alone: ledgers of three copies on ten bookies, of which nine are registered (ephemeral nodes of
-the benchmark itself) and one is not, so three ledgers in ten get a task. Every round begins without tasks, and its
-tasks must be the same as in all others. Cold is the first audit of a process after it has loaded its classes (Java) or
-started its Spark session; warm is any later one of the same process.
+The cluster consists only of metadata: ledgers of three copies on ten bookies. Nine bookies are registered (by ephemeral
+nodes of the benchmark) and one is not, so three ledgers in ten get a task. Every round begins without tasks, and its
+tasks must be the same as in all others. An audit is cold if it is the first of a process after it has loaded its
+classes (Java) or started its Spark session, and warm if it is a later one of the same process.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _FILL_STEP: Final = 20_000
 _CTIME_MS: Final = 1_700_000_000_000
 _DELETES_IN_FLIGHT: Final = 8
 _MIB_FOR_A_THOUSAND: Final = 2.5
-"""ZooKeeper's heap for a thousand ledgers and their tasks."""
+"""MiB of ZooKeeper's heap for a thousand ledgers and their tasks."""
 
 DEFAULTS: Final[Mapping[str, str]] = {"auditorPeriodicCheckInterval": "0"}
-"""Apache's own, except for its other check, which would also begin at the start and compete."""
+"""Apache's default settings, except for its other check, which would begin at the same time and compete."""
 TUNED: Final[Mapping[str, str]] = {
     **DEFAULTS,
     "auditorPeriodicBookieCheckInterval": "0",
     "storeSystemTimeAsLedgerUnderreplicatedMarkTime": "false",
     "zkTimeout": "30000",
 }
-"""No setting is documented to make this check faster; these remove its additional work."""
+"""Settings that remove additional work. No documented setting makes this check itself faster."""
 DEFAULT_JVM: Final = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=10")
 """The options of a bookie's process in Apache's start script."""
 TUNED_JVM: Final = ("-Xms3g", "-Xmx3g", "-XX:+UseParallelGC")
@@ -66,11 +66,11 @@ class DifferentTasksError(ContestantError):
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """The result of an audit in the tree of tasks."""
+    """The tasks that an audit published."""
 
     count: int
     digest: str
-    """Of their ledgers and missing bookies."""
+    """Digest of their ledgers and missing bookies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class Round:
     """One audit."""
 
     seconds: float
-    """From its start to the last task published."""
+    """From its start to the last published task."""
     from_launch_s: float | None
-    """The same from the launch of the process; of a first audit only."""
+    """From the launch of the process to the last published task; only for a first audit."""
     requests: int
-    """Packets received by ZooKeeper."""
+    """Packets that ZooKeeper received."""
     transactions: int
-    """Changes logged by ZooKeeper; a multi is one."""
+    """Changes that ZooKeeper logged; a multi counts as one."""
     tasks: Tasks
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         launch = {} if self.from_launch_s is None else {"from_launch_s": round(self.from_launch_s, 3)}
         return {
             "seconds": round(self.seconds, 3),
@@ -139,7 +139,7 @@ class AuditComparison:
         variants = [("apache", DEFAULTS, DEFAULT_JVM), ("apache tuned", TUNED, TUNED_JVM)]
         for name, settings, jvm in variants[: 2 if is_tuned else 1]:
             where = self._directory / name.replace(" ", "-")
-            # This scheme, as Apache's: its layout is looked up in the cluster.
+            # The scheme is Apache's default; the layout itself is read from the cluster.
             yield name, self._java.command("RunAuditor", {"metadataServiceUri": uri, **settings}, where, jvm)
         module = "auditor.bench.versus_apache_audit_ours"
         yield "ours", [sys.executable, "-m", module, uri, str(self._directory / "reports")]
@@ -193,7 +193,7 @@ class _Site:
 
 
 async def clear_tasks(store: MetadataStore, cluster: Cluster) -> None:
-    """Delete every task, and every node above it up to the tree's root."""
+    """Delete every task, and every node between it and the root of the tree."""
     root = cluster.root
     found = await UnderReplication(store, cluster, SystemClock()).list()
     levels: dict[int, dict[str, None]] = {}
@@ -213,11 +213,11 @@ async def clear_tasks(store: MetadataStore, cluster: Cluster) -> None:
 
 
 async def fill(store: MetadataStore, ledgers: int, seed: int = 1) -> Cluster:
-    """Format a cluster and create its ledgers and registrations, which last as long as the store's session."""
+    """Format a cluster, and create its ledgers and registrations. The registrations end with the store's session."""
     rng = random.Random(seed)
     await format_cluster(store, ROOT, rng=rng)
     cluster = await open_cluster(store, ROOT)
-    # Addresses, not names: Apache's client would ask the machine's name service for each of them.
+    # The ids are addresses, because Apache's client would request each name from the machine's name service.
     bookies = [BookieId(f"127.0.0.1:{20_000 + number}") for number in range(BOOKIES)]
     for bookie in bookies:
         await create_with_parents(store, cookie_path(ROOT, bookie), b"", ROOT)
@@ -240,7 +240,7 @@ def _metadata(rng: random.Random, bookies: Sequence[BookieId]) -> LedgerMetadata
 
 
 def check_same_tasks(rounds: Mapping[str, Sequence[Round]]) -> None:
-    """Accept rounds if all published the same tasks, and some.
+    """Check that all rounds published the same tasks, and at least one.
 
     Raises:
         DifferentTasksError: they did not.

@@ -1,7 +1,7 @@
 """Our side of the comparison of audits: a separate process that audits once for each line ``audit`` on its input.
 
-The Spark session exists before ``ready``, as Apache's Java machine does. The first audit is that of a one-shot run,
-whose driver marks a small cluster first. In a run from the command line, it does so even before the session exists.
+The Spark session exists before ``ready``, as Apache's Java process does. The first audit is like a one-shot run, whose
+driver marks a small cluster first. In a run from the command line, it does so even before the session exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Marks:
-    """The start of each phase. The marks of a phase are complete when the next phase begins, and no earlier."""
+    """The start of each phase. The marks of a phase count as complete only when the next phase begins."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -38,8 +38,8 @@ class _Marks:
     def published_s(self, summary: RunSummary, ended_s: float) -> float:
         """Return the seconds to the last published task.
 
-        It is the last mark by the driver, if the pass over all ledgers changed no task after it. Otherwise all tasks
-        are published when the report is written.
+        This is the driver's last mark, if the pass over all ledgers changed no task after it. Otherwise it is the time
+        when writing the report begins.
         """
         early = summary.driver_marks
         if early.marked and early.marked == summary.published.tasks_changed:

@@ -1,4 +1,4 @@
-"""From measured figures to comparisons: how many times better this project does than Apache in the same run. Pure."""
+"""Computes from measured figures how many times better this project is than Apache in the same run. Pure."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Comparison:
 
     case: str
     measure: str
-    """With its unit."""
+    """The name of the measure, with its unit."""
     against: str
     """The name of Apache's contestant."""
     apache: float
     ours: float
     ratio: float
-    """Above 1: ours is better by this factor, whether more or less of the measure is better."""
+    """Above 1: ours is better by this factor, no matter whether higher or lower values are better."""
 
     @property
     def is_apache_ahead(self) -> bool:
-        """Return whether Apache does better."""
+        """Return whether Apache is better."""
         return self.ratio < 1
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {**asdict(self), "apache_wins": self.is_apache_ahead}
 
 
@@ -46,7 +46,7 @@ def more_is_better(case: str, measure: str, against: str, apache: float, ours: f
 
 
 def audit_comparisons(audits: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Of each size: the first and the median later audit, and the requests of each."""
+    """Compare for each size the first and the median later audit, and the requests of each."""
     for audit in audits:
         case = f"audit of {audit['ledgers']:,} ledgers"
         rounds = audit["rounds"]
@@ -64,7 +64,7 @@ def audit_comparisons(audits: Sequence[Mapping[str, Any]]) -> Iterator[Compariso
 
 
 def repair_comparisons(repairs: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Of each case: rates, and bytes written for each byte lost. Ledgers without entries have no bytes."""
+    """Compare for each case the rates, and the bytes written for each lost byte. Ledgers without entries have none."""
     for repair in repairs:
         case = f"repair of {repair['case']}"
         results = repair["results"]
@@ -80,7 +80,7 @@ def repair_comparisons(repairs: Sequence[Mapping[str, Any]]) -> Iterator[Compari
 
 
 def add_comparisons(adds: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Of each payload: our bookie by each of its protocols."""
+    """Compare for each payload our bookie with each of its protocols."""
     for add in adds:
         results = add["results"]
         theirs = results["apache"]["adds_per_second"]
@@ -100,7 +100,7 @@ def comparisons(figures: Mapping[str, Any]) -> list[Comparison]:
 
 
 def row(comparison: Comparison) -> tuple[str, ...]:
-    """Cells of a table, in the order of ``HEADINGS``."""
+    """Return the cells of a table, in the order of ``HEADINGS``."""
     return (
         comparison.case,
         comparison.measure,

@@ -1,7 +1,7 @@
 """Contestants: programs that read commands line by line, and answer with lines of JSON.
 
-Each ends with its input, so none outlives the benchmark. Java programs are compiled once, to keep the compiler out of
-their start times.
+Each program ends when its input ends, so none outlives the benchmark. Java programs are compiled once, so their start
+times do not include the compiler.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _LINE_BYTES_MAX: Final = 1 << 20
 
 
 class ContestantError(FatalError):
-    """A contestant did not start, ended, or took too long; the text quotes its log."""
+    """A contestant did not start, ended, or took too long; the message quotes its log."""
 
 
 class JdkMissingError(PermanentError):
-    """There is no Java compiler; the text contains the remedy."""
+    """There is no Java compiler; the message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class JavaPrograms:
-    """Our small Java programs that drive Apache's classes, compiled."""
+    """Our small compiled Java programs that call Apache's classes."""
 
     java: Java
     lib: Path
@@ -73,11 +73,11 @@ class JavaPrograms:
     def command(
         self, main_class: str, settings: Mapping[str, str], directory: Path, jvm_options: Sequence[str]
     ) -> list[str]:
-        """The command line of one program; its settings, by Apache's names, are written into ``directory``."""
+        """Return the command line of one program. Its settings, by Apache's names, are written to ``directory``."""
         write_settings(directory / "settings.conf", settings)
         log_settings = directory / "log4j2.properties"
         write_log_settings(log_settings, is_shell=False)
-        # Standard output carries the events.
+        # Standard output is for events, so the log goes to standard error.
         log_settings.write_text(log_settings.read_text().replace("SYSTEM_OUT", "SYSTEM_ERR"))
         properties = java_properties(log_settings, None)
         return [
@@ -91,7 +91,7 @@ class JavaPrograms:
 
 
 class Contestant:
-    """One such program."""
+    """A running contestant."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path, started_s: float) -> None:
         self.name = name
@@ -202,7 +202,7 @@ class Contestant:
 
 
 def parsed(line: bytes) -> Mapping[str, Any] | None:
-    """Return the event in a line, None for any other line."""
+    """Return the event in a line; None for any other line."""
     try:
         found = json.loads(line)
     except ValueError:

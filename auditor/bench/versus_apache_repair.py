@@ -1,9 +1,9 @@
 """Repair of one lost bookie: Apache's replication worker and our replicator, each in a process of its own.
 
-All bookies are Apache's. Each contestant has ledgers of its own, written alike on the same bookies before one of those
-was killed; a single spare bookie is the target of every copy. Auto-recovery is disabled during the start of a
-contestant. Its time is from the switch to the last task deleted, by its own rules for deletion. A few small ledgers go
-first, because such a process runs for weeks.
+All bookies are Apache's. Each contestant has ledgers of its own, written in the same way to the same bookies before one
+of these is killed; a single spare bookie is the target of every copy. Auto-recovery is disabled during the start of a
+contestant. Its time is from enabling it to the last deleted task, by the contestant's own rules for deletion. A few
+small ledgers are repaired first to warm up, because in production such a process runs for weeks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GONE_DEADLINE_S: Final = 60.0
 _REPAIR_DEADLINE_S: Final = 900.0
 _LIST_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
-"""The end of a task sets no common event.
+"""Interval of polling, because no event of both contestants reports the end of a task.
 
 One task is read at a time, which does not disturb the measured programs.
 """
@@ -69,11 +69,11 @@ class RepairCase:
     entry_bytes: int
     ledgers: int
     entries: int
-    """In each ledger: whole turns of the ensemble, so each bookie holds the same number."""
+    """Entries in each ledger: a multiple of the ensemble size, so that each bookie has the same number."""
 
 
 def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairCase:
-    """Return a case with few ledgers, of which a bookie holds about ``lost_bytes``."""
+    """Return a case with few ledgers, of which a bookie has about ``lost_bytes``."""
     ensemble_size, write_quorum, _ = shape
     entries = int(lost_bytes / entry_bytes * ensemble_size / write_quorum) // _LEDGERS
     name = f"{_shown(shape)}, entries of {entry_bytes:,} B"
@@ -81,13 +81,13 @@ def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairCase
 
 
 def small_ledgers(shape: Shape, ledgers: int) -> RepairCase:
-    """Ledgers of about ten entries: the cost of a ledger."""
+    """Return a case with ledgers of about ten entries, which measures the cost of a ledger."""
     name = f"{_shown(shape)}, {ledgers:,} ledgers of about {_SMALL_ENTRIES} entries"
     return RepairCase(name, shape, _SMALL_ENTRY_BYTES, ledgers, rounded(_SMALL_ENTRIES, shape[0]))
 
 
 def empty_ledgers(shape: Shape, ledgers: int) -> RepairCase:
-    """Closed ledgers without an entry."""
+    """Return a case with closed ledgers without entries."""
     return RepairCase(f"{_shown(shape)}, {ledgers:,} empty ledgers", shape, 0, ledgers, 0)
 
 
@@ -102,15 +102,15 @@ class RepairResult:
     seconds: float
     ledgers: int
     lost_bytes: int
-    """Bytes of these ledgers on the lost bookie, as stored."""
+    """Stored bytes of these ledgers on the lost bookie."""
     lost_entries: int
     written_entries: int
-    """Their entries listed by the target afterwards."""
+    """Number of their entries that the target lists afterwards."""
     unrepaired_ledgers: int
-    """Ledgers without a task whose metadata still names the lost bookie. None, unless they are empty."""
+    """Ledgers without a task whose metadata still names the lost bookie. Only empty ledgers may be among them."""
 
     def figures(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures for JSON."""
         return {
             "seconds": round(self.seconds, 3),
             "mb_per_second": round(self.lost_bytes / self.seconds / 1e6, 2),
@@ -122,7 +122,7 @@ class RepairResult:
 
 
 class RepairComparison:
-    """One cluster of Apache's for each case, and the loss of one of its bookies."""
+    """A comparison with a cluster of Apache's for each case, which loses one of its bookies."""
 
     def __init__(self, java: JavaPrograms, directory: Path, say: Say) -> None:
         self._java = java
@@ -134,7 +134,7 @@ class RepairComparison:
         """Lose the ledgers of ``case`` for each contestant, and measure how each repairs them.
 
         Raises:
-            ContestantError: one of them failed, or left something.
+            ContestantError: one of them failed, or did not repair everything.
             EmbeddedProcessError: a bookie did not start.
         """
         self._cases += 1
@@ -201,10 +201,10 @@ class RepairComparison:
 class _Set:
     ids: tuple[LedgerId, ...]
     entries: int
-    """In all."""
+    """Entries in all ledgers."""
     packet_bytes: int
     share: float
-    """Of the entries, on each bookie."""
+    """Share of the entries that each bookie has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ class _Site:
     async def outcome(self, who: str, repaired: _Set, seconds: float) -> RepairResult:
         """Count the target's entries; only metadata of empty ledgers may still name the lost bookie.
 
-        This needs lists, because nothing else shows needless copies. Each one costs the bookie memory
-        (``bookie.wire.apache.listing``), which suffices for these few.
+        This needs lists of entries, because nothing else shows needless copies. Each list takes memory of the bookie
+        (``bookie.wire.apache.listing``), which is enough for these few.
         """
         resolver = RegistrationResolver(self.client.ports.registrations, self.client.ports.clock)
         transport = open_transport(resolver, uses_apache_lists=True)
@@ -244,7 +244,7 @@ class _Site:
             ledger = await self.client.ports.ledgers.read(ledger_id)
             is_named = self.lost in ledger.metadata.members()
             unrepaired += is_named
-            if not repaired.entries:  # no bookie needs to have heard of an empty ledger
+            if not repaired.entries:  # a bookie may not know of an empty ledger
                 continue
             if is_named:
                 raise ContestantError(f"{who} deleted the task of ledger {ledger_id}, which still names {self.lost}")
@@ -275,7 +275,7 @@ async def _write(client: ConnectedBookKeeper, case: RepairCase, ledgers: int, en
 
 
 def rounded(entries: int, ensemble_size: int) -> int:
-    """Return the next multiple of the ensemble size, at least one."""
+    """Return the next multiple of the ensemble size, at least the size itself."""
     return max(1, -(-entries // ensemble_size)) * ensemble_size
 
 

@@ -14,9 +14,9 @@ _AS_APACHE_COMES: Final[Mapping[str, str]] = {
     "logSizeLimit": str(1 << 30),
     "pageLimit": "-1",
 }
-"""The embedded cluster sets these for small heaps and disks; here they are Apache's own defaults."""
+"""Apache's own defaults for settings that the embedded cluster changes for small heaps and disks."""
 
 
 def bookie_options(extra: Mapping[str, str] | None = None) -> ApacheOptions:
-    """Apache's defaults, the journal synced before each answer, and ``extra`` settings by Apache's names."""
+    """Return Apache's defaults, with a journal that is synced before each answer, and with ``extra`` settings."""
     return ApacheOptions(extra={**_AS_APACHE_COMES, **(extra or {})})

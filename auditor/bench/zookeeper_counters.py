@@ -22,19 +22,19 @@ class NoCountersError(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Since the server's start."""
+    """The counters since the server's start."""
 
     received: int
-    """Packets from clients: requests, of which a multi is one, and pings."""
+    """Packets from clients: pings, and requests, of which a multi counts as one."""
     transactions: int
-    """Changes, of which a multi is one."""
+    """Changes; a multi counts as one."""
 
 
 def parse_counters(answer: str) -> Counters:
     """Read the answer to ``srvr``.
 
     Raises:
-        NoCountersError: it has no counters.
+        NoCountersError: the answer has no counters.
     """
     received, zxid = _RECEIVED.search(answer), _ZXID.search(answer)
     if received is None or zxid is None:
@@ -43,10 +43,10 @@ def parse_counters(answer: str) -> Counters:
 
 
 async def counters(port: int) -> Counters:
-    """Ask the server on this port of 127.0.0.1.
+    """Request the counters of the server on this port of 127.0.0.1.
 
     Raises:
-        NoCountersError: no answer, or not such an answer.
+        NoCountersError: no answer, or an answer without counters.
     """
     try:
         async with asyncio.timeout(_DEADLINE_S):

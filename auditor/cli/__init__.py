@@ -1,4 +1,4 @@
-"""Commands of ``bkheal``: reading options, calling the packages below, printing results.
+"""Commands of ``bkheal``: they read options, call the packages below, and print results.
 
-Does not belong here: anything a test would want to call without a terminal.
+Does not belong here: code that a test needs to call without a terminal.
 """

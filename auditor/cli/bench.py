@@ -1,4 +1,4 @@
-"""``bkheal bench``: measurements of speed, beside a baseline measured in the same run."""
+"""``bkheal bench``: measurements of speed, compared with a baseline from the same run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add(
     ack_quorum: Annotated[int, typer.Option("-a", min=1)] = 1,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Durable adds with one writer, beside a plain file with fdatasync."""
+    """Durable adds with one writer, compared with a plain file with fdatasync."""
     from auditor.bench.add import run as measure
 
     shape = (ensemble_size, write_quorum, ack_quorum)
@@ -107,10 +107,10 @@ def bookie(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of adds; the median counts.")] = 3,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """One bookie beside Apache's with DbLedgerStorage under the same load, and beside the bare disk.
+    """One bookie, compared under the same load with Apache's (DbLedgerStorage), and with the bare disk.
 
     Adds, reads from caches and from the disk, recovery, scrub, and bytes written for each byte stored. `--megabytes 4
-    --rounds 1` takes about a minute. Without Java only `storage` is measured, without Apache's jars only this bookie.
+    --rounds 1` takes about a minute. Without Java, only `storage` is measured; without Apache's jars, only this bookie.
     """
     from auditor.bench.bookie import PAYLOADS, WRITERS, BookieBenchmark, Part
     from auditor.bench.bookie import run as measure
@@ -157,7 +157,7 @@ def repair(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """One replicator restoring the copies of a killed bookie, beside a plain file copy.
+    """One replicator that restores the copies of a killed bookie, compared with a plain file copy.
 
     Examples: `--bytes 1000000000 --entry-bytes 16384` for the cost of bytes, `--entries 20000 --ledgers 2000` for the
     cost of small ledgers, `--entries 0 --ledgers 2000` for the cost of empty ones. `--suite` takes about ten minutes
@@ -210,7 +210,7 @@ def scan(
     ledgers: Annotated[int, typer.Option(min=1, help="Ledgers in the embedded ZooKeeper.")] = 200_000,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Reading all ledger metadata: kazoo one by one, our bulk reader, and the whole Spark audit."""
+    """Reading all ledger metadata: with kazoo one by one, with our bulk reader, and in the whole Spark audit."""
     from auditor.bench.scan import run as measure
 
     _show("ScanBenchmark", run(measure(ledgers)), output)
@@ -224,7 +224,7 @@ def executors(
     ] = 1_000_000,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """The audit by one, two and four Spark executors, of a ZooKeeper whose answers are slow.
+    """The audit with one, two and four Spark executors, of a ZooKeeper with slow answers.
 
     Each executor is a process of about 1 GiB.
     """
@@ -242,10 +242,10 @@ def budget(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Audits of each kind.")] = 3,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Latency of another client of the same ZooKeeper: alone, and beside audits without and with the budget.
+    """Latency of another client of the same ZooKeeper: alone, and during audits without and with the budget.
 
-    With ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and with a slow
-    server.
+    It is measured with ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and
+    with a slow server.
     """
     from auditor.bench.budget import run as measure
 
@@ -259,8 +259,8 @@ def audit(
 ) -> None:
     """The audit after the loss of one of 20 bookies: the first and the last mark, with the image and without it.
 
-    The same loss is audited both ways, and the tasks must be the same. Before that, audits after 1 % of the ledgers
-    changed: incremental, and of all ledgers.
+    The same loss is audited both ways, and the tasks must be the same. Before that, 1 % of the ledgers change, and an
+    incremental audit and an audit of all ledgers are measured.
     """
     from auditor.bench.loss import run as measure
 
@@ -272,7 +272,7 @@ def references(
     topics: Annotated[int, typer.Option(min=1, help="Topics of Pulsar, with ten ledgers each.")] = 20_000,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """The audit of references of Pulsar beside the audit of bookies, on the same ledgers: seconds and memory.
+    """The audit of Pulsar's references, compared with the audit of bookies on the same ledgers: seconds and memory.
 
     100,000 topics take about ten minutes and 6 GiB of memory.
     """
@@ -287,7 +287,7 @@ def everything(
     warm_runs: Annotated[int, typer.Option(min=1, max=20, help="Runs of each kind after the first.")] = 3,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """A run of everything beside the bookie check and the placement check: seconds, and requests to ZooKeeper."""
+    """A run of everything, compared with the bookie check and the placement check: seconds, requests to ZooKeeper."""
     from auditor.bench.everything import run as measure
 
     _show("EverythingBenchmark", run(measure(ledgers, warm_runs)), output)
@@ -299,7 +299,7 @@ def inventory(
     warm_runs: Annotated[int, typer.Option(min=1, max=20, help="Runs of each way after the first.")] = 3,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """The inventory of a bookie: its list by itself, and a run of everything with it and without it."""
+    """The inventory of a bookie: its list alone, and a run of everything with it and without it."""
     from auditor.bench.inventory import run as measure
 
     _show("InventoryBenchmark", run(measure(ledgers, warm_runs)), output)
@@ -316,7 +316,7 @@ def cluster(
     ] = CopyProfile.RECOVERY_FIRST,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """A cluster that loses two bookies: the order of repair, and appends during it beside appends when idle.
+    """A cluster that loses two bookies: the order of repair, and appends during repair compared with appends when idle.
 
     Needs about 100 MiB of memory for each bookie; 20 bookies with 20,000 ledgers take some minutes. Every copy of every
     repaired ledger is compared with the written entries.
@@ -370,7 +370,7 @@ def versus_apache(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """A real Apache BookKeeper beside this project: audit, repair and adds. Needs its jars and a JDK; takes long."""
+    """A real Apache BookKeeper compared with this project: audit, repair, adds. Needs its jars and a JDK; is slow."""
     from auditor.bench import versus_apache as bench
     from auditor.bench.versus_apache_repair import ENTRY_BYTES, SHAPES
 

@@ -19,7 +19,7 @@ from bookie.wire.security import SecurityFilesError
 
 
 def exit_code_of(error: BkhealError) -> ExitCode:
-    """Return the exit code for ``error``, which shows a script the kind of failure."""
+    """Return the exit code for ``error``, by which a script distinguishes kinds of failures."""
     match error:
         case StoreUnavailableError():
             return ExitCode.STORE_UNREACHABLE
@@ -41,7 +41,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
         case WrongPasswordError() | ConflictError():
             return ExitCode.FAILED
         case LogDeposedError() | LedgerFencedError() | LedgerDeletedError():
-            return ExitCode.FAILED  # another client decided so; a retry would only fight it
+            return ExitCode.FAILED  # another client has taken over or deleted it; a retry would not help
         case TransientError() | OutcomeUnknownError():
             return ExitCode.UNAVAILABLE
         case FatalError():

@@ -32,7 +32,7 @@ prepare_grpc()  # before any import of grpc, which reads the environment
 BOXES_FROM_COLUMNS: Final = 120
 """Below this width, long option names leave only a few letters for the explanations, and words are cut off."""
 _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
-"""Long-running commands: their logs are kept, and should contain lost connections."""
+"""Long-running commands, whose logs are kept and should contain lost connections."""
 
 _COMMANDS: Final = {
     "Try it": {
@@ -83,20 +83,20 @@ _COMMANDS: Final = {
         "bench": "auditor.cli.bench:app",
     },
 }
-"""The place of each command, or group of commands, below its heading in the help."""
+"""The module and name of each command or group of commands, by heading in the help."""
 _PLACES: Final = {name: (heading, place) for heading, commands in _COMMANDS.items() for name, place in commands.items()}
 
 
-_USAGE_ERRORS: Final[Any] = import_module(typer.BadParameter.__module__)  # click, or the copy of it in typer
+_USAGE_ERRORS: Final[Any] = import_module(typer.BadParameter.__module__)  # click, or typer's copy of it
 
 
 class _Commands(MutableMapping[str, Any]):
-    """All commands by name. Each one is imported and built when it is used first."""
+    """All commands by name. Each one is imported and built at its first use."""
 
     def __init__(self) -> None:
         self._built: dict[str, Any] = {}
         self.is_plain = False
-        """Whether the help of a command that is built from now on has no boxes."""
+        """Whether commands that are built from now on have help without boxes."""
 
     @override
     def __getitem__(self, name: str) -> Any:
@@ -156,7 +156,7 @@ def _readable_usage_errors() -> Iterator[None]:
     try:
         yield
     except typer.BadParameter as error:
-        error.message = error.message.removeprefix("Value error, ")  # pydantic's, below typer
+        error.message = error.message.removeprefix("Value error, ")  # the prefix is from pydantic, which typer uses
         raise
     except _USAGE_ERRORS.NoSuchOption as error:
         error.message += _place_of(error.option_name, error.ctx)
@@ -164,7 +164,7 @@ def _readable_usage_errors() -> Iterator[None]:
 
 
 def _place_of(option: str, context: Any) -> str:
-    """Return the end of the sentence about an option that the command there does not have: where it belongs."""
+    """Return the end of the sentence about an option in the wrong place: the place where it belongs."""
     if isinstance(context.command, TyperGroup):
         return "; the options of a command follow its name"
     root = context.find_root()
@@ -185,7 +185,7 @@ def _built(name: str, heading: str, command: Any) -> Any:
 
 
 def command_for_terminal(app: typer.Typer) -> Any:
-    """Return the command of ``app``, to be called; it fits the terminal of this process, or ``COLUMNS``."""
+    """Return the command of ``app``; its help fits the width of this process's terminal, or ``COLUMNS``."""
     command: Any = typer.main.get_command(app)
     command.commands.is_plain = shutil.get_terminal_size().columns < BOXES_FROM_COLUMNS
     return command
@@ -195,7 +195,7 @@ def _plain(command: Any) -> None:
     if isinstance(command, TyperGroup):
         for below in command.commands.values():
             _plain(below)
-        if not command.invoke_without_command:  # it has no options of its own
+        if not command.invoke_without_command:  # the group has no options of its own
             return
     command.rich_markup_mode = None
 
@@ -219,7 +219,7 @@ def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     **given: Any,
 ) -> None:
-    """Options before the command apply to all commands; those about bookies only if a command has none itself.
+    """Options before the command apply to all commands; those about bookies only if the command has no such options.
 
     Each of them also has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
     """
@@ -241,7 +241,7 @@ def options(
 def main() -> None:
     """Entry point: an expected error exits with one sentence and its exit code, without a traceback.
 
-    A command whose output nobody reads any more ends as if SIGPIPE had ended it. If it has done its work by then, the
+    If the reader of its output closes the pipe, a command ends as after SIGPIPE. If its work is complete by then, the
     exit code is that of the work.
     """
     prepare_streams()
@@ -250,7 +250,7 @@ def main() -> None:
         _run()
     except SystemExit as end:
         failure = flush_or_discard(output)
-        if isinstance(end.__context__, BrokenPipeError):  # typer or rich has ended the command because of it
+        if isinstance(end.__context__, BrokenPipeError):  # typer or rich ended the command after this error
             sys.exit(128 + signal.SIGPIPE)
         if failure is not None and not isinstance(failure, BrokenPipeError):
             print_error(f"standard output: {failure.strerror}")
@@ -262,7 +262,7 @@ def _run() -> None:
     try:
         command_for_terminal(app)()
     except BkhealError as error:
-        from auditor.cli.exit_codes import exit_code_of  # the modules of all errors
+        from auditor.cli.exit_codes import exit_code_of  # imports the modules of all errors
 
         print_error(str(error))
         sys.exit(exit_code_of(error))

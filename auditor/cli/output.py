@@ -29,11 +29,11 @@ class StreamFormat(enum.StrEnum):
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
-    """One JSON document in a line."""
+    """One JSON document per line."""
 
 
 def print_json_line(kind: str, **fields: Any) -> None:
-    """Print one JSON document in one line, at once: a pipe would otherwise receive nothing for a long time."""
+    """Print one JSON document in one line, and flush it; otherwise a pipe would receive nothing for a long time."""
     sys.stdout.write(json.dumps({"apiVersion": API_VERSION, "kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -115,7 +115,7 @@ def _lines() -> Callable[[ProgressEvent], None]:
 
 @contextlib.contextmanager
 def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Return a function that receives the number of further items done. ``total`` is None if unknown."""
+    """Yield a function that receives the number of further items that are done. ``total`` is None if unknown."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -16,7 +16,7 @@ from bookie.runtime.configuration.settings import CONFIG_VARIABLE
 from spark_jobs.class_archive import VARIABLE as SPARK_CLASSES_VARIABLE
 
 _TOOLS: Final = frozenset({LIB_VARIABLE, SPARK_CLASSES_VARIABLE})
-"""Variables with places on this machine; the others with the prefix are settings of clusters and services."""
+"""Variables with paths on this machine; other variables with the prefix are settings of clusters and services."""
 
 
 def quickstart(
@@ -26,7 +26,7 @@ def quickstart(
 ) -> None:
     """See it heal: a real ZooKeeper and seven bookies lose one, are audited by Spark, repaired, and proved whole.
 
-    Needs nothing installed. No process and no directory remains.
+    Nothing has to be installed. No process and no directory remains.
     """
     from auditor.progress import Display
     from auditor.quickstart.run import STEPS, quickstart
@@ -59,7 +59,7 @@ def demo(
 
 
 def _use_defaults() -> None:
-    """Ignore the operator's configuration, in this process and its children: it is for other clusters."""
+    """Ignore the operator's configuration in this process and its children, because it is for other clusters."""
     use_plain_access()
     for name in [name for name in os.environ if name.startswith(f"{ENVIRONMENT_PREFIX}_") and name not in _TOOLS]:
         del os.environ[name]

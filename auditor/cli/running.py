@@ -1,4 +1,4 @@
-"""Shared by all commands: options for the connection, and running a coroutine to a clean end."""
+"""Common parts of all commands: options for the connection, and running a coroutine until a clean end."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="A ta
 
 
 def metadata_uri(flag: str | None, config: Path | None) -> str:
-    """Return the URI to use: flag, environment, config file, in this order.
+    """Return the URI from flag, environment or config file, in this order.
 
     Raises:
-        ConfigurationError: none of them names one, or the file is wrong.
+        ConfigurationError: none of them has one, or the file is invalid.
     """
     return resolve_metadata_uri(flag, os.environ, config)
 
@@ -77,10 +77,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal end the command while the body waits for a person.
+    """Let Ctrl-C, SIGTERM and a closed terminal end the command while the body waits for a person's answer.
 
-    The exit code is 128 + signal. A question inside ``run`` blocks the event loop, which handles signals otherwise. An
-    ignored signal stays ignored. Signals reach the main thread alone, so another thread changes nothing.
+    The exit code is 128 + signal. A question inside ``run`` blocks the event loop, which otherwise handles signals. An
+    ignored signal stays ignored. Only the main thread receives signals, so in another thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,7 +94,7 @@ def ended_by_signals() -> Iterator[None]:
 
     previous = {number: signal.getsignal(number) for number in _SIGNALS}
     changed = {number: old for number, old in previous.items() if old not in (signal.SIG_IGN, None)}
-    wakeup = signal.set_wakeup_fd(-1)  # the loop would handle them once more, during the end of the command
+    wakeup = signal.set_wakeup_fd(-1)  # otherwise the loop would handle them again while the command ends
     try:
         for number in changed:
             signal.signal(number, end)
@@ -104,8 +104,8 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, old)
         signal.set_wakeup_fd(wakeup)
         if caught:
-            with suppress(OSError):  # a closed terminal
-                sys.stderr.write("\n")  # after the question
+            with suppress(OSError):  # the terminal was closed
+                sys.stderr.write("\n")  # ends the line of the question
 
 
 async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:

@@ -1,1 +1,1 @@
-"""``bkheal exporter``: the metrics of a cluster without a leading bkheal auditor."""
+"""``bkheal exporter``: the metrics of a cluster that no auditor of bkheal leads."""

@@ -1,4 +1,4 @@
-"""Reads the state that a leading auditor would show, and changes nothing.
+"""Reads the state that a leading auditor would export, and changes nothing.
 
 The parts are those of the service: a follower's watch of the bookies, the overview of runs and backlog, and the counter
 of the backlog with its pauses. None of them writes unless its process leads, and this one never leads. So any number of
@@ -38,7 +38,7 @@ FRESH_S: Final = 4 * LOOK_INTERVAL_S
 
 
 class DetectionEvents(ServiceEvents):
-    """Measures the time until losses were marked by other processes."""
+    """Records the detection times of losses that other processes marked."""
 
     def __init__(self, metrics: MetricSet) -> None:
         self._metrics = metrics
@@ -82,7 +82,7 @@ class Exporter:
             Runs(store, cluster.root),
             counter,
             clock,
-            is_leader=lambda: True,  # the backlog is counted
+            is_leader=lambda: True,  # so that the backlog is counted
             interval_s=settings.backlog_interval_s,
             are_locks_read=True,
         )
@@ -107,7 +107,7 @@ class Exporter:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read until ``stop``. The end of a task before that is a defect, and its error is raised."""
+        """Read until ``stop`` is set. If a task ends before that, this is a defect, and its error is raised."""
         works = [guarded("bookie watch", self._watch.run()), guarded("overview", self._overview.run())]
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -125,7 +125,7 @@ class Exporter:
         return self._watch.problem
 
     def status(self) -> ServiceStatus | None:
-        """Return the cluster as read within ``FRESH_S``; None: it was not read. Callable from any thread."""
+        """Return the cluster as read within ``FRESH_S``; None: it was not read. May be called from any thread."""
         now_s = self._clock.monotonic_s()
         if not _is_fresh(self._watch.looked_s, now_s) or self._overview.read_s is None:
             return None

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_RETRY_S: Final = 2.0
 _CLOSE_DEADLINE_S: Final = 5.0
-"""For a count under way; the process ends anyway."""
+"""Deadline for a count under way; the process ends in any case."""
 
 
 async def run_exporter(settings: ExporterSettings) -> int:
@@ -79,7 +79,7 @@ async def _serve(
 async def _opened(
     settings: ExporterSettings, clock: Clock, stop: asyncio.Event
 ) -> tuple[ZooKeeperStore, Cluster] | None:
-    """Open a session, however long it takes; None if asked to stop first.
+    """Open a session, however long it takes; None if ``stop`` is set first.
 
     Raises:
         NotAClusterError: there is no cluster at the metadata URI.
@@ -133,7 +133,7 @@ class _LateExporter:
         return self.store is not None and self.store.session.is_connected
 
     def ready(self) -> dict[str, Check]:
-        """Return the reasons why this process shows nothing, with the same names as in other processes."""
+        """Return the reasons why this process exports no figures, with the same names as in other processes."""
         return {"store": self._store_problem, "permissions": self._permission_problem, "cluster": self._read_problem}
 
     def _store_problem(self) -> str:

@@ -19,12 +19,12 @@ from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from spark_jobs.options.marking import CriticalDelay, FlappingDelay, MissingShareMax, RackOutageDelay
 
 PORT: Final = 8002
-"""Beside a bookie (8000) and a replicator (8001) on one machine."""
+"""Differs from the ports of a bookie (8000) and a replicator (8001), which may run on the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExporterServerSettings(StatusServerSettings):
-    """As every process serves metrics; an exporter always does."""
+    """The metrics server of an exporter, which always runs."""
 
     port: Annotated[int, Option("Port of /metrics, /livez, /readyz; 0 picks a free one.", minimum=0, maximum=65535)] = (
         PORT
@@ -33,10 +33,10 @@ class ExporterServerSettings(StatusServerSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings:
-    """Settings of ``bkheal exporter``. All impossible values are refused together, each by name.
+    """Settings of ``bkheal exporter``. Invalid values are refused together, and the error names each of them.
 
     Raises:
-        ConfigurationError: some value is impossible.
+        ConfigurationError: at least one value is invalid.
     """
 
     metadata_uri: str
@@ -44,9 +44,9 @@ class ExporterSettings:
     backlog_interval_s: Annotated[
         float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
     ] = 15.0
-    """A long count is followed by a longer pause."""
+    """The pause after a long count is longer."""
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
-    """This option and the next three need the same values as the audits. Then the reasons and times are the same."""
+    """This option and the next three need the same values as for the audits, so that reasons and times agree."""
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
     rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
     flapping_delay_s: FlappingDelay = FLAPPING_DELAY_S

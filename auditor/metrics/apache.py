@@ -1,8 +1,8 @@
-"""The names that Grafana boards for Apache's auditor ask for, from our figures. Off unless ``compat_metrics`` is set.
+"""Our figures under the names that Grafana boards for Apache's auditor query. Off unless ``compat_metrics`` is set.
 
-Boards read two of Apache's summaries as if they were gauges: the number and the size of the ledgers marked. Here every
-sample of those (quantiles, ``_sum`` and ``_count``) is the figure of this moment. The summaries of times have the last
-run in their quantiles, and all runs of this process in ``_sum`` and ``_count``, in milliseconds as Apache has them.
+Boards read two of Apache's summaries as if they were gauges: the number and the size of the marked ledgers. Here every
+sample of these summaries (quantiles, ``_sum`` and ``_count``) is the current figure. The summaries of times have the
+last run in their quantiles, and all runs of this process in ``_sum`` and ``_count``, in milliseconds like Apache's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ APACHE: Final = {
 
 
 class ApacheNames(Collector):
-    """Renders the last status and the runs that ended."""
+    """Renders the last status and the ended runs."""
 
     def __init__(self) -> None:
         self.status: ServiceStatus | None = None
@@ -64,7 +64,7 @@ class ApacheNames(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics under the names of Apache's exporter.
 
-        None about the cluster before the first status, or in a process that does not lead.
+        Before the first status, and in a process that does not lead, it returns none about the cluster.
         """
         checked = "auditor_NUM_LEDGERS_CHECKED"
         yield _plain(checked, self._checked)
@@ -100,14 +100,14 @@ def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
 
 
 def _found(records: Iterable[RunRecord], severities: Iterable[Severity]) -> int:
-    """Of the runs with the results of a kind, the highest number."""
+    """Return the highest number of the runs with the results of a kind."""
     wanted = {severity.label for severity in severities}
     found = (sum(count for name, count in record.findings.items() if name.lower() in wanted) for record in records)
     return max(found, default=0)
 
 
 def _plain(name: str, value: float) -> Metric:
-    """Without a type, because Apache's counters do not end in ``_total``."""
+    """Return a metric without a type, because the names of Apache's counters do not end in ``_total``."""
     metric = Metric(name, APACHE[name], "unknown")
     metric.add_sample(name, {}, value)
     return metric

@@ -1,4 +1,4 @@
-"""Every metric of every process in one place, for the document, the alert rules, the dashboards and their tests."""
+"""All metrics of all processes, for the document, the alert rules, the dashboards and their tests."""
 
 from __future__ import annotations
 

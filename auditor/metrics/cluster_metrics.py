@@ -1,9 +1,9 @@
 """The metrics of an exporter: the state of a cluster under the names that a leading auditor uses.
 
-The invariant: nothing is shown that was not read a short while ago. The alert rules take the maximum over all processes
-that show the cluster, so a stale figure of one process would hide the true one of another. What an auditor shows of
-itself (that it leads, its schedules) is left out: an exporter neither stands for election nor audits.
-The times of detection are an exception: they are counted from the start of the process, as by a leader
+The invariant: all figures were read recently. The alert rules take the maximum over all processes that export the
+cluster, so a stale figure of one process would hide the true one of another. Metrics about an auditor itself (whether
+it leads, its schedules) are omitted, because an exporter neither takes part in the election nor audits.
+The detection times are an exception: they are counted from the start of the process, as by a leader
 (``loss_observer``).
 """
 
@@ -25,10 +25,11 @@ from bookie.runtime.telemetry.metrics import MetricSet
 COMPONENT: Final = "exporter"
 
 CLUSTER: Final = tuple(definition for definition in (*STATE, *BACKLOG) if definition.is_leader_only)
-"""What a leading auditor shows of its cluster."""
+"""The metrics that a leading auditor exports about its cluster."""
 
 ReadStatus = Callable[[], ServiceStatus | None]
-"""The cluster as it was read a short while ago; None: it was not. Called in other threads; reads attributes alone."""
+"""Returns the recently read state of the cluster; None: there is none. Called in other threads, so it only reads
+attributes."""
 
 
 def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
@@ -39,7 +40,7 @@ def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
 
 
 def shown_of(status: ServiceStatus) -> Sequence[Definition]:
-    """Return what may be shown: no backlog that was never counted."""
+    """Return the metrics that may be exported: without the backlog until it has been counted."""
     left_out = () if status.backlog.counted_ms else BACKLOG
     return [definition for definition in CLUSTER if definition not in left_out]
 

@@ -1,4 +1,4 @@
-"""What an auditor process shows of itself and of its cluster, as data."""
+"""The definitions of an auditor's metrics about itself and its cluster, as data."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _state(name: str, text: str, labels: Labels = _NONE, watch: str = "", *, of_
 
 
 def _named(name: str, text: str, label: str, watch: str = "") -> Definition:
-    """By a name that is known only when it is counted; whoever counts bounds their number."""
+    """Define a metric with a label whose values are known only when they are counted; the count bounds them."""
     return Definition(name, _GAUGE, text, {label: ()}, watch=watch, is_leader_only=True, is_free=True)
 
 
@@ -97,7 +97,7 @@ DETECTION: Final = Definition(
     buckets=WAIT_BUCKETS_S,
     watch="the mean of a day exceeds the lost-bookie delay by more than an audit takes",
 )
-"""Counted by a leading auditor, and by an exporter."""
+"""The detection time, counted by a leading auditor and by an exporter."""
 
 EVENTS: Final = (
     Definition(
@@ -116,7 +116,7 @@ EVENTS: Final = (
     Definition(DURATION, _HISTOGRAM, "Time of those runs", _BY_KIND, RUN_BUCKETS_S),
     DETECTION,
 )
-"""What happens in one process, counted since its start."""
+"""Events in one process, counted since its start."""
 
 BACKLOG: Final = (
     _state(
@@ -177,7 +177,7 @@ BACKLOG: Final = (
         "one rack has nearly all: the rack has failed, not single bookies",
     ),
 )
-"""The live backlog; shown once it was counted."""
+"""The current backlog; exported after it has been counted."""
 
 STATE: Final = (
     _state(
@@ -312,10 +312,10 @@ STATE: Final = (
     ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
-"""The service, its runs and its cluster, as of the last look."""
+"""The service, its runs and its cluster at the last look."""
 
 AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
-"""What an auditor shows beside what every process shows."""
+"""The metrics of an auditor, in addition to those of every process."""
 
 LAST_RUN: Final = frozenset(
     {
@@ -334,5 +334,5 @@ LAST_RUN: Final = frozenset(
         IMAGE_BYTES,
     }
 )
-"""Those of them that one run alone has, and that a run outside the service exports. Those by namespace are not among
-them: a Pushgateway would keep the series of a namespace whose findings are gone."""
+"""The metrics about a single run, which a run outside the service exports. They do not include those by namespace,
+because a Pushgateway would keep the series of a namespace that has no findings any more."""

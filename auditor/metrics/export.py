@@ -1,9 +1,9 @@
-"""The result of one run outside the service as metrics: into a file for node-exporter, or to a Pushgateway.
+"""Exports the result of one run outside the service as metrics, to a file for node-exporter or to a Pushgateway.
 
-Only the age and the quality of the last run: gauges by kind, no counters, as the next run is another process. A run
-that failed keeps the time of the last success and the findings of the last complete run, as they are in the file or at
-the gateway. An incomplete run may have found more than the last complete one: the file then has the higher numbers. A
-dry run, or one of a range or a sample, is a last run here, but no success.
+It exports only the age and the result of the last run, as gauges by kind. There are no counters, because the next run
+is another process. After a failed run, the time of the last success and the findings of the last complete run remain as
+they are in the file or at the gateway. An incomplete run may have found more than the last complete one: the file then
+has the higher numbers. A dry run, or a run of a range or a sample, counts here as a last run, but not as a success.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from bookie.model.run import RunRecord, RunState
 PUSH_JOB: Final = "bkheal_audit"
 _PUSH_TIMEOUT_S: Final = 10.0
 _OF_SUCCESS: Final = frozenset({LAST_SUCCESS, LAST_DURATION})
-"""Metrics that only a complete run changes, and no dry run."""
+"""Metrics that only a complete run changes that is not a dry run."""
 _KEPT: Final = _OF_SUCCESS | {LAST_FINDINGS, LAST_HELD_BACK}
-"""Those, and the metrics that only a run with a result changes."""
+"""The metrics that a run may leave unchanged: those of a success, and those that only a run with a result changes."""
 
 
 class MetricsExportError(TransientError):
-    """The metrics of a run could not be handed over; the run itself is as it was."""
+    """The metrics of a run could not be exported; this does not affect the run itself."""
 
 
 def export_to_file(record: RunRecord, path: Path) -> None:
-    """Write the metrics of a completed run to ``path`` in one step; by custom it ends in ``.prom``.
+    """Write the metrics of a completed run atomically to ``path``, which usually ends in ``.prom``.
 
     Each kind of run needs a file of its own.
 
     Raises:
-        MetricsExportError: it cannot be written.
+        MetricsExportError: the file cannot be written.
     """
     try:
         write_to_textfile(str(path), _registry(record, {} if _is_success(record) else _earlier(record, path)))
@@ -64,7 +64,7 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
         cluster: name of the cluster, for the group.
 
     Raises:
-        MetricsExportError: the gateway cannot be reached, or refused.
+        MetricsExportError: the gateway cannot be reached, or refused the request.
     """
     grouping = {"cluster": cluster, "kind": record.kind.value}
     try:
@@ -77,7 +77,7 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
             timeout=_PUSH_TIMEOUT_S,
             handler=handler,
         )
-    except (OSError, ValueError, HTTPException) as error:  # the last two: a URL that is none
+    except (OSError, ValueError, HTTPException) as error:  # the last two: an invalid URL
         raise MetricsExportError(f"cannot push metrics to {without_secrets(gateway)}: {_reason(error)}") from None
 
 
@@ -86,7 +86,7 @@ def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorR
 
     Args:
         record: the run.
-        earlier: the kept values of earlier runs; None: they are not known here, and what is left out is kept.
+        earlier: the kept values of earlier runs; None: they are unknown here, and the gateway keeps omitted metrics.
     """
     values = last_run_values(record)
     found = result_values(record.kind, [record])
@@ -109,7 +109,7 @@ def _is_success(record: RunRecord) -> bool:
 
 
 def _earlier(record: RunRecord, path: Path) -> dict[Key, float]:
-    """Return the values in a file that a run without a result of its own keeps."""
+    """Return the values in a file that remain after a run without a result."""
     try:
         before = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ class _OneRun(Collector):
                 continue
             is_set = _is_success(self._record) if definition.name in _OF_SUCCESS else self._record.is_complete
             if definition.name in _KEPT and definition.name not in known and not is_set:
-                continue  # unknown is not none
+                continue  # a missing number is unknown, not 0
             family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
             for labels in definition.combinations():
                 if labels["kind"] == self._record.kind.value:
@@ -146,10 +146,10 @@ class _OneRun(Collector):
 
 
 def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
-    """Return the URL without user and password, and the sender that knows them.
+    """Return the URL without user and password, and a sender that authenticates with them.
 
     Raises:
-        ValueError: it is no URL of a web server.
+        ValueError: it is not the URL of a web server.
     """
     parts = urlsplit(gateway if "://" in gateway else f"http://{gateway}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -175,7 +175,7 @@ def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL as it may be shown: without user, password and query."""
+    """Return the URL without its secrets: user, password and query."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         shown = parts.hostname or "the given URL"

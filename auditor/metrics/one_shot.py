@@ -1,7 +1,7 @@
-"""``/metrics`` of a one-shot run, as long as it lasts: its kind, its time, its progress, and nothing of the cluster.
+"""``/metrics`` during a one-shot run: its kind, its time and its progress, but nothing about the cluster.
 
-A query over several processes takes the maximum over them, so a one-shot run shows only its own kind; the leader and
-the backlog are exported by the service.
+A query takes the maximum over several processes, so a one-shot run exports only its own kind; the service exports the
+leader and the backlog.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_S
 
 
 class OneShotMetrics(Collector):
-    """Receive progress and show it. Safe in any thread."""
+    """Receives the progress and exports it. Thread-safe."""
 
     def __init__(self, kind: RunKind, version: str, clock: Clock) -> None:
         self._kind = kind
@@ -38,7 +38,7 @@ class OneShotMetrics(Collector):
         self.metrics.registry.register(self)
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """A phase began, or moved on; from the first one on there is a session."""
+        """Record that a phase began or advanced. From the first one on, there is a session."""
         self.metrics.gauge(SESSION).set(1)
         self._ratio = min(1.0, event.done / event.total) if event.total else 0.0
 
@@ -61,10 +61,10 @@ class OneShotMetrics(Collector):
 
 @contextlib.contextmanager
 def served(metrics: OneShotMetrics, settings: StatusServerSettings | None) -> Iterator[int | None]:
-    """Serve ``metrics`` and probes around a run; yields the port, None without settings.
+    """Serve ``metrics`` and probes during a run; yields the port, None without settings.
 
     Raises:
-        AddressInUseError: the address is taken.
+        AddressInUseError: the address is in use.
         StatusServerError: the settings or TLS files cannot be used.
     """
     if settings is None:

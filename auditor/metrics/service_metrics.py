@@ -1,8 +1,9 @@
-"""The metrics of an auditor: counters fed by what happens, and gauges rendered from the last ``ServiceStatus``.
+"""The metrics of an auditor: counters of events, and gauges rendered from the last ``ServiceStatus``.
 
-The results of the last runs come with the status, which reads them from the run records in ZooKeeper: they survive a
-restart and a change of leader. A process that does not lead leaves out what only the leader knows, so that a sum or a
-maximum over all auditors is right. ``show`` and the events are called on the event loop; rendering is safe anywhere.
+The results of the last runs are a part of the status, which reads them from the run records in ZooKeeper, so they
+survive a restart and a change of leader. A process that does not lead omits metrics that only the leader has, so that a
+sum or a maximum over all auditors is correct. ``show`` and the events are called on the event loop; rendering is safe
+in any thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bookie.runtime.telemetry.metric_definitions import Definition
 from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 
 Key = tuple[str, ...]
-"""Name of a metric and the values of its labels, in their order."""
+"""The name of a metric, and the values of its labels in their order."""
 
 _FAILED: Final = frozenset({"failed", "partial"})
 _UNSUCCESSFUL: Final = frozenset({"failed", "cancelled"})
@@ -38,12 +39,12 @@ class AuditorMetrics:
     """The metrics of a service process."""
 
     def __init__(self, version: str, clock: Clock, *, has_apache_names: bool = False) -> None:
-        """Begin with every counter at 0 and no gauges: ``show`` brings them.
+        """Begin with every counter at 0 and without gauges, which exist after ``show``.
 
         Args:
             version: of the program.
             clock: for ages.
-            has_apache_names: also show what Grafana boards for Apache's auditor ask for (``compat_metrics``).
+            has_apache_names: also export the names that Grafana boards for Apache's auditor query (``compat_metrics``).
         """
         self.metrics = MetricSet(COMPONENT, version, EVENTS)
         self.registry = self.metrics.registry
@@ -55,7 +56,7 @@ class AuditorMetrics:
             self.registry.register(self._apache)
 
     def show(self, status: ServiceStatus) -> None:
-        """Show ``status`` from now on. To be called before each scrape, or every few seconds."""
+        """Export ``status`` from now on. Must be called before each scrape, or every few seconds."""
         self.leads(status.is_leader)
         self.metrics.gauge(SESSION).set(status.is_store_connected)
         self._state.status = status
@@ -79,17 +80,17 @@ class AuditorMetrics:
             self._apache.run_ended(record, is_success=result not in _UNSUCCESSFUL)
 
     def detected(self, seconds: float) -> None:
-        """Note that the ledgers of a lost bookie are marked, ``seconds`` after it was first seen down."""
+        """Record that the ledgers of a lost bookie are marked, ``seconds`` after it was first seen down."""
         observe_detection(self.metrics, seconds)
 
 
 def observe_detection(metrics: MetricSet, seconds: float) -> None:
-    """Add a time of detection to the histogram that auditors and exporters have; a clock may have jumped back."""
+    """Add a detection time to the histogram of auditors and exporters; 0 if it is negative after a jump of a clock."""
     metrics.histogram(names.TIME_TO_DETECT).observe(max(0.0, seconds))
 
 
 def result_of(record: RunRecord) -> str:
-    """Return the result of a completed run, as the label ``result`` has it."""
+    """Return the result of a completed run as a value of the label ``result``."""
     if record.state is RunState.CANCELLED:
         return "cancelled"
     if record.state is not RunState.DONE:
@@ -102,7 +103,7 @@ def result_of(record: RunRecord) -> str:
 
 
 def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
-    """Return how many of the newest runs failed or were partial, by kind, until another result; 0 is left out. Pure.
+    """Count by kind the newest consecutive runs that failed or were partial; kinds with 0 are omitted. Pure.
 
     Args:
         ended: completed runs, the newest first. Dry runs and cancelled ones are skipped.
@@ -121,7 +122,7 @@ def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
 
 
 def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
-    """Return the values of ``STATE`` and ``BACKLOG``; what is not in it is 0."""
+    """Return the values of ``STATE`` and ``BACKLOG``; a value that it omits is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
         (names.OTHER_LEADS,): does_another_lead(status),
@@ -141,7 +142,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}
     for kind, pause in _paused_schedules(status).items():
         values |= {(names.PAUSED, kind.value): 1, (names.PAUSE_ENDS, kind.value): pause.until_ms / 1000}
-    for last in sorted(status.last.values(), key=lambda record: record.started_ms):  # the newest image is shown
+    for last in sorted(status.last.values(), key=lambda record: record.started_ms):  # the newest image is exported
         values |= last_run_values(last)
     values |= {(names.LAST_DURATION, kind.value): duration_s(run) for kind, run in status.last_complete.items()}
     for kind, records in status.results.items():
@@ -156,7 +157,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
 def _paused_schedules(status: ServiceStatus) -> Mapping[RunKind, KindPause]:
     """Return the pauses by kind. A schedule also waits for the pauses of the checks that it contains.
 
-    A check without a schedule of its own has that of the kind that contains it, with its pause.
+    A check without a schedule of its own uses the schedule of the kind that contains it, with the pause of that kind.
     """
     paused = dict(status.paused_kinds)
     for kind in status.schedules:
@@ -174,12 +175,12 @@ def _is_held_back(lost: LostBookie, now_ms: int) -> bool:
 
 
 def does_another_lead(status: ServiceStatus) -> bool:
-    """Whether another candidate leads. What was read in a session that is gone does not count."""
+    """Return whether another candidate leads. Data that was read in an ended session does not count."""
     return bool(status.leader) and not status.is_leader and status.is_store_connected
 
 
 def last_run_values(record: RunRecord) -> dict[Key, float]:
-    """Return the values of one completed run, except its results, and the time and duration of the last success."""
+    """Return the values of a completed run, except its results, and the time and duration of the last success."""
     kind = record.kind.value
     return {
         (names.LAST_START, kind): record.started_ms / 1000,
@@ -192,7 +193,7 @@ def last_run_values(record: RunRecord) -> dict[Key, float]:
 
 
 def result_values(kind: RunKind, records: Iterable[RunRecord]) -> dict[Key, float]:
-    """Return what the runs with the results of a kind found; of several values the highest."""
+    """Return the findings of the runs with the results of a kind; if they differ, the highest values."""
     values: dict[Key, float] = {}
     for record in records:
         found: dict[Key, float] = {
@@ -221,7 +222,7 @@ def _image_values(record: RunRecord) -> dict[Key, float]:
 
 
 def families(definitions: Iterable[Definition], values: Mapping[Key, float]) -> Iterator[GaugeMetricFamily]:
-    """Gauges with every combination of their labels, 0 if ``values`` has none; free ones with those that there are."""
+    """Yield gauges with every combination of their labels, 0 if ``values`` has none; free labels only with values."""
     for definition in definitions:
         family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))
         if definition.is_free:
@@ -267,7 +268,7 @@ def _running_values(record: RunRecord, now_ms: int) -> dict[Key, float]:
 
 
 def duration_s(record: RunRecord) -> float:
-    """Return the time that a completed run took; 0 if its start is unknown."""
+    """Return the duration of a completed run; 0 if its start is unknown."""
     return max(0, record.finished_ms - record.started_ms) / 1000 if record.started_ms else 0.0
 
 
@@ -276,7 +277,7 @@ def _severity(name: str) -> str:
 
 
 class _StateCollector(Collector):
-    """Renders the last status; nothing before the first one."""
+    """Renders the last status; before the first one it renders nothing."""
 
     def __init__(self, clock: Clock) -> None:
         self.status: ServiceStatus | None = None
@@ -293,6 +294,9 @@ class _StateCollector(Collector):
 
 
 def shown(status: ServiceStatus) -> Sequence[Definition]:
-    """Return what this process may show: not what only the leader knows, and no backlog that was never counted."""
+    """Return the metrics that this process may export.
+
+    A process that does not lead omits those of a leader, and every process the backlog until it has been counted.
+    """
     definitions = (*STATE, *BACKLOG) if status.backlog.counted_ms else STATE
     return [definition for definition in definitions if status.is_leader or not definition.is_leader_only]

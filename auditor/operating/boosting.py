@@ -11,7 +11,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339
 
 SPAN_S_MAX: Final = 7 * 86400
-"""A forgotten boost ends after a week at the latest."""
+"""Longest boost, so that a forgotten boost ends after a week."""
 
 
 async def list_boosts(client: ClusterClient) -> Document:
@@ -28,7 +28,7 @@ async def list_boosts(client: ClusterClient) -> Document:
 async def boost_ledgers(
     client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], span_s: int, *, is_dry_run: bool = False
 ) -> Document:
-    """Boost marked ledgers for some time. If the bound is reached, the rest is not boosted, and ``problem`` is set.
+    """Boost marked ledgers for some time. If the bound is reached, ``problem`` is set, and the rest is not boosted.
 
     Raises:
         NoSuchObjectError: a ledger is not marked; nothing was changed.
@@ -44,7 +44,7 @@ async def boost_ledgers(
         await actor.record(client, "boost", f"{_named(ledgers)} for {span_s} s")
     boosts, now_ms = Boosts(client.store, client.cluster.root), client.ports.clock.epoch_ms()
     until_ms = now_ms + span_s * 1000
-    await boosts.active(now_ms)  # ended boosts need no room
+    await boosts.active(now_ms)  # removes ended boosts, which would count towards the bound
     recorded = set(await boosts.recorded())
     rows: list[Document] = []
     problem = ""
@@ -72,7 +72,7 @@ async def end_boosts(
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending them again is safe.
     """
     boosts = Boosts(client.store, client.cluster.root)
-    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    await client.store.sync(client.cluster.root)  # so that a change made just before is found
     await boosts.active(client.ports.clock.epoch_ms())
     recorded = await boosts.recorded()
     boosted = [ledger_id for ledger_id in ledgers if ledger_id in recorded]

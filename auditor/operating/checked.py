@@ -14,11 +14,11 @@ class State(enum.StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works now; a person should look at it."""
+    """It works now, but an operator should examine it."""
     UNKNOWN = "unknown"
     """It could not be checked."""
     FAILED = "failed"
-    """Something that bkheal does would fail."""
+    """An operation of bkheal would fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Checked:
     state: State
     detail: str
     advice: str = ""
-    """What to do; empty if nothing is to be done."""
+    """What the operator should do; empty: nothing."""
     paths: Sequence[str] = ()
-    """All nodes concerned, if the texts may name only some of them."""
+    """All affected nodes, if the texts may name only some of them."""
 
     def row(self) -> Document:
         """Return the check as a document."""
@@ -49,6 +49,6 @@ class Checked:
 
 
 def worst(checks: Sequence[Checked]) -> State:
-    """Return the worst state of all."""
+    """Return the worst state of all checks."""
     order = list(State)
     return max((each.state for each in checks), key=order.index, default=State.OK)

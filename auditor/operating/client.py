@@ -22,7 +22,7 @@ Document: TypeAlias = dict[str, Any]
 
 
 class RefusedError(ConflictError):
-    """The cluster's state does not allow the change; nothing was changed. Contains the reason and the next step."""
+    """The cluster's state does not allow the change; nothing was changed. The message has reason and next step."""
 
 
 class NoSuchObjectError(PermanentError):
@@ -64,7 +64,7 @@ class Actor:
         """Record a change before it is made.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; do not change anything.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the caller must not make the change.
         """
         await changes_of(client).record(self.name, self.via, action, detail)
 
@@ -75,10 +75,10 @@ def changes_of(client: ClusterClient) -> Changes:
 
 
 async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
-    """Refuse names that are not bookies of the cluster: most likely they are misspelt.
+    """Refuse names that are not bookies of the cluster, because they are most likely misspelt.
 
     Raises:
-        NoSuchObjectError: names them.
+        NoSuchObjectError: some names are not bookies; the message has these names.
         StoreUnavailableError: no answer.
     """
     _refuse(await _strangers(client, names))
@@ -89,10 +89,10 @@ async def check_named(
     names: Sequence[BookieId],
     counting: Callable[[int], AbstractContextManager[Advance]] = lambda total: nullcontext(lambda done: None),
 ) -> None:
-    """As ``check_names``, but accept also a bookie with a recorded loss, or one that a ledger names.
+    """Refuse names as ``check_names`` does, but accept also a bookie with a recorded loss, or one that a ledger names.
 
-    Its cookie may have been deleted before its ledgers were repaired. All ledgers are read, but only if a name is not
-    known otherwise.
+    The cookie of such a bookie may have been deleted before its ledgers were repaired. All ledgers are read only if a
+    name is not known otherwise.
 
     Args:
         client: of the cluster.
@@ -100,7 +100,7 @@ async def check_named(
         counting: shows the progress for a number of ledgers.
 
     Raises:
-        NoSuchObjectError: names those that no readable ledger names.
+        NoSuchObjectError: some names are unknown, and no readable ledger has them; the message has these names.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     strangers = await _strangers(client, names)

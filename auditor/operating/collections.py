@@ -1,4 +1,4 @@
-"""Garbage collections held back by bookies, with a record of each change."""
+"""Garbage collections that bookies hold back, with a record of each change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.runtime.human import counted
 
 
 async def list_collections(client: ClusterClient) -> Document:
-    """Return the deletions held back by bookies, and the allowances.
+    """Return the deletions that bookies hold back, and the allowances.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -26,7 +26,7 @@ async def allow_collection(
     span_s: int,
     ledgers_max: int | None = None,
 ) -> Document:
-    """Allow a bookie to delete the ledgers it holds back, for some time; see ``HeldCollections.allow``.
+    """Allow a bookie for some time to delete the ledgers that it holds back; see ``HeldCollections.allow``.
 
     Raises:
         NothingHeldError: the bookie holds nothing back; nothing was changed.

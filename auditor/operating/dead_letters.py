@@ -1,4 +1,4 @@
-"""Dead letters: list them by ledger id in pages, try them again, accept losses, drop them."""
+"""Lists, retries and drops dead letters, and accepts losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339, rfc3339_if_known
 
 EXAMINED_MAX: Final = 20_000
-"""Records read for one page in a search for those with its reason."""
+"""Records that are read for one page in a search for dead letters with a reason."""
 _READ_LEDGERS: Final = 1_000
 _ENDS: Final = frozenset({Outcome.UNKNOWN, Outcome.FAILED, Outcome.NOT_TRIED})
 ACCEPT: Final = "accept-loss"
@@ -53,10 +53,10 @@ ADVICE: Final[Mapping[ParkReason, str]] = {
 async def list_dead_letters(
     client: ClusterClient, limit: int, after: LedgerId | None = None, reason: ParkReason | None = None
 ) -> Document:
-    """Return dead letters by ledger id. ``next_after`` is null on the last page; an earlier page may be short.
+    """Return a page of dead letters, by ledger id. ``next_after`` is null on the last page; any page may be short.
 
-    ``unreadable`` names the ledgers of the page with a record that cannot be read: they count as not parked. With a
-    reason it is empty.
+    ``unreadable`` has the ledgers of the page whose record cannot be read: they count as not parked. If a reason is
+    given, it is empty.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -115,18 +115,18 @@ async def retry_dead_letters(
     is_skipping: bool = False,
     on_unparked: Callable[[LedgerId], None] = lambda ledger_id: None,
 ) -> Document:
-    """Have workers try dead letters again, even those with an unreadable record. Return those whose record was deleted.
+    """Let workers retry dead letters, also those with an unreadable record. Return those whose record was deleted.
 
     Args:
         client: of the cluster.
-        actor: who asks.
-        ledgers: which ones.
+        actor: the requester.
+        ledgers: the dead letters to retry.
         is_skipping: skip those that are not parked any more.
-        on_unparked: called after each record is deleted, so a caller knows what was done before an error.
+        on_unparked: called after each record is deleted, so that a caller knows what was done before an error.
 
     Raises:
         NoSuchObjectError: one of them is not a dead letter, and none is skipped; nothing was changed.
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again for those that are left is safe.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; repeating the call for the others is safe.
     """
     present = await client.parked.ids()
     absent = sorted(set(ledgers) - present)
@@ -137,7 +137,7 @@ async def retry_dead_letters(
         await actor.record(client, "dead-letters retry", _named(wanted))
     done: list[LedgerId] = []
     for ledger_id in wanted:
-        with contextlib.suppress(NotEmptyError):  # its node has children; the others are deleted
+        with contextlib.suppress(NotEmptyError):  # its node has children, so it stays; the other nodes are deleted
             await client.parked.unpark(ledger_id)
             done.append(ledger_id)
             on_unparked(ledger_id)
@@ -147,7 +147,7 @@ async def retry_dead_letters(
 async def expected_decisions(
     client: ClusterClient, actor: Actor, verb: str, ledgers: Sequence[LedgerId]
 ) -> list[DeadLetterResult]:
-    """Return the expected results of ``ACCEPT`` or ``DROP``; one refused ledger excludes the others. Changes nothing.
+    """Return the expected results of ``ACCEPT`` or ``DROP``. If one ledger is refused, none would be changed.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -166,7 +166,7 @@ async def expected_decisions(
 
 
 def is_final(expected: Sequence[DeadLetterResult]) -> bool:
-    """Return whether nothing can be changed, or nothing is left to change."""
+    """Return whether there is nothing to change, or nothing can be changed."""
     refused = any(each.outcome is Outcome.REFUSED for each in expected)
     return refused or all(each.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.ALREADY_DROPPED) for each in expected)
 
@@ -176,11 +176,11 @@ async def decide(
 ) -> list[DeadLetterResult]:
     """Accept the losses of dead letters, or drop them, one after the other; stop at the first error.
 
-    So the results name each change that was made before the error.
+    The results have each change that was made before the error.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer to the record; nothing was changed.
-        PermanentError, ConflictError: from the record, or from the first ledger; the others were not changed.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer when writing the record; nothing was changed.
+        PermanentError, ConflictError: writing the record or the first ledger failed; the others were not changed.
     """
     await actor.record(client, f"dead-letters {verb}", f"{_named(ledgers)}: {reason}")
     letters = _letters(client, actor)

@@ -9,11 +9,11 @@ from bookie.model.times import rfc3339_if_known
 
 
 async def list_debts(client: ClusterClient, limit: int, after: LedgerId | None = None) -> Document:
-    """Debts by ledger id, and whether each ledger is marked for a move.
+    """Return debts by ledger id, and whether each ledger is marked for a move.
 
     Args:
         client: of the cluster.
-        limit: how many at most.
+        limit: largest number of debts.
         after: begin after this ledger; None: at the first.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Expected failures on this cluster, and remedies: permissions (``permissions``), layout, old state, clocks, bookies.
+"""Checks of ``bkheal doctor``: permissions (``permissions``), layout, old state, clocks, bookies.
 
-The clock is compared by writing one node (``/bkheal/doctor``): ZooKeeper shows its time only in written nodes.
+To compare the clocks, it writes one node (``/bkheal/doctor``), because ZooKeeper shows its time only in written nodes.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
 
 
 def layout_check(cluster: Cluster) -> Checked:
-    """Return the layout read at the opening of the cluster; a cluster with an unsupported layout cannot be opened."""
+    """Return the layout of the cluster. It is supported, because a cluster with another layout cannot be opened."""
     text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {access_in_use().state_root}"
     return Checked("cluster", cluster.root, State.OK, text)
 
 
 async def state_check(client: ClusterClient) -> Checked | None:
-    """Return a warning if records of bkheal are older than the cluster: they are of a deleted cluster at the same root.
+    """Return a warning if records of bkheal are older than the cluster, so from a deleted cluster at the same root.
 
-    Transactions are compared, so a copy of the nodes to another ZooKeeper can cause this warning as well.
+    Transaction ids are compared, so copying the nodes to another ZooKeeper can cause this warning as well.
     """
     root = client.cluster.root
     try:
@@ -94,7 +94,7 @@ async def state_check(client: ClusterClient) -> Checked | None:
 
 
 async def clock_check(client: ClusterClient) -> Checked:
-    """Return the difference between this machine's clock and ZooKeeper's, as far as the answer's delay allows."""
+    """Compare this machine's clock with ZooKeeper's, as precisely as the delay of the answer allows."""
     clock, path = client.ports.clock, own_path("doctor", client.cluster.root)
     before_ms = clock.epoch_ms()
     try:
@@ -117,8 +117,8 @@ async def clock_check(client: ClusterClient) -> Checked:
 async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
     """Check whether each registered bookie answers this machine, which are missing, the brake, and their versions.
 
-    A bookie has its cookie before it registers. So the registrations are read first: a bookie that just starts does not
-    seem to lack its cookie.
+    A bookie writes its cookie before it registers. So the registrations are read first; otherwise a bookie that is
+    starting would seem to have no cookie.
     """
     registrations = client.ports.registrations
     registered, known = await registrations.list(), await registrations.known()

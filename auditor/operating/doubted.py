@@ -1,4 +1,4 @@
-"""Registered bookies that may lack what the metadata says they hold: those that a mark names."""
+"""Registered bookies that may lack copies that the metadata assigns to them: those that a mark names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bookie.model.metadata import LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """The marks of a cluster, and the drains that explain marks."""
+    """The marks of a cluster, and the drains that may have caused marks."""
 
     tasks: Mapping[LedgerId, Task | UnreadableTask]
     drained_ms: Mapping[BookieId, int]
-    """When each drain began, epoch milliseconds, of the bookies that have had the same disks since then."""
+    """When each drain began, epoch milliseconds; only bookies whose disks are still the same since then."""
 
     def of(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> frozenset[BookieId]:
-        """Return the bookies that may lack their copies of a ledger: all of its members if its mark is unreadable.
+        """Return the bookies that may lack their copies of a ledger; all of its members if its mark is unreadable.
 
         A drain marks ledgers too, but its bookie has its copies. A mark that is older than the drain has another cause:
         the bookie was lost before, and may have returned with other disks.

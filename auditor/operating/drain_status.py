@@ -27,11 +27,11 @@ class DrainLook:
     left: Left
     is_enabled: bool
     ledgers_per_s: float | None = None
-    """The rate at which ledgers left the bookies during the watch; None if unknown."""
+    """The number of ledgers per second that left the bookies since the watch began; None if unknown."""
 
     @property
     def eta_s(self) -> float | None:
-        """Return the seconds until nothing is left, at this speed."""
+        """Return the seconds until nothing is left, at this rate."""
         if not self.ledgers_per_s:
             return None
         return len(self.left.holdings.ledgers) / self.ledgers_per_s
@@ -48,7 +48,7 @@ async def accepted_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Map
 
 
 async def left_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
-    """Return the data on ``bookies``, by one pass over all ledgers.
+    """Read all ledgers once, and return the data on ``bookies``.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.

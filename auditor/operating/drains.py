@@ -1,6 +1,6 @@
 """Drains: list, begin and cancel, with a record of each change.
 
-Not here: the data left on a bookie (``auditor.operating.drain_status``).
+Does not belong here: the data left on a bookie (``auditor.operating.drain_status``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.times import rfc3339_if_known
 
 _FORCE: Final = "use `bkheal drain start --force`, without --at"
-"""Services make this check as well, and no request has such an option."""
+"""The advice names only a local command, because the service makes this check as well and its requests cannot force."""
 CHECKS_MAX: Final = 5
-"""Checks before a drain is refused because others begin or end during each of them."""
+"""Number of checks. If other drains begin or end during each of them, the drain is refused."""
 Counting = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows progress of a step with a number of items."""
 
@@ -72,7 +72,7 @@ async def stay_as_they_are(
 ) -> tuple[list[BookieId], list[BookieId]]:
     """Return those of ``bookies`` that do not support drains and keep their state: writable ones, and read-only ones.
 
-    They use Apache's protocol alone. A bookie without readable information counts among them while it is writable.
+    They support only Apache's protocol. A bookie whose information is not readable counts as one of them.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -94,11 +94,11 @@ async def check_startable(
 ) -> DrainListing | None:
     """Refuse drains that would not finish, or would leave writers without bookies.
 
-    Bookies of other drains count as leaving. Returns the drains on which this is based; None if it is forced.
+    Bookies of other drains count as leaving. Returns the drains on which this decision is based; None if it is forced.
 
     Raises:
         NoSuchObjectError: a name is not a bookie.
-        RefusedError: names the reason.
+        RefusedError: the drains would do so; the message has the reason.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports = client.ports
@@ -127,7 +127,7 @@ async def check_startable(
     with counting("ledgers", await count(ports.ledgers)) as advance:
         scanned = await scan(ports.ledgers, bookies, visit, advance)
     if registered.writable & set(bookies):
-        shapes |= set(scanned.unclosed)  # writers will find fewer bookies
+        shapes |= set(scanned.unclosed)  # their writers may need new ensembles
     others = replace(registered, writable=registered.writable - seen.bookies)
     problems = room_problems(shapes, others, bookies, ports.placement, are_copies_moved=True)
     if problems:
@@ -145,11 +145,11 @@ async def check_and_record(
 ) -> None:
     """Call ``record`` with the result of ``check_startable``, and check again if another drain began or ended.
 
-    So two drains are not both recorded if the bookies that are left are enough for only one of them.
+    So two drains are not both recorded if there are enough remaining bookies for only one of them.
 
     Raises:
-        RefusedError: see ``check_startable``, or other drains began or ended during every check.
-        Exception: see ``check_startable`` and ``record``.
+        RefusedError: see ``check_startable``; or other drains began or ended during every check.
+        Exception: any error of ``check_startable`` and ``record``.
     """
     for _ in range(CHECKS_MAX):
         seen = await check_startable(client, bookies, is_forced=is_forced, counting=counting)
@@ -162,7 +162,7 @@ async def check_and_record(
 
 
 async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> None:
-    """Check before a first change that the drains are still those seen; nothing is checked for None.
+    """Check before the first change that the drains are still those in ``seen``; None: nothing is checked.
 
     Raises:
         DrainsChangedError: one began or ended.
@@ -173,14 +173,14 @@ async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> N
 
 
 async def record_change(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> None:
-    """Record the change, before anything of it is made. Raises as ``Actor.record``."""
+    """Record a change before it is made. Raises the errors of ``Actor.record``."""
     await actor.record(client, "drain start", ", ".join(bookies))
 
 
 async def record_drains(
     client: ClusterClient, actor: Actor, bookies: Sequence[BookieId], seen: DrainListing | None
 ) -> None:
-    """Record drains, all or none. For ``seen`` and errors see ``Drains.start``. Idempotent."""
+    """Record all drains or none. For ``seen`` and errors see ``Drains.start``. Idempotent."""
     now_ms = client.ports.clock.epoch_ms()
     drains = [Drain(bookie, actor.name, now_ms) for bookie in bookies]
     await Drains(client.store, client.cluster.root).start(*drains, seen=seen)
@@ -194,7 +194,7 @@ async def start_drains(
 ) -> Document:
     """Check drains, record them, and mark the ledgers on the bookies. Idempotent.
 
-    Each attempt to record the drains is inside of ``recording()``.
+    Each attempt to record the drains is made inside ``recording()``.
 
     Raises:
         NoSuchObjectError, RefusedError: see ``check_and_record``; no drain was begun.
@@ -224,7 +224,8 @@ async def mark_drained(
     """
     ports = client.ports
     stay_writable, stay_read_only = await stay_as_they_are(ports.registrations, bookies)
-    # After the drains are recorded: a client that chose one of the bookies before is seen here, or finds it read-only.
+    # The ledgers are read after the drains are recorded. A client that chose one of the bookies before that has either
+    # written its ledger, so it is found here, or finds the bookie read-only.
     with counting("ledgers", await count(ports.ledgers)) as advance:
         found, scanned = await holdings_of(ports.ledgers, bookies, advance)
     if not is_dry_run:
@@ -255,10 +256,10 @@ async def stop_drains(
 
     Args:
         client: of the cluster.
-        actor: who asks.
-        bookies: which ones.
+        actor: the requester.
+        bookies: the bookies whose drains are cancelled.
         is_dry_run: change nothing.
-        on_stopped: called after each drain is cancelled, so a caller knows what was done before an error.
+        on_stopped: called after each drain is cancelled, so that a caller knows what was done before an error.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; stopping again is safe.

@@ -1,7 +1,7 @@
-"""The copies of a ledger by what reading them showed: counts, and the first ranges of the bad ones. Pure.
+"""The copies of a ledger after they were read: counts by result, and the first ranges of bad copies. Pure.
 
-Only entries of final fragments are judged (``LedgerMetadata.final_last_entry_id``). They are looked at in windows of
-consecutive entries, so memory depends neither on the length of the ledger nor on the number of its bad copies.
+Only entries of final fragments are judged (``LedgerMetadata.final_last_entry_id``). They are processed in windows of
+consecutive entries, so the memory depends neither on the length of the ledger nor on the number of its bad copies.
 
 S rules are defined in docs/invariants.md.
 """
@@ -20,14 +20,14 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import READ_ENTRIES_MAX
 
 WINDOW_ENTRIES: Final = READ_ENTRIES_MAX
-"""Entries of a ledger looked at together: as many as one request can name."""
+"""Entries of a ledger in one window: as many as one request can name."""
 RANGES_MAX: Final = 20
-"""Ranges kept of each kind. More are only counted."""
+"""Ranges that are kept for each kind; the entries of further ranges are only counted."""
 
 
 @dataclass(slots=True)
 class EntryRange:
-    """Entries placed on a bookie (or in the ledger) without another one of them in between."""
+    """Entries of one kind without a gap, among the entries placed on a bookie or among all entries of the ledger."""
 
     first: EntryId
     last: EntryId
@@ -38,17 +38,17 @@ class EntryRange:
 
 @dataclass(slots=True)
 class EntryRanges:
-    """The number of some entries, and the first ranges of them."""
+    """The number of entries of one kind, and their first ranges."""
 
     count: int = 0
     kept: list[EntryRange] = field(default_factory=list)
     is_cut: bool = False
-    """Whether there are more ranges than the kept ones."""
+    """Whether some ranges were not kept."""
     _next: int = -1
     """The number of the entry that would continue the last range."""
 
     def add(self, number: int, entry_id: EntryId) -> None:
-        """Add an entry. Entries ascend, and so do their numbers, which are consecutive within a range."""
+        """Add an entry. Entries must ascend, and so must their numbers, which are consecutive within a range."""
         self.count += 1
         is_next, self._next = number == self._next, number + 1
         if is_next:
@@ -72,13 +72,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Entries in a window by the answers of a bookie. The other entries placed on it are unknown (S6)."""
+    """The entries of a window by the answer of a bookie. The other entries placed on it are unknown (S6)."""
 
     good: AbstractSet[EntryId] = frozenset()
     damaged: AbstractSet[EntryId] = frozenset()
     absent: AbstractSet[EntryId] = frozenset()
     detail: str = ""
-    """Why some are unknown."""
+    """Why some entries are unknown."""
     is_damage_listed: bool = False
     """Whether the bookie lists a damaged entry as one that it can serve."""
 
@@ -89,14 +89,14 @@ class BookieCopies:
 
     bookie: BookieId
     state: str
-    """As in the list of bookies: ``writable``, ``read_only``, ``draining`` or ``lost``."""
+    """The state of the bookie: ``writable``, ``read_only``, ``draining`` or ``lost``."""
     expected: int = 0
     good: int = 0
     damaged: EntryRanges = field(default_factory=EntryRanges)
     absent: EntryRanges = field(default_factory=EntryRanges)
     unknown: int = 0
     detail: str = ""
-    """Why the first unknown ones are unknown."""
+    """The reason for the first unknown copies."""
     is_damage_listed: bool = False
 
     @property
@@ -106,7 +106,7 @@ class BookieCopies:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the bookie itself showed a damaged copy, or denied one."""
+        """Whether the bookie returned a damaged copy, or denied one."""
         return bool(self.damaged.count or self.absent.count)
 
     def add(self, placed: Sequence[EntryId], found: Found) -> None:
@@ -134,9 +134,9 @@ class LedgerCopies:
     entries: int = 0
     """The judged entries."""
     without_good: EntryRanges = field(default_factory=EntryRanges)
-    """Entries without a good copy on a bookie that answered."""
+    """Entries of which no bookie returned a good copy."""
     perhaps_on: set[BookieId] = field(default_factory=set)
-    """Bookies that may have copies of ``without_good``: lost ones, and those with an unknown answer."""
+    """Bookies that may have copies of ``without_good``: lost ones, and those whose answer is unknown."""
 
     @property
     def is_bad(self) -> bool:
@@ -145,11 +145,11 @@ class LedgerCopies:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known of a copy."""
+        """Whether the state of any copy is unknown."""
         return any(copies.unknown for copies in self.bookies.values())
 
     def add(self, window: Window, found: Mapping[BookieId, Found], states: Mapping[BookieId, str]) -> None:
-        """Add the copies of a window. Bookies that are not in ``found`` were not asked."""
+        """Add the copies of a window. Bookies that are not in ``found`` received no request."""
         for bookie, placed in window.placed.items():
             copies = self.bookies.setdefault(bookie, BookieCopies(bookie, states[bookie]))
             copies.add(placed, found.get(bookie, Found()))
@@ -166,7 +166,7 @@ class LedgerCopies:
 
 
 def states(metadata: LedgerMetadata, bookies: Bookies, drained: AbstractSet[BookieId]) -> dict[BookieId, str]:
-    """Return the state of each member, as in the list of bookies."""
+    """Return the state of each member, with the words of the list of bookies."""
     return {
         bookie: "draining" if bookie in drained and bookie in bookies.registered else state_of(bookie, bookies).label
         for bookie in metadata.members()
@@ -174,7 +174,7 @@ def states(metadata: LedgerMetadata, bookies: Bookies, drained: AbstractSet[Book
 
 
 def judged_end(metadata: LedgerMetadata, *, is_tail_written: bool) -> EntryId | None:
-    """Return the first entry that is not judged; None if all are: the ledger is closed."""
+    """Return the first entry that is not judged; None if the ledger is closed, so that all entries are judged."""
     for index, fragment in enumerate(metadata.fragments):
         if metadata.final_last_entry_id(index, is_tail_written=is_tail_written) is None:
             return fragment.first_entry_id
@@ -182,7 +182,7 @@ def judged_end(metadata: LedgerMetadata, *, is_tail_written: bool) -> EntryId | 
 
 
 def copies_count(metadata: LedgerMetadata, bookies: AbstractSet[BookieId], *, is_tail_written: bool) -> int:
-    """Return how many copies on ``bookies`` are judged."""
+    """Return the number of judged copies on ``bookies``."""
     count = 0
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.final_last_entry_id(index, is_tail_written=is_tail_written)

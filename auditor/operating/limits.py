@@ -1,4 +1,4 @@
-"""The limits on copying of all replicators together, with a record of each change."""
+"""The limits on the copying of all replicators together, with a record of each change."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bookie.model.times import rfc3339_if_known
 
 
 async def read_limits(client: ClusterClient) -> Document:
-    """Return the limits, and the replicators sharing them now.
+    """Return the limits, and the replicators that share them now.
 
     Raises:
-        RefusedError: they cannot be decoded.
+        RefusedError: the limits cannot be decoded.
         StoreUnavailableError: no answer.
     """
     store = CopyLimitsStore(client.store, client.cluster.root)
@@ -30,11 +30,11 @@ async def read_limits(client: ClusterClient) -> Document:
 async def set_limits(
     client: ClusterClient, actor: Actor, chosen: Mapping[str, Any], *, is_dry_run: bool = False
 ) -> Document:
-    """Set the given limits; the others stay as they are.
+    """Set the given limits; the others remain unchanged.
 
     Raises:
-        RefusedError: the present ones cannot be decoded.
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer, or other clients set limits all the time; setting
+        RefusedError: the present limits cannot be decoded.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer, or other clients set limits at each attempt; setting
             them again is safe.
     """
     store, since_ms = CopyLimitsStore(client.store, client.cluster.root), client.ports.clock.epoch_ms()
@@ -59,8 +59,8 @@ async def clear_limits(client: ClusterClient, actor: Actor, *, is_dry_run: bool 
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; clearing again is safe.
     """
     store, is_limited = CopyLimitsStore(client.store, client.cluster.root), True
-    await client.store.sync(client.cluster.root)  # a change made just before is seen
-    with contextlib.suppress(UnreadableRecordError):  # it is removed
+    await client.store.sync(client.cluster.root)  # so that a change made just before is found
+    with contextlib.suppress(UnreadableRecordError):  # an unreadable record is removed as well
         is_limited = (await store.read()).limits is not None
     if is_limited and not is_dry_run:
         await actor.record(client, "throttle clear")
@@ -69,7 +69,7 @@ async def clear_limits(client: ClusterClient, actor: Actor, *, is_dry_run: bool 
 
 
 def limits_document(limits: CopyLimits | None) -> Document:
-    """Limits as a document; None: there are none."""
+    """Return limits as a document; None: there are none."""
     fields = asdict(limits or CopyLimits())
     since_ms = fields.pop("since_ms")
     return {

@@ -1,4 +1,4 @@
-"""Maintenance windows: open, list and end them, with a record of each change (R71, docs/failure-model.md)."""
+"""Opens, lists and ends maintenance windows, with a record of each change (R71, docs/failure-model.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTE_MAX: Final = 200
 
 
 def window_target(text: str) -> str:
-    """Return the key of a window: one spelling for each rack and bookie. Pure.
+    """Return the key of a window, in one spelling for each rack and bookie. Pure.
 
     Raises:
         InvalidLocationError, InvalidIdError: the text names neither a rack nor a bookie.
@@ -40,7 +40,7 @@ def window_document(window: Window) -> Document:
 
 
 async def list_windows(client: ClusterClient) -> Document:
-    """Return the windows open now, by target; at most ``WINDOWS_MAX``.
+    """Return the windows that are open now, by target; at most ``WINDOWS_MAX``.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -65,19 +65,18 @@ async def start_window(
 
     Args:
         client: of the cluster.
-        actor: who opens it.
+        actor: the requester.
         target: as ``window_target`` returns it.
-        span_s: how long it is open, seconds.
+        span_s: how long it is open, in seconds.
         is_critical_held: whether ledgers with one copy left wait as well.
-        note: why; the first ``NOTE_MAX`` characters are kept.
+        note: the reason; the first ``NOTE_MAX`` characters are kept.
         topology: the racks of the bookies; None: the topology in the store.
         is_dry_run: change nothing.
 
     Raises:
         NoSuchObjectError: the target is not a bookie of the cluster.
         RefusedError: no bookie is in the rack, or too many are.
-        TooManyWindowsError: there are too many windows.
-        InvalidTopologyError: the topology cannot be read.
+        TooManyWindowsError, InvalidTopologyError: see their documentation.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; starting again is safe.
     """
     if target.startswith(RACK):
@@ -105,7 +104,7 @@ async def end_window(client: ClusterClient, actor: Actor, target: str, *, is_dry
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending again is safe.
     """
     windows = MaintenanceWindows(client.store, client.cluster.root)
-    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    await client.store.sync(client.cluster.root)  # so that a change made just before is found
     was_open = any(window.target == target for window in await windows.open_at(client.ports.clock.epoch_ms()))
     if was_open and not is_dry_run:
         await actor.record(client, "maintenance end", target)

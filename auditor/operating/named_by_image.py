@@ -1,4 +1,4 @@
-"""The ledgers named by the image of ledger metadata for some bookies (record 81: it names, and decides nothing)."""
+"""The ledgers that the image of ledger metadata names for some bookies (record 81: an image decides nothing)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """State of bkheal that is older than the cluster: records of a deleted cluster at the same root.
 
-The parents of records survive when a cluster is created again, and so do some records that are never deleted and only
-written again, such as lists of logs. So each record is judged by its last write, and a parent by its records.
+If a cluster is created again, the parents of records remain, and so do some records that are never deleted but only
+overwritten, such as lists of logs. So each record is judged by its last write, and a parent by its records.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bookie.metadata.own_state import KINDS, own_path
 from bookie.metadata.port import MetadataStore
 
 _KEPT_KINDS: Final = frozenset({"copy-limits", "doctor", "parked-bookies", "topology"})
-"""Kinds of state that contain nothing about ledgers, and nothing that happened to a bookie. The lists in
-``parked-bookies`` are named by their hash, so records of this cluster can refer to an older one."""
+"""Kinds of state without data about ledgers or about events of bookies. The lists in ``parked-bookies`` are named by
+their hash, so records of this cluster can refer to an older list."""
 _NESTED_KIND: Final = "runs"
-"""Its records are one level deeper."""
+"""The kind whose records are one level deeper."""
 _READ_MAX: Final = 20_000
-"""Most children of one parent that are read."""
+"""Largest number of children that are read of one parent."""
 _AT_ONCE: Final = 100
 
 
@@ -30,19 +30,19 @@ class OldState:
     """Nodes that were last written before the cluster was created."""
 
     paths: tuple[str, ...]
-    """Records, and instead of its records a parent that has no others."""
+    """Old records. If all records of a parent are old, the parent is listed instead of them."""
     rewritten: int
-    """Older records that were written again since: they may be of this cluster, and are not in ``paths``."""
+    """Number of older records that were overwritten since: they may be of this cluster, and are not in ``paths``."""
     unread: tuple[str, ...]
     """Parents of which not every child was read."""
 
 
 async def old_state(store: MetadataStore, ledgers_root: str, cluster_czxid: int) -> OldState:
-    """Find the state about the cluster at ``ledgers_root`` that is older than the transaction which created it.
+    """Find the state about the cluster at ``ledgers_root`` that is older than the transaction that created it.
 
     Raises:
         StoreUnavailableError: no answer.
-        AccessDeniedError: not allowed.
+        AccessDeniedError: this process may not read the nodes.
     """
     paths: list[str] = []
     rewritten, unread = 0, []

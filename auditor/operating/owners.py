@@ -1,4 +1,4 @@
-"""The parts of Pulsar owning ledgers, for lists of ledgers: read in bulk, with the metadata of a page."""
+"""The owners of ledgers in Pulsar, for lists of ledgers. They are read in bulk, from the metadata of a page."""
 
 from __future__ import annotations
 

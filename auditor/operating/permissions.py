@@ -1,11 +1,11 @@
-"""Checks of write permission for this process in each part of the tree written by bkheal.
+"""Checks whether this process may write to each part of the tree that bkheal writes.
 
 Permissions are tested by transactions that always fail: each begins with the write in question and ends with a check of
 a version that the cluster's root never has. ZooKeeper checks the operations in their order and applies none of them, so
 the error shows whether the write would be allowed, and nothing is changed.
 
-A node has an ACL of its own, and inherits none. So every node with many children is tested by itself, and a directory
-of tasks is tested by the way to one task.
+Each node has an ACL of its own and does not inherit one. So every node with many children is tested separately, and the
+tree of tasks is tested along the path to one task.
 
 Source: docs/zookeeper.md#acls.
 """
@@ -42,23 +42,23 @@ from bookie.model.errors import BkhealError, PermanentError
 _PERMISSION: Final = "permission"
 _PROBE: Final = "bkheal-doctor-probe"
 _NEVER: Final = (1 << 31) - 1
-"""A version never reached by the root of a cluster."""
+"""A version that the root of a cluster never reaches."""
 _DEPTH_MAX: Final = 5
-"""Nodes on the way from the tasks to one of them, without the task."""
+"""Nodes on the path from the root of the tasks to one task, without the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the tree, which is one check if all of it may be written."""
+    """A part of the tree. It gives one check if all of it may be written."""
 
     name: str
     parents: Sequence[str]
-    """Nodes below which bkheal creates and deletes others. The nearest existing ancestor stands for a missing one."""
+    """Nodes whose children bkheal creates and deletes. For a missing one, its nearest existing ancestor is tested."""
     purpose: str
 
 
 async def permission_checks(client: ClusterClient) -> list[Checked]:
-    """Return one check for each part of the tree, or instead one for each of its nodes that refuses a write."""
+    """Return one check for each part of the tree that may be written, else one for each node that refuses a write."""
     store, root = client.store, client.cluster.root
     found: list[Checked] = []
     for part in _parts(root, await _way_to_a_task(store, root)):
@@ -87,7 +87,7 @@ def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
 
 
 async def _way_to_a_task(store: MetadataStore, root: str) -> list[str]:
-    """Return the parents on the way to the first task, as far as they may be listed."""
+    """Return the parents on the path to the first task, as far as this process may list them."""
     way = [tasks_path(root)]
     for _ in range(_DEPTH_MAX - 1):
         try:
@@ -126,7 +126,7 @@ async def _nearest(store: MetadataStore, path: str) -> str:
 
 
 async def _ledger_permission(client: ClusterClient) -> Checked:
-    """Check whether the metadata of a ledger may be changed, by a test with one ledger."""
+    """Check with one ledger whether this process may change the metadata of ledgers."""
     store, root = client.store, client.cluster.root
     for parent, _ in await client.ports.ledgers.leaf_parents():
         ids = (await client.ports.ledgers.ids_under_many([parent]))[0]
@@ -143,7 +143,7 @@ async def _ledger_permission(client: ClusterClient) -> Checked:
 
 
 async def _tried(store: MetadataStore, root: str, path: str, purpose: str, *operations: Operation) -> Checked:
-    """Let ZooKeeper check writes in a transaction that always fails."""
+    """Test writes in a transaction that always fails."""
     try:
         await store.multi([*operations, Check(root, _NEVER)])
     except MultiFailedError as error:

@@ -9,7 +9,7 @@ from bookie.model.topology import Topology
 
 
 async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack: str) -> tuple[BookieId, ...]:
-    """Return every known bookie in a rack, registered or not, by id.
+    """Return every known bookie in a rack by id, registered or not.
 
     Args:
         client: of the cluster.
@@ -17,7 +17,7 @@ async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack
         rack: the whole location, such as ``/r1``.
 
     Raises:
-        RefusedError: the rack has no bookies; the text lists the racks with bookies.
+        RefusedError: the rack has no bookies; the message lists the racks with bookies.
         InvalidTopologyError: the topology cannot be read.
         StoreUnavailableError: no answer.
     """

@@ -1,4 +1,4 @@
-"""Runs and schedules without a service: pauses with their ends, and requests to end a run, each with a record."""
+"""Pauses of schedules, and requests to end a run, without the service and with a record of each change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bookie.model.run import PAUSE_S_MAX, RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 
 PAUSE_S_MIN: Final = 60
-"""The shortest pause, as for the auditor's option."""
+"""The shortest pause; the auditor's option has the same minimum."""
 SPAN_S_MAX: Final = int(PAUSE_S_MAX)
 
 
 async def list_schedules(client: ClusterClient) -> Document:
-    """Whether the schedule of each kind is paused, until when and by whom.
+    """Return whether the schedule of each kind is paused, until when and by whom.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -26,7 +26,7 @@ async def list_schedules(client: ClusterClient) -> Document:
 
 
 async def pause_schedule(client: ClusterClient, actor: Actor, kind: RunKind, span_s: int) -> Document:
-    """Pause the schedule of a kind for some time from now; the leader of any process follows it.
+    """Pause the schedule of a kind for some time from now, under any leader.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
@@ -44,7 +44,7 @@ async def resume_schedule(client: ClusterClient, actor: Actor, kind: RunKind) ->
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; resuming again is safe.
     """
     runs = Runs(client.store, client.cluster.root)
-    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    await client.store.sync(client.cluster.root)  # so that a change made just before is found
     was_paused = kind in await runs.paused_kinds(client.ports.clock.epoch_ms())
     if was_paused:
         await actor.record(client, "schedule resume", kind.value)
@@ -53,10 +53,10 @@ async def resume_schedule(client: ClusterClient, actor: Actor, kind: RunKind) ->
 
 
 async def request_end(client: ClusterClient, actor: Actor, run_id: str) -> RunRecord | None:
-    """Leave the request to end a run for its process; None if there is no such run. A completed run is returned.
+    """Record the request to end a run, for the process of the run. Return the run; None if it does not exist.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
+        StoreUnavailableError, WriteOutcomeUnknownError: no answer; repeating the request is safe.
     """
     runs = Runs(client.store, client.cluster.root)
     record = await runs.get(run_id)

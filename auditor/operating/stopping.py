@@ -1,4 +1,4 @@
-"""May bookies be stopped now, all at once? One pass over all metadata; changes nothing."""
+"""Checks whether bookies may be stopped now, all at once. It reads all metadata once and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Counting = Callable[[int], AbstractContextManager[Advance]]
 
 
 def silent(total: int) -> AbstractContextManager[Advance]:
-    """Show nothing."""
+    """Show no progress."""
     return nullcontext(lambda done: None)
 
 
@@ -37,8 +37,8 @@ async def stop_verdict(
 ) -> Document:
     """Return the verdict: ``ok``, and all reasons against a stop.
 
-    Yes if every written entry keeps a live copy elsewhere (``is_strict``: an ack quorum of copies), in every past and
-    present ensemble of each ledger, and enough bookies are left for the widest ensemble of the ledgers not yet closed.
+    It is positive if every written entry keeps a live copy elsewhere (``is_strict``: an ack quorum of copies), in every
+    past and present ensemble of each ledger, and enough bookies are left for the widest ensemble of unclosed ledgers.
 
     Raises:
         NoSuchObjectError: a name is not a bookie, and no ledger names it.

@@ -28,11 +28,11 @@ async def switch_recovery(client: ClusterClient, actor: Actor, *, is_on: bool, i
     """Enable or disable recovery.
 
     Raises:
-        AlreadyEnabledError, AlreadyDisabledError: it already is.
+        AlreadyEnabledError, AlreadyDisabledError: recovery already is in this state.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer.
     """
     tasks = client.ports.tasks
-    await client.store.sync(client.cluster.root)  # a change made just before is seen
+    await client.store.sync(client.cluster.root)  # so that a change made just before is found
     if await tasks.switches.is_disabled() is not is_on:
         error = AlreadyEnabledError if is_on else AlreadyDisabledError
         raise error(f"auto-recovery of {client.cluster.root} is {'enabled' if is_on else 'disabled'} already")
@@ -54,7 +54,7 @@ async def set_delay(client: ClusterClient, actor: Actor, seconds: int, *, is_dry
         raise InvalidDelayError(f"not a delay in seconds: {seconds} (0 to {DELAY_S_MAX})")
     switches = client.ports.tasks.switches
     before: int | None = None
-    with contextlib.suppress(InvalidDelayError):  # it is replaced
+    with contextlib.suppress(InvalidDelayError):  # an invalid value is replaced as well
         before = await switches.lost_bookie_delay_s()
     if not is_dry_run:
         await actor.record(client, "recovery delay", f"{seconds} s, was {'unreadable' if before is None else before}")

@@ -1,12 +1,13 @@
-"""Verify the copies of ledgers: read every entry on each registered bookie that the metadata names.
+"""Verifies the copies of ledgers: reads every entry on each registered bookie that the metadata names.
 
-The invariant: a registered bookie is marked only for copies that it showed to be damaged, or denied. Silence, limbo and
-the like are unknown (S6).
+The invariant: a registered bookie is marked only for copies that it returned damaged, or denied. If it does not answer,
+or answers with limbo or a similar status, its copies are unknown (S6).
 
-Bookies that can list their entries are read as well: a list proves no bytes. An I/O error about one entry is a damaged
-copy only if the ledger is closed and the bookie has no lists, as for a repair (R139). Elsewhere it is unknown.
+Entries are read also from bookies that can list them, because a list does not prove that the bytes are intact. An I/O
+error for one entry means a damaged copy only if the ledger is closed and the bookie cannot list entries, as for a
+repair (R139). Otherwise the copy is unknown.
 
-Without ``mark`` nothing is changed. A mark is a hint for the replicators, which ask the bookie themselves.
+Only ``mark`` changes anything. A mark is a hint for the replicators, which check the bookie's entries again.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -55,14 +56,14 @@ from replicator.copying.throttle import Throttle
 from replicator.knowledge.holdings import Holdings
 
 BYTES_PER_SECOND_DEFAULT: Final = 32 << 20
-"""A few percent of what disks and networks carry, so clients hardly wait for it."""
+"""Default rate: a few percent of the rate of disks and networks, so that clients are hardly delayed."""
 REQUEST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 3
-"""Of each request that met silence or a busy bookie."""
+"""Attempts for a request that a bookie does not answer, or refuses because it is busy."""
 _BOOKIES_AT_ONCE: Final = 4
 """Bookies of one ledger that are read at a time, each with at most two requests under way."""
 _GOES_ON: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR})
-"""Answers after which a bookie is asked for further entries of the ledger."""
+"""Answers after which a bookie receives requests for further entries of the ledger."""
 _LISTS: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 
 
@@ -83,7 +84,7 @@ class Verified:
 
     @property
     def is_digest_verified(self) -> bool:
-        """Whether more than the ids of each entry is verified."""
+        """Whether a digest of the entries is verified, and not only their ids."""
         return self.ledger.metadata.digest_type not in (None, DigestType.DUMMY)
 
 
@@ -108,7 +109,7 @@ class Verifier:
         """
         ports, drains = self._client.ports, Drains(self._client.store, self._client.cluster.root)
         ledger = await ports.ledgers.read(ledger_id)
-        bookies = await ports.registrations.list()  # after the metadata (R2)
+        bookies = await ports.registrations.list()  # read after the metadata (R2)
         of = states(ledger.metadata, bookies, (await drains.read()).keys())
         holdings = Holdings(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
@@ -139,7 +140,7 @@ class Verifier:
         result.bad = tuple(sorted(bad))
 
     async def _held_back(self, ledger: Versioned, lost: Sequence[BookieId], before: Bookies) -> dict[BookieId, str]:
-        """Return the bookies among ``lost`` that an auditor would not have repaired now, with the reason."""
+        """Return the bookies among ``lost`` that an auditor would hold back now, with the reason."""
         ports, store, root = self._client.ports, self._client.store, self._client.cluster.root
         known, present = await ports.registrations.known(), await ports.registrations.list()
         if brake(known | before.registered, present, MISSING_SHARE_MAX) is not None:
@@ -176,7 +177,7 @@ async def mark(client: ClusterClient, actor: Actor, result: Verified) -> str:
     Return the outcome: ``marked``, ``marked_already``, ``nothing`` or ``unreadable_task``.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not marked for sure; verify and mark again.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: perhaps not marked; verify and mark again.
     """
     if not result.bad:
         return "nothing"
@@ -193,7 +194,7 @@ def verified_document(result: Verified, outcome: str | None) -> Document:
 
     Args:
         result: of one ledger.
-        outcome: that of ``mark``; ``unknown`` if it raised an error, None if it was not called.
+        outcome: the result of ``mark``; ``unknown`` if it raised an error, None if it was not called.
     """
     metadata, copies = result.ledger.metadata, result.copies
     verdict = "bad" if copies.is_bad else "unknown" if copies.is_unknown else "good"
@@ -331,7 +332,7 @@ def _positions(metadata: LedgerMetadata, bookie: BookieId) -> set[tuple[EntryId,
 
 
 async def _read(window: Window, members: Mapping[BookieId, _Member]) -> dict[BookieId, Found]:
-    """Read a window on each of ``members``; the others are left out."""
+    """Read a window from each of ``members``; the result omits other bookies."""
     places = asyncio.Semaphore(_BOOKIES_AT_ONCE)
     found: dict[BookieId, Found] = {}
 
@@ -352,9 +353,9 @@ class _Member:
     ledger: Versioned
     held: HeldEntries
     silence: str = ""
-    """Why it is not asked again; empty as long as it is."""
+    """Why it receives no more requests; empty as long as it does."""
     listed: ListReply | None = None
-    """Its list, which is asked for only if some entries are damaged."""
+    """Its list of entries, requested only if some entries are damaged or cannot be read."""
 
     async def read(self, placed: Sequence[EntryId]) -> Found:
         """Read entries."""
@@ -364,7 +365,7 @@ class _Member:
         damaged: set[EntryId] = set()
         unread: set[EntryId] = set()
         rest, reply = placed, ListReply(Status.CORRUPT)
-        for _ in range(2):  # beside damage, it is open what the others are: these are asked for once more
+        for _ in range(2):  # an answer with damage leaves other entries unknown, so they are read again
             copies = await self.held.read_copies(self.bookie, self.ledger.ledger_id, rest, self._digest)
             reply = copies.held
             good.update(reply.entries)
@@ -396,7 +397,7 @@ class _Member:
 
 
 class _PacedReads(Transport):
-    """Passes requests on. Reads wait for the limit by the mean size of an entry so far, and count as progress."""
+    """Forwards requests. Reads wait for the limit, by the mean size of the entries so far, and count as progress."""
 
     def __init__(self, inner: Transport, throttle: Throttle, advance: Advance) -> None:
         self._inner = inner
@@ -426,4 +427,4 @@ class _PacedReads(Transport):
 
     @override
     async def close(self) -> None:
-        """Leave the connections to their owner."""
+        """Do nothing: the owner closes the connections."""

@@ -1,4 +1,4 @@
-"""The ledgers lost, critical or short of copies if some bookies failed now. Changes nothing."""
+"""The ledgers that would be lost, critical or short of copies if some bookies failed now. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPICS_DEFAULT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class NamedLedgers:
-    """The ledgers named for the bookies by an image of ledger metadata: only these are read."""
+    """The ledgers that an image of ledger metadata names for the bookies: only these are read."""
 
     ids: Sequence[LedgerId]
     read_from_ms: int
@@ -37,7 +37,7 @@ class NamedLedgers:
 async def bookies_of(
     client: ClusterClient, targets: Sequence[str], topology: Topology | None = None
 ) -> tuple[BookieId, ...]:
-    """Return the bookies named by targets (``window_target``), each once.
+    """Return the bookies that targets name (``window_target``), each once.
 
     Raises:
         NoSuchObjectError: a name is not a bookie.
@@ -66,8 +66,8 @@ async def what_if(
 ) -> Document:
     """Return the ledgers by severity as an audit would find them without these bookies, the worst, and the topics.
 
-    With ``named``, only these ledgers are read: the answer contains the age of their list, and a note about the missing
-    newer ledgers. Without it, all metadata is read.
+    With ``named``, only these ledgers are read; the answer contains the age of their list, and a note that newer
+    ledgers are missing. Without it, all metadata is read.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``scan``.

@@ -1,4 +1,4 @@
-"""Steps 2 and 3: write ledgers in every shape, then kill a bookie under running writers."""
+"""Steps 2 and 3: write ledgers of every shape, then kill a bookie while writers run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _HALF: Final = 80
 _ACKNOWLEDGED: Final = 120
-"""Entries of the dying writer that are acknowledged for sure; the rest is under way when it dies."""
+"""Entries of the dying writer that are certainly acknowledged; the others are under way when it dies."""
 _KILL_AFTER: Final = 40
-"""Acknowledged entries per live writer before the kill; each has ten times as many to write."""
+"""Acknowledged entries per live writer before the kill; each has ten times as many entries to write."""
 _REGISTRATION_DEADLINE_S: Final = 60.0
 
 
 async def write_ledgers(tour: Tour, display: Display) -> None:
-    """Write and close the settled ledgers, and the ones whose writers meet a stopped bookie half-way."""
+    """Write and close the settled ledgers, and those during whose writing a bookie is stopped."""
     settled, fragmented = plan.settled_ledgers(tour.rng), plan.fragmented_ledgers(tour.rng)
     with display.step("write ledgers in every shape") as step:
         step.total(len(settled) + len(fragmented))
@@ -82,7 +82,7 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
 async def _write_through_the_kill(
     live: list[LiveLedger], left_open: LiveLedger, victim: EmbeddedBookie, step: Step
 ) -> None:
-    """Kill once every writer has had entries acknowledged; each still has most of its entries to write."""
+    """Kill when every writer has acknowledged entries; each still has most of its entries to write."""
     acked: Counter[int] = Counter()
     may_kill = asyncio.Event()
 
@@ -96,7 +96,7 @@ async def _write_through_the_kill(
         await may_kill.wait()
         await left_open.submit_rest()
         victim.running.kill9()
-        await left_open.die()  # before the end of the process is waited for: this writer must not replace the bookie
+        await left_open.die()  # before the bookie's process has ended: this writer must not replace the bookie
         await victim.kill9()
 
     async with asyncio.TaskGroup() as group:
@@ -106,7 +106,7 @@ async def _write_through_the_kill(
 
 
 async def _choose_victim(tour: Tour, left_open: LiveLedger) -> EmbeddedBookie:
-    """Return the member of the open ledger that holds the most single-copy ledgers, so that every outcome is shown."""
+    """Return the member of the open ledger with the most single-copy ledgers, so that every outcome occurs."""
     singles = [known.ledger_id for known in tour.written if known.spec.options.write_quorum == 1 and known.hashes]
     holders: Counter[BookieId] = Counter()
     for ledger in await tour.client.ports.ledgers.read_many(singles):

@@ -1,4 +1,4 @@
-"""A cluster with the whole service beside it, for a person to click and to hurt."""
+"""A cluster with the whole service, for a person to try the pages and to kill processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class _Service:
-    """A process, and how to start it again."""
+    """A process, and the function that starts it again."""
 
     start: Callable[[], ManagedProcess]
     process: ManagedProcess
@@ -54,7 +54,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
     """Serve a cluster and the service until cancelled. No process remains, and no directory unless kept.
 
     Raises:
-        BkhealError: something did not start; the text quotes its log.
+        BkhealError: a process did not start; the message quotes its log.
     """
     with _directory(settings) as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
@@ -76,7 +76,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
 async def _service(
     cluster: EmbeddedCluster, client: ConnectedBookKeeper, settings: DemoSettings, display: Display
 ) -> AsyncIterator[tuple[str, list[_Service]]]:
-    """The auditor with its tab, and the replicators; yields the auditor's ready line, and all of them."""
+    """Start the auditor with its tab, and the replicators; yield the auditor's ready line, and all processes."""
     await client.ports.tasks.initialize()
     await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
     starts = [partial(_start_auditor, cluster, settings)]
@@ -98,7 +98,7 @@ async def _service(
 
 
 async def _keep_running(services: Sequence[_Service], display: Display) -> None:
-    """Restart any process that exits, as an operator's machine would; users of the demo kill everything once."""
+    """Restart any process that exits, as a service manager would, because users of the demo kill processes."""
     while True:
         for service in services:
             if (code := service.process.exit_code) is not None:
@@ -163,7 +163,7 @@ def tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: D
 
 @contextlib.contextmanager
 def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """A directory for everything; it stays only on request."""
+    """Yield a directory for all data; it is kept only on request."""
     if settings.keep is not None:
         yield settings.keep.resolve()
         return
@@ -175,5 +175,5 @@ def _directory(settings: DemoSettings) -> Iterator[Path]:
 
 
 def chosen_port(wanted: int) -> int:
-    """``wanted``, or a free one for 0."""
+    """Return ``wanted``, or a free port if it is 0."""
     return wanted or free_loopback_port(random.SystemRandom())

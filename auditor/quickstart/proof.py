@@ -1,7 +1,7 @@
-"""The proof: ask each bookie of each write set directly, and compare with what the writer remembers.
+"""The proof: reads each copy directly from its bookie, and compares it with the writer's record.
 
-Nothing here trusts the audit or the replicators. Metadata is read again; entries are read from named bookies, not
-through a reader that would use the next replica.
+It does not rely on the audit or the replicators. Metadata is read again, and entries are read from specific bookies,
+not through a reader that would use the next copy.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _READ_TIMEOUT_S: Final = 30.0
 
 
 class ProofFailedError(FatalError):
-    """The cluster does not hold what it should; the text names the first difference."""
+    """The cluster does not have the data that it should have; the message has the first difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One finding that an audit must make, counted by plain arithmetic over freshly read metadata."""
+    """A finding that an audit must make, computed with simple arithmetic from newly read metadata."""
 
     ledger_id: int
     first_entry_id: int
@@ -41,7 +41,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the cluster lacks before anything is repaired."""
+    """The copies that the cluster lacks before the repair."""
 
     findings: frozenset[Expected]
     payload_bytes: dict[LedgerId, int]
@@ -49,7 +49,7 @@ class Loss:
 
 
 async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> Loss:
-    """Find every fragment that names an unregistered bookie, its severity, and the bytes of the copies it stored."""
+    """Find every fragment that names an unregistered bookie, with its severity and the bytes of the bookie's copies."""
     registered = (await client.ports.registrations.list()).registered
     findings = set()
     payload_bytes: dict[LedgerId, int] = {}
@@ -75,7 +75,7 @@ def _lost_payload(ledger: Versioned, known: WrittenLedger, registered: frozenset
 
 @dataclass(slots=True)
 class Proof:
-    """What was compared."""
+    """The numbers of compared objects."""
 
     ledgers: int = 0
     entries: int = 0
@@ -89,8 +89,8 @@ async def prove_copies(
     """Check every copy of every entry of ``written`` (closed ledgers).
 
     Raises:
-        ProofFailedError: a ledger names the dead bookie, has another end than its writer's, or a copy is missing,
-            damaged or different.
+        ProofFailedError: a ledger names the killed bookie, has a different end than its writer wrote, or a copy is
+            missing, damaged or different.
     """
     proof = Proof()
     for ledger, known in zip(await _read(client, written), written, strict=True):
@@ -103,10 +103,10 @@ async def prove_copies(
 
 
 async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedger:
-    """Return a recovered ledger with its required content: every acknowledged entry, and the later ones found.
+    """Return a recovered ledger with its required content: every acknowledged entry, and the later ones up to its end.
 
     Raises:
-        ProofFailedError: it is not closed, it ends before the last acknowledged entry, or after the last one written.
+        ProofFailedError: it is not closed, it ends before the last acknowledged entry, or after the last written one.
     """
     (ledger,) = await _read(client, [known])
     last = ledger.metadata.last_entry_id
@@ -122,10 +122,10 @@ async def with_its_end(client: BookKeeper, known: WrittenLedger) -> WrittenLedge
 
 
 async def prove_readable(client: BookKeeper, written: Sequence[WrittenLedger]) -> int:
-    """Read every acknowledged entry of ledgers whose bookies may be gone, from any replica; count them.
+    """Read every acknowledged entry of ledgers whose bookies may be lost, from any copy; return their number.
 
     Raises:
-        ProofFailedError: an entry differs from what was written.
+        ProofFailedError: an entry differs from the written one.
         EntryUnavailableError: an entry cannot be read.
     """
     count = 0

@@ -1,4 +1,4 @@
-"""Steps 4 to 6: audit with Spark, repair with two replicator processes, prove the result."""
+"""Steps 4 to 6: audit with Spark, repair with two replicator processes, verify the result."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _POLL_S: Final = 0.2
 
 
 async def audit(tour: Tour, display: Display) -> None:
-    """Run the Spark audit, and check its findings against a plain recount of the metadata.
+    """Run the Spark audit, and compare its findings with a simple recount from the metadata.
 
-    It is a process of its own: pyspark forks, which a process with gRPC's threads must not do.
+    It runs in a process of its own, because pyspark forks, and a process with gRPC's threads must not fork.
     """
     with display.step("audit all ledger metadata with Spark") as step:
         known = [*tour.written, *([tour.left_open] if tour.left_open else [])]
@@ -74,7 +74,7 @@ async def repair(tour: Tour, display: Display) -> None:
 
 
 async def prove(tour: Tour, display: Display) -> None:
-    """Compare every copy of every repaired ledger with what was written, and the parked ones with what they must be."""
+    """Compare every copy of every repaired ledger with the written entries, and check the parked ledgers."""
     with display.step("prove it, copy by copy") as step:
         step.total(len(tour.repaired))
         assert tour.victim is not None
@@ -105,7 +105,7 @@ _EXPLAINED: Final = {
 
 
 async def _run_audit(tour: Tour) -> Path:
-    """Run it to its end and return the directory of its report."""
+    """Run the audit to its end, and return the directory of its report."""
     reports = tour.directory / "reports"
     arguments = [sys.executable, "-m", "spark_jobs.audit", "--metadata-uri", tour.cluster.metadata_uri]
     process = ManagedProcess.start(
@@ -161,7 +161,7 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
 
 
 async def _settle_left_open(tour: Tour, step: Step) -> None:
-    """Find the end of the ledger without a writer; after this it is proved like any other."""
+    """Find the end of the ledger without a writer, so that it can be verified like any other."""
     assert tour.left_open is not None
     acknowledged = len(tour.left_open.hashes)
     tour.left_open = await with_its_end(tour.client, tour.left_open)
@@ -189,7 +189,7 @@ def _named(ledger_ids: Collection[LedgerId]) -> str:
 
 
 def _count_repaired(tour: Tour, done: set[LedgerId], shortfalls: dict[LedgerId, Shortfall]) -> None:
-    """Of the ledgers whose task is ``done``, those that lacked something; a mark alone is not a loss."""
+    """Count the ledgers whose task is ``done`` and that lacked copies; a mark alone does not mean a loss."""
     lacking = {(finding.ledger_id, finding.first_entry_id) for finding in tour.loss.findings}
     lacking |= {(ledger_id, first) for ledger_id, short in shortfalls.items() for first in short.first_entry_ids}
     healed = [ledger_id for ledger_id, _ in lacking if ledger_id in done]

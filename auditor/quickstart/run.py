@@ -1,4 +1,4 @@
-"""The tour itself: seven steps, each on real processes, each checked before the next begins."""
+"""The tour: seven steps with real processes. Each step is checked before the next one begins."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STEPS: Final = 6
 
 
 async def quickstart(settings: QuickstartSettings, display: Display) -> None:
-    """Run the tour. No process remains in any case, and no directory unless kept.
+    """Run the tour. No process remains in any case, and no directory unless it is kept.
 
     Raises:
-        BkhealError: something did not work; the text has the cause, and the logs stay in ``failed_directory``.
+        BkhealError: a step failed; the message has the cause, and the logs are kept in ``failed_directory``.
     """
     with _directory(settings) as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
@@ -47,7 +47,7 @@ async def quickstart(settings: QuickstartSettings, display: Display) -> None:
 
 @contextlib.contextmanager
 def _directory(settings: QuickstartSettings) -> Iterator[Path]:
-    """The tour's directory; kept when asked for, and after a failure, because the logs are in it."""
+    """Yield the tour's directory. It is kept on request, and after a failure, because it contains the logs."""
     if settings.keep is not None:
         yield settings.keep.resolve()
         return

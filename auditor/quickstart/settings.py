@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 BOOKIES: Final = 7
-"""Two more than the widest ensemble: one to kill, and one that is always outside it."""
+"""Two more than the widest ensemble: one to kill, and one that is always outside the ensemble."""
 OPEN_LEDGER_GRACE_S: Final = 3.0
-"""How long the replicators of the tour leave an open ledger to its writer; 30 s by default."""
+"""The open-ledger grace of the tour's replicators; the default is 30 s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Copies that live bookies lack: what metadata cannot show, and writers mark.
+"""Copies that registered bookies lack: metadata cannot show them, but writers mark their ledgers.
 
-A bookie that is stopped under a writer misses entries that had their ack quorum without it. Its fragment still names
-it, and once it is back the fragment looks whole. The writer knows better and marks the ledger, so the tour asks
-the bookies that such marks name what they hold.
+A bookie that is stopped during a write misses entries that reached their ack quorum without it. Its fragment still
+names it, so after its return the fragment looks healthy. The writer marks the ledger for this reason, so the tour
+requests lists of entries from the bookies that such marks name.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LIST_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """What the live bookies that a mark names lack of one ledger."""
+    """The copies of one ledger that the registered bookies named by its mark lack."""
 
     first_entry_ids: frozenset[EntryId]
-    """First entries of the fragments that lack something, never empty."""
+    """First entries of the fragments that lack copies, never empty."""
     payload_bytes: int
 
 
 async def recount_shortfalls(ports: ClientPorts, written: Sequence[WrittenLedger]) -> dict[LedgerId, Shortfall]:
-    """Ask the live bookies that tasks name what they hold of each closed ledger, and count what is not there.
+    """Count the copies of each closed ledger that the registered bookies named by its task lack, from their lists.
 
     Ledgers that lack nothing are left out.
 
     Raises:
-        ProofFailedError: a live bookie does not list what it holds.
+        ProofFailedError: a registered bookie does not list its entries.
     """
     named = {task.ledger_id: task.missing for task in await ports.tasks.list()}
     live = (await ports.registrations.list()).registered

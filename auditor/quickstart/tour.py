@@ -1,4 +1,4 @@
-"""The state of the tour, which its steps pass on."""
+"""The state that the steps of the tour share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tour:
     client: ConnectedBookKeeper
     rng: random.Random
     is_kept: bool
-    """Whether the directory stays, so that a path into it is worth printing."""
+    """Whether the directory is kept, so that paths in it are worth printing."""
     written: list[WrittenLedger] = field(default_factory=list)
     left_open: WrittenLedger | None = None
     victim: EmbeddedBookie | None = None

@@ -1,4 +1,4 @@
-"""Writing the tour's ledgers, and remembering what was acknowledged."""
+"""Writes the tour's ledgers, and records the acknowledged entries."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class WrittenLedger:
     hashes: list[bytes] = field(default_factory=list)
     payload_bytes: int = 0
     under_way: list[bytes] = field(default_factory=list)
-    """Fingerprints of the entries that were under way when the writer died: each may or may not be stored."""
+    """Fingerprints of the entries that were under way when the writer died; it is unknown which of them are stored."""
 
     def note(self, payload: bytes) -> None:
-        """Remember the next acknowledged entry."""
+        """Record the next acknowledged entry."""
         self.hashes.append(payload_hash(payload))
         self.payload_bytes += len(payload)
 
@@ -60,7 +60,7 @@ class LiveLedger:
 
     @property
     def remaining(self) -> int:
-        """Entries of the specification not written yet."""
+        """The number of entries of the specification that are not written yet."""
         return len(self._payloads) - len(self.written.hashes)
 
     async def write(self, count: int | None = None) -> None:
@@ -73,12 +73,12 @@ class LiveLedger:
             self.written.note(payload)
 
     async def submit_rest(self) -> None:
-        """Put what is left under way, without waiting for any acknowledgement."""
+        """Submit the remaining entries without waiting for any acknowledgement."""
         for payload in self._payloads[len(self.written.hashes) :]:
             self._under_way.append((payload, await self.writer.submit(payload)))
 
     async def die(self) -> None:
-        """Stop like a killed writer: nothing is closed, and entries in flight stay in doubt."""
+        """Stop like a killed writer: nothing is closed, and the outcome of entries in flight stays unknown."""
         await self.writer.abandon()
         for payload, acknowledged in self._under_way:
             is_acknowledged = acknowledged.done() and not acknowledged.cancelled() and not acknowledged.exception()
@@ -88,7 +88,7 @@ class LiveLedger:
                 self.written.under_way.append(payload_hash(payload))
 
     async def write_one_by_one(self, on_ack: Callable[[], None]) -> None:
-        """Append what is left, each entry after the one before was acknowledged."""
+        """Append the remaining entries, each after the one before was acknowledged."""
         for payload in self._payloads[len(self.written.hashes) :]:
             await self.writer.append(payload)
             self.written.note(payload)

@@ -1,4 +1,4 @@
-"""Which ledgers the tour writes: every shape, every digest, every kind. Pure, from one seed."""
+"""The plan of the tour's ledgers: every shape, every digest, every kind. Pure, from one seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDS: Final = 3
 
 
 class Kind(enum.Enum):
-    """What a ledger of the tour holds, and what happens to it."""
+    """The content of a ledger of the tour, and what happens to it."""
 
     EMPTY = "empty"
     ONE_ENTRY = "one entry"
@@ -41,24 +41,24 @@ class LedgerSpec:
     seed: int
 
     def payloads(self) -> Iterator[bytes]:
-        """Yield the payloads, the same each time."""
+        """Return the payloads, the same ones each time."""
         rng = random.Random(self.seed)
         return (rng.randbytes(size) for size in self.sizes)
 
 
 def settled_ledgers(rng: random.Random) -> list[LedgerSpec]:
-    """Ledgers that are written and closed before anything happens: 192, about 60 MiB."""
+    """Return the ledgers that are written and closed before the kill: 192, about 60 MiB."""
     kinds = (Kind.EMPTY, Kind.ONE_ENTRY, Kind.SMALL, Kind.MIXED)
     return [_spec(rng, *row) for _ in range(_ROUNDS) for row in itertools.product(kinds, SHAPES, DigestType)]
 
 
 def fragmented_ledgers(rng: random.Random) -> list[LedgerSpec]:
-    """Ledgers whose writer meets a stopped bookie half-way."""
+    """Return the ledgers during whose writing a bookie is stopped."""
     return [_spec(rng, Kind.FRAGMENTED, *row) for row in itertools.product(SHAPES, DigestType)]
 
 
 def live_ledgers(rng: random.Random) -> list[LedgerSpec]:
-    """Ledgers being written while a bookie is killed."""
+    """Return the ledgers that are being written while a bookie is killed."""
     return [_spec(rng, Kind.LIVE, *row) for row in itertools.product(SHAPES, DigestType)]
 
 

@@ -1,1 +1,1 @@
-"""Decisions before a bookie is stopped, drained, or removed permanently; and the scans they are made from."""
+"""Decisions before a bookie is stopped, drained, or removed permanently, and the scans that they are based on."""

@@ -1,4 +1,4 @@
-"""Copies with a loss accepted by an operator: there is nothing to repair, so nothing waits for them.
+"""Copies whose loss an operator has accepted: they need no repair, so drains and removals do not wait for them.
 
 The rule is that of audits (R45, docs/failure-model.md): an acceptance is valid while none of its bookies is registered,
 and covers only its fragments, positions and bookies.

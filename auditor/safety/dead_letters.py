@@ -5,12 +5,12 @@ lock, and in the transaction that records the decision (S1, S5). So a decision w
 worker is never disturbed. No metadata of a ledger is changed, and no entry is deleted.
 
 An entry can be accepted as lost if each of its bookies is unregistered and named by the task, or registered and denies
-the entry. A bookie that no audit reported may be restarting, and only a plain denial is absence (S6). Bookies are asked
-only if a worker found entries unreadable. The ledger must be closed there, since the end of a fragment that may grow is
-unknown. While too many bookies are missing, nothing is accepted: that is an outage.
+the entry. A bookie that no audit reported may be restarting, and only an explicit denial means absence (S6). Bookies
+receive requests only if a worker found entries unreadable. In this case the ledger must be closed, because the end of a
+fragment that may grow is unknown. While too many bookies are missing, nothing is accepted, because that is an outage.
 
 Every step may be repeated. A crash before the transaction changes nothing. A crash after it leaves a parked record
-without a task, which the next listing of a worker removes.
+without a task, which a worker removes when it next lists the tasks.
 
 S rules are defined in docs/invariants.md.
 """
@@ -55,7 +55,7 @@ _ATTEMPTS_MAX: Final = 4
 
 
 class Outcome(enum.StrEnum):
-    """What became of the request about one ledger."""
+    """The outcome of the request for one ledger."""
 
     ACCEPTED = "accepted"
     """The loss is recorded, and the task is closed."""
@@ -76,7 +76,7 @@ class Outcome(enum.StrEnum):
     UNKNOWN = "unknown"
     """The answer of ZooKeeper was lost. Repeating the command is safe, and shows what happened."""
     FAILED = "failed"
-    """An error that a retry does not end, named in the detail. Some of the change may have been made."""
+    """An error that a retry does not remove; the detail has it. A part of the change may have been made."""
     NOT_TRIED = "not_tried"
     """The command ended before this ledger. Nothing was changed."""
 
@@ -89,30 +89,30 @@ class DeadLetterResult:
     outcome: Outcome
     detail: str = ""
     lost: tuple[LostFragment, ...] = ()
-    """What is accepted as lost."""
+    """The fragments with entries that are accepted as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What a ledger has lost, judged at one version of its metadata."""
+    """The losses of a ledger, judged at one version of its metadata."""
 
     ledger: Versioned
     lost: tuple[LostFragment, ...]
     other: int
-    """Positions without their bookie for another reason, in need of a worker."""
+    """Positions without their bookie for another reason; a worker has to repair them."""
 
 
 class CannotAcceptError(PermanentError):
-    """The loss cannot be accepted, with the reason and the next step as text."""
+    """The loss cannot be accepted; the message has the reason and the next step."""
 
 
 class DeadLetters:
-    """Takes decisions about the dead letters of one cluster."""
+    """Carries out operators' decisions about the dead letters of one cluster."""
 
     def __init__(
         self, ports: ClientPorts, store: MetadataStore, parked: ParkedTasks, decisions: Decisions, who: str
     ) -> None:
-        """Prepare; ``who`` is recorded, and appears in the locks."""
+        """Store the arguments; ``who`` is written to records and locks."""
         self._ports = ports
         self._store = store
         self._parked = parked
@@ -203,7 +203,7 @@ class DeadLetters:
         return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
 
     async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
-        """Return the task and the record of a parked ledger, or the earlier decision; else an error."""
+        """Return the task and the record of a parked ledger, or the earlier decision; if neither exists, an error."""
         try:
             task = await self._ports.tasks.read(ledger_id)
         except UnreadableTaskError as error:
@@ -301,10 +301,10 @@ class DeadLetters:
         return Losses(ledger, lost, other)
 
     async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
-        """Return the entries held by the registered members in final fragments.
+        """Return the entries of final fragments that the registered members have.
 
         Raises:
-            CannotAcceptError: the answer of a bookie is not a plain list of its entries.
+            CannotAcceptError: the answer of a bookie is not a complete list of its entries.
         """
         metadata, held = ledger.metadata, dict[BookieId, EntryRuns]()
         asking = HeldEntries(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
@@ -325,7 +325,7 @@ class DeadLetters:
         return held
 
     async def _make_room(self, ledger_id: LedgerId) -> None:
-        """Keep the number of accepted losses bounded: those of deleted ledgers are removed first."""
+        """Keep the number of accepted losses bounded, after removing those of deleted ledgers."""
         ids = {decision.ledger_id for decision in await self._decisions.accepted()}
         if len(ids | {ledger_id}) <= ACCEPTED_MAX:
             return
@@ -357,12 +357,13 @@ def lost_fragments(
 ) -> tuple[LostFragment, ...]:
     """Return the fragments with entries without a copy, with the positions of these entries. Pure.
 
-    A fragment whose end only the writer knows is left out.
+    Fragments that may still grow are left out.
 
     Args:
         metadata: the metadata of the ledger.
         gone: bookies without any copies left.
-        held: what bookies hold that denied all other entries. A bookie in neither is taken to hold everything.
+        held: the entries of each bookie that denied all others. A bookie that is neither here nor in ``gone`` is
+            assumed to have all its entries.
     """
     held = held or {}
     stripe = metadata.stripe
@@ -391,7 +392,7 @@ def lost_fragments(
 
 
 def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
-    """Yield the final fragments, by index, with their last entries."""
+    """Yield the indexes of final fragments, with their last entries."""
     for index in range(len(metadata.fragments)):
         last = metadata.final_last_entry_id(index)
         if last is not None:
@@ -399,7 +400,7 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
 
 
 def _complete_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
-    """Return the positions with a bookie known to be complete, by first entry of their fragments."""
+    """Return the positions whose bookie has all their entries, each with the first entry of its fragment."""
     complete: set[tuple[EntryId, int]] = set()
     for index, last in _ends(metadata):
         first = metadata.fragments[index].first_entry_id
@@ -450,7 +451,7 @@ def _decided(decision: Decision) -> str:
 
 
 def _of_accepting(result: DeadLetterResult) -> DeadLetterResult:
-    """Return a result as one of accepting: a task that was dropped earlier leaves nothing to accept."""
+    """Return a result in terms of ``accept``: if the task was dropped earlier, there is nothing to accept."""
     if result.outcome is Outcome.ALREADY_DROPPED:
         return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
     return result

@@ -1,7 +1,7 @@
-"""What is left to do of drains, and why: from metadata, tasks and parked tasks. Also marks what was overlooked.
+"""The remaining work of drains and its reasons, from metadata, tasks and parked tasks. Also marks ledgers again.
 
-A drain has ended when no metadata names the bookie any more. Which ledgers do is learnt by one pass over all of them;
-from then on only those are read again, and a last pass confirms the end.
+A drain is complete when no metadata names the bookie any more. One pass over all ledgers finds those that do; after it,
+only these ledgers are read again, and a last pass over all ledgers confirms the end.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _NO_COPIES: Final[Mapping[LedgerId, Copies]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Left:
-    """What is still on certain bookies."""
+    """The data that is still on certain bookies, and why."""
 
     holdings: Holdings
     scanned: ScanResult
     unmarked: list[LedgerId] = field(default_factory=list)
     """Ledgers without a task for the bookie: no worker repairs them."""
     parked: Counter[str] = field(default_factory=Counter)
-    """Ledgers which cannot be moved now, by reason."""
+    """Ledgers that cannot be moved now, by reason."""
     examples: list[ParkedTask] = field(default_factory=list)
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing is left, for certain."""
+        """Whether it is certain that nothing is left."""
         return not self.holdings.ledgers and self.scanned.is_complete
 
     @property
     def moving(self) -> int:
-        """Ledgers in repair, or waiting only for their turn."""
+        """The number of ledgers that are in repair, or wait only for a worker."""
         return len(self.holdings.ledgers) - len(self.unmarked) - sum(self.parked.values())
 
 
@@ -57,7 +57,7 @@ async def holdings_of(
     advance: Advance,
     accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
 ) -> tuple[Holdings, ScanResult]:
-    """Return what ``bookies`` hold, by one pass over all ledgers. ``accepted`` are copies whose loss was accepted.
+    """Read all ledgers once, and return the data on ``bookies``. ``accepted`` has copies whose loss was accepted.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
@@ -76,7 +76,7 @@ async def still_there(
     ids: Sequence[LedgerId],
     accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
 ) -> tuple[Holdings, ScanResult]:
-    """As ``holdings_of``, of these ledgers alone.
+    """Return the data on ``bookies`` as ``holdings_of`` does, but only of these ledgers.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -94,7 +94,7 @@ async def still_there(
 
 
 async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
-    """Report for each remaining ledger the reason why it waits.
+    """Find the reason why each remaining ledger waits.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -117,10 +117,10 @@ async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication
 async def mark(
     tasks: UnderReplication, findings: Mapping[LedgerId, Sequence[BookieId]], advance: Advance | None = None
 ) -> int:
-    """Mark ledgers as lacking the bookies named with them. Return the number of tasks created or changed.
+    """Mark each ledger as lacking its bookies in ``findings``. Return the number of tasks created or changed.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: part of them is marked; mark all again.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: only a part is marked; mark all again.
     """
     await tasks.initialize()
     pairs = list(findings.items())
@@ -134,7 +134,7 @@ async def mark(
 
 
 async def mark_unmarked(ports: ClientPorts, left: Left) -> int:
-    """Mark what no task names, for example because another program's worker found nothing missing and ended it.
+    """Mark ledgers without a task, for example because another program's worker found nothing missing and deleted it.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: see ``mark``.

@@ -1,4 +1,4 @@
-"""How much of a ledger lies on certain bookies, by its metadata."""
+"""The data of ledgers on certain bookies, by metadata."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import Component, owner_of
 
 TOPICS_SHOWN_MAX: Final = 1000
-"""Topics named in a status."""
+"""Largest number of topics in a status."""
 
 
 @dataclass(slots=True)
 class Holdings:
-    """What certain bookies hold, over many ledgers."""
+    """The data of many ledgers on certain bookies."""
 
     ledgers: dict[LedgerId, tuple[BookieId, ...]] = field(default_factory=dict)
-    """Ledgers of these bookies, each with its bookies among them."""
+    """The ledgers on these bookies, each with those of the bookies that it names."""
     unclosed: set[LedgerId] = field(default_factory=set)
     open_topics: set[str] = field(default_factory=set)
-    """The Pulsar topics of the unclosed ones."""
+    """The Pulsar topics of the unclosed ledgers."""
     fragments: int = 0
     bytes: int = 0
-    """Payload in closed ledgers, by the average size of each ledger's entries; what unclosed ones hold is not known."""
+    """Payload of closed ledgers, by the average size of each ledger's entries; that of unclosed ledgers is unknown."""
     named: set[BookieId] = field(default_factory=set)
     """Those of the bookies that any ledger names, including the ledgers in ``accepted``."""
     accepted: set[LedgerId] = field(default_factory=set)
-    """Ledgers with accepted losses of all of their copies on these bookies; they are counted nowhere else."""
+    """Ledgers with accepted losses of all their copies on these bookies; the other fields do not count them."""
 
     def add(
         self,
@@ -39,7 +39,7 @@ class Holdings:
         bookies: AbstractSet[BookieId],
         accepted: Copies = frozenset(),
     ) -> None:
-        """Count what of one ledger lies on ``bookies``, except bookies with an ``accepted`` loss of all copies."""
+        """Count the data of one ledger on ``bookies``, except on bookies with an ``accepted`` loss of all copies."""
         named = metadata.members() & bookies
         if not named:
             return
@@ -65,7 +65,7 @@ class Holdings:
 
 
 def unloadable_topic(metadata: LedgerMetadata) -> str:
-    """Return the full name of the topic to unload to close this ledger; empty if the ledger names none.
+    """Return the full name of the topic whose unloading closes this ledger; empty if the ledger names none.
 
     Unloading does not close ledgers of schemas.
     """

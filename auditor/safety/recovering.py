@@ -1,4 +1,4 @@
-"""Give bookies up at once: mark their ledgers before the end of the delay for lost bookies."""
+"""Checks before the ledgers of lost bookies are marked at once, without waiting for the delay for lost bookies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bookie.runtime.human import agreeing, counted
 
 
 def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
-    """Return the reason why these bookies are not given up: some of them are registered.
+    """Return why the ledgers of these bookies must not be marked: some bookies are registered.
 
-    None if none is.
+    The result is None if none is registered.
     """
     there = sorted(set(bookies) & registered.registered)
     if not there:
@@ -23,7 +23,7 @@ def refusal(bookies: Collection[BookieId], registered: Bookies) -> str | None:
 
 
 def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: float) -> str | None:
-    """Return the reason to mark nothing: with so many missing bookies, the network is the likely cause (S12)."""
+    """Return the reason to mark nothing; None: mark. Too many missing bookies are more likely an outage (S12)."""
     absent = known - registered.registered
     if not known or len(absent) <= missing_share_max * len(known):
         return None

@@ -1,7 +1,7 @@
-"""One pass over the metadata of all ledgers, for the ledgers of certain bookies. No Spark, bounded memory.
+"""Reads the metadata of all ledgers once, for the ledgers of certain bookies. No Spark, bounded memory.
 
-Most ledgers of a large cluster do not name them. Of those only shape and state are looked at; a ledger that may name
-one is read closely. What cannot be read is counted and named, never passed over in silence.
+Most ledgers of a large cluster do not name these bookies. For them, only shape and state are decoded; only a ledger
+that may name one is decoded completely. Unreadable metadata is counted and reported, never ignored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 CHUNK: Final = 10_000
-"""Ledgers read at a time: large enough for bulk reads at full speed, a few MB of metadata."""
+"""Ledgers that are read at a time: enough for bulk reads at full speed, and only a few MB of metadata."""
 _PARENTS: Final = 64
 UNREADABLE_KEPT: Final = 100
-"""Most ids kept of unreadable ledgers; further ones are only counted."""
+"""Largest number of ids of unreadable ledgers that are kept; further ones are only counted."""
 
 Visit = Callable[[LedgerId, LedgerMetadata], None]
 Advance = Callable[[int], None]
@@ -30,7 +30,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """What an ensemble needs."""
+    """The numbers that determine what an ensemble needs."""
 
     ensemble_size: int
     write_quorum: int
@@ -38,12 +38,12 @@ class Shape:
 
 @dataclass(slots=True)
 class ScanResult:
-    """Findings of a pass besides the visited ledgers."""
+    """The result of a scan, in addition to the visited ledgers."""
 
     ledgers: int = 0
     """Readable ledgers."""
     unclosed: Counter[Shape] = field(default_factory=Counter)
-    """Shapes of the unclosed ledgers: these may need a new ensemble at any time."""
+    """Shapes of the unclosed ledgers, which may need a new ensemble at any time."""
     unreadable_count: int = 0
     unreadable: list[LedgerId] = field(default_factory=list)
 
@@ -58,13 +58,13 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
 
     Args:
         ledgers: of the cluster.
-        bookies: which ledgers are wanted.
-        visit: called with each of them.
-        advance: receives the number of further ledgers done.
+        bookies: the bookies.
+        visit: called with each ledger that names one of them.
+        advance: receives the number of further ledgers that were read.
 
     Raises:
         NotAClusterError: there is no such cluster.
-        StoreUnavailableError: no answer; nothing is known.
+        StoreUnavailableError: no answer; there is no result.
     """
     result = ScanResult()
     wanted = frozenset(bookies)
@@ -73,9 +73,9 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
     following = asyncio.ensure_future(anext(reading, None))
     try:
         while (chunk := await following) is not None:
-            following = asyncio.ensure_future(anext(reading, None))  # the store works while we look
+            following = asyncio.ensure_future(anext(reading, None))  # read while this part is examined
             for ledger_id, data in zip(*chunk, strict=True):
-                if data is not None:  # deleted during the scan
+                if data is not None:  # None: deleted during the scan
                     _look(result, ledger_id, data, wanted, needles, visit)
             advance(len(chunk[0]))
             await asyncio.sleep(0)
@@ -89,10 +89,10 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
 async def scan_ids(
     ledgers: LedgerStore, ids: Sequence[LedgerId], bookies: Collection[BookieId], visit: Visit, advance: Advance
 ) -> ScanResult:
-    """As ``scan``, for these ids only; deleted ledgers are skipped.
+    """Read ledgers as ``scan`` does, but only these ids; deleted ledgers are skipped.
 
     Raises:
-        StoreUnavailableError: no answer; nothing is known.
+        StoreUnavailableError: no answer; there is no result.
     """
     result = ScanResult()
     wanted = frozenset(bookies)
@@ -107,7 +107,7 @@ async def scan_ids(
 
 
 async def count(ledgers: LedgerStore) -> int:
-    """Return how many ledgers there are, more or less.
+    """Return the approximate number of ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
@@ -146,7 +146,7 @@ def _note(result: ScanResult, seen: Glance) -> None:
 
 
 async def ledger_chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
-    """Yield the ids of all ledgers with their metadata, a part at a time; None: it was deleted since.
+    """Yield the ids of all ledgers with their metadata, a part at a time; None: the ledger was deleted since.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.

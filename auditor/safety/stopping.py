@@ -1,10 +1,10 @@
-"""May these bookies be stopped now? A pure function of ledger metadata and of who is registered.
+"""Decides whether bookies may be stopped now, from ledger metadata and the registered bookies. Pure.
 
-Of a closed fragment a registered member holds what it should, unless the ledger is marked as lacking it. A member with
-a mark may hold it nevertheless, such as one that returned with the same disks: it does not count as a copy that is
-left, but its stop may take the last copy away. Of a fragment that may still grow an acknowledged entry is known to be
-on ``Qa`` of its ``Qw`` bookies only, and it is unknown on which (docs/formats.md#apache-worker): it has a copy for
-certain only on more than ``Qw - Qa`` of them.
+A registered member of a closed fragment has its copies, unless the ledger is marked as lacking them. A member with a
+mark may still have them, for example after it returned with the same disks. So it does not count as a remaining copy,
+but stopping it may remove the last copy. In a fragment that may still grow, an acknowledged entry is certainly on
+``Qa`` of its ``Qw`` bookies, but it is unknown on which (docs/formats.md#apache-worker). So it certainly keeps a copy
+only if more than ``Qw - Qa`` of these bookies remain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.human import counted
 
 _CHOICES: Final = 0
-"""Seed of the sample ensembles: the same question gets the same answer."""
+"""Seed of the sample ensembles, so that the same request has the same answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Risk:
     ledger_id: LedgerId
     first_entry_id: EntryId
     copies_left: int
-    """Remaining bookies of the worst write set."""
+    """The number of remaining bookies of the worst write set."""
     copies_needed: int
     is_growing: bool
-    """Whether a writer may still write to it; then not every copy is certain."""
+    """Whether a writer may still write to it, so that not every copy is certain."""
     members: tuple[BookieId, ...]
-    """Which of the bookies to stop hold part of it."""
+    """Those of the bookies to stop that have a part of it."""
 
 
 def risk_of(
@@ -52,14 +52,14 @@ def risk_of(
     is_strict: bool,
     doubted: AbstractSet[BookieId] = frozenset(),
 ) -> Risk | None:
-    """Return the worst fragment of a ledger, None if each entry keeps enough copies, or loses none by the stop.
+    """Return the worst fragment of a ledger; None if each entry keeps enough copies, or loses none by the stop.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
         live: registered bookies, including those to be stopped.
         stopping: bookies to be stopped.
-        is_strict: whether an ack quorum of copies must be left of each entry, instead of one.
+        is_strict: whether each entry must keep an ack quorum of copies, instead of one.
         doubted: bookies that may lack their copies.
     """
     risks: list[Risk] = []
@@ -89,7 +89,7 @@ def risk_of(
 
 @dataclass(slots=True)
 class Worst:
-    """The worst of many risks, and how many there are."""
+    """The worst of many risks, and their number."""
 
     kept_max: int
     count: int = 0
@@ -107,7 +107,7 @@ class Worst:
 
     @property
     def risks(self) -> list[Risk]:
-        """The worst first."""
+        """The kept risks, the worst first."""
         return [risk for *_, risk in sorted(self._heap, reverse=True)]
 
 
@@ -119,16 +119,16 @@ def room_problems(
     *,
     are_copies_moved: bool = False,
 ) -> list[str]:
-    """Return what would be missing to place ensembles of these shapes without ``leaving``; empty if nothing.
+    """Return the problems of placing ensembles of these shapes without ``leaving``; empty: there are none.
 
-    Entries already missing, and not worse without them, are not their problem.
+    A shortage that exists already, and is not worse without these bookies, does not count.
 
     Args:
-        shapes: of possibly needed ensembles.
-        bookies: who is registered.
-        leaving: bookies not to be chosen for new ensembles.
+        shapes: shapes of ensembles that may be needed.
+        bookies: the registered bookies.
+        leaving: bookies that must not be chosen for new ensembles.
         placement: policy and topology.
-        are_copies_moved: whether what they hold needs new places, which also read-only bookies take up.
+        are_copies_moved: whether the copies on them need new places; read-only bookies can be such places as well.
     """
     writable = bookies.writable - placement.draining
     after = writable - set(leaving)
@@ -163,7 +163,7 @@ def _copies_left(
     stopping: AbstractSet[BookieId],
     doubted: AbstractSet[BookieId],
 ) -> int | None:
-    """Smallest number of certain copies left of any entry on a bookie to stop; None without such entries."""
+    """Return the smallest number of remaining copies of any entry on a bookie to stop; None: there is no such entry."""
     fragment = metadata.fragments[index]
     last = metadata.fragment_last_entry_id(index)
     left: list[int] = []

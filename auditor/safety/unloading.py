@@ -1,9 +1,9 @@
-"""Which topics of open ledgers a drain has a broker unload next (pure).
+"""Chooses the topics of open ledgers that a broker is requested to unload next during a drain (pure).
 
 A broker that unloads a topic closes its ledgers, and producers connect again and continue with new ledgers. The
-invariant: a topic is asked for at most once in ``AGAIN_S``, whatever the answer was, and a limited number of times in
-all. A topic that a broker closes without effect, or does not close, thus costs its producers a bounded number of
-interruptions. Nothing depends on an unloading: the drain itself continues without it (R75).
+invariant: there is at most one request for a topic in ``AGAIN_S``, whatever the answer was, and a limited number in
+total. So producers of a topic that a broker closes without effect, or does not close, are interrupted a bounded number
+of times. The drain itself continues without the unloading (R75).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError,
 from bookie.model.ownership import encoded
 
 AGAIN_S: Final = 60.0
-"""Between two requests for the same topic. An idle replicator moves closed ledgers within this time."""
+"""Shortest time between two requests for the same topic. An idle replicator moves closed ledgers within this time."""
 FAILURES_MAX: Final = 5
-"""Most consecutive temporary failures for a topic: a broker restarts within this many periods."""
+"""Largest number of consecutive temporary failures of a topic: a broker restarts within this many periods."""
 UNLOADS_MAX: Final = 5
-"""Most unloadings of a topic. Its next ledger is on the bookie only if the bookie is chosen again."""
+"""Largest number of unloadings of a topic. Its next ledger is on the bookie only if the bookie is chosen again."""
 AT_ONCE: Final = 4
-"""Requests under way: a broker closes ledgers, and producers of these topics wait."""
+"""Concurrent requests. They are few, because producers of these topics wait while the broker closes ledgers."""
 ROUND_TOPICS: Final = 16
-"""Most topics per look at the drain: a slow broker delays the next look by a bounded time."""
+"""Largest number of topics per check of the drain, so that a slow broker delays the next check by a bounded time."""
 _PERSISTENT: Final = "persistent"
 
 
@@ -36,19 +36,19 @@ class UnloadedInVainError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What was asked for one topic."""
+    """The requests for one topic."""
 
     asked_s: float
     """When the last request began, by the clock of the process."""
     unloads: int = 0
     failures: int = 0
-    """Since the last success."""
+    """Number of failures since the last success."""
     error: BkhealError | None = None
-    """Of the last request."""
+    """The error of the last request; None: it succeeded."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the topic is not asked for again."""
+        """Whether there are no more requests for the topic."""
         match self.error:
             case None:
                 return self.unloads >= UNLOADS_MAX
@@ -61,21 +61,21 @@ class Attempts:
 def unload_path(topic: str) -> str:
     """Return the path of the request to unload ``topic``, a full name; empty if the admin API has none.
 
-    Each part of the name is encoded, and none can lead to another request: names come from custom metadata, which any
-    client of the bookies can write.
+    Each part of the name is encoded so that it cannot change the request, because names come from custom metadata,
+    which any client of the bookies can write.
     """
     domain, separator, path = topic.partition("://")
     parts = path.split("/", 2)
     if domain != _PERSISTENT or not separator or len(parts) != 3:
         return ""
     tenant, namespace, local = parts
-    if any(part in ("", ".", "..") for part in parts) or "/" in local:  # with a slash: version 1, another API
+    if any(part in ("", ".", "..") for part in parts) or "/" in local:  # a slash: version 1, another API
         return ""
     return f"/admin/v2/{domain}/{quote(tenant, safe='')}/{quote(namespace, safe='')}/{encoded(local)}/unload"
 
 
 def due(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float) -> tuple[str, ...]:
-    """Return the topics to ask for now, at most ``ROUND_TOPICS``: those never asked for first, then the longest ago."""
+    """Return the topics to request now, at most ``ROUND_TOPICS``: first those never requested, then the oldest ones."""
     waiting = [
         (found.asked_s if found else float("-inf"), topic)
         for topic in open_topics
@@ -94,16 +94,16 @@ def after(before: Attempts | None, asked_s: float, error: BkhealError | None) ->
 
 
 def kept(attempts: Mapping[str, Attempts], open_topics: AbstractSet[str], now_s: float) -> dict[str, Attempts]:
-    """Return the current records: of open topics, and of topics requested within the period."""
+    """Return the records that are still needed: of open topics, and of topics requested within the period."""
     return {
         topic: record for topic, record in attempts.items() if topic in open_topics or now_s - record.asked_s < AGAIN_S
     }
 
 
 def hopeless(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float) -> BkhealError | None:
-    """Return the reason why unloading closes none of these topics any more; None: it may, or there are none.
+    """Return the reason why no unloading can close these topics any more; None: one may, or there are no topics.
 
-    A topic unloaded for the last time counts only after a period: its ledgers may just have been closed.
+    After its last unloading, a topic counts only after a period, because its ledgers may have just been closed.
     """
     reasons: list[BkhealError] = []
     for topic in sorted(open_topics):

@@ -1,9 +1,9 @@
-"""What would it cost if these bookies went now? Pure functions of ledger metadata and of who is registered.
+"""Computes the losses if certain bookies failed now, from ledger metadata and the registered bookies. Pure.
 
-The severities are those of an audit (``bookie.model.severity``), as if the bookies were not registered. A member that
-the ledger is marked for does not count as a copy that is left, as nothing proves that it has one. But it may have one,
-such as after its return with the same disks, so its loss may take the last copy away: without any other copy, the
-ledger counts as worse off without it, as in ``auditor.safety.stopping``.
+The severities are those of an audit (``bookie.model.severity``), as if the bookies were not registered. A member for
+which the ledger is marked does not count as a remaining copy, because it may lack its copy. But it may also have one,
+for example after its return with the same disks, so its loss may remove the last copy. If there is no other copy, the
+ledger therefore counts as worse without it, as in ``auditor.safety.stopping``.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from bookie.model.ownership import owner_names, owner_of
 from bookie.model.severity import Severity, bytes_to_copy, health_of
 
 TOPICS_MAX: Final = 100_000
-"""Most topics counted one by one, about 30 MB."""
+"""Largest number of topics that are counted separately, about 30 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLoss:
-    """What the loss of the bookies would do to a ledger."""
+    """The effect of the loss of the bookies on a ledger."""
 
     ledger_id: LedgerId
     before: Severity | None
-    """As it is now; None: it has all of its copies. Doubted copies that would go count if there is no other one."""
+    """The present severity; None: it has all its copies. Doubted copies on the bookies count if there is no other."""
     after: Severity
     copies_left: int
-    """Of the entry with the fewest copies."""
+    """Remaining copies of the entry with the fewest copies."""
     bookies: tuple[BookieId, ...]
-    """Its bookies among those to go."""
+    """Those of the failing bookies that it names."""
     bytes_estimate: int
-    """To copy because of them, of a closed ledger."""
+    """Bytes to copy because of them; only for a closed ledger."""
 
     @property
     def is_worse(self) -> bool:
-        """Whether the ledger would be worse off than it is now."""
+        """Whether the severity would be worse than now."""
         return self.before is None or self.after < self.before
 
 
@@ -52,13 +52,13 @@ def loss_of(
     going: AbstractSet[BookieId],
     doubted: AbstractSet[BookieId] = frozenset(),
 ) -> LedgerLoss | None:
-    """Return the loss of a ledger; None if it names none of the bookies to go.
+    """Return the loss of a ledger; None if it names none of the failing bookies.
 
     Args:
         ledger_id: the ledger.
         metadata: its metadata.
-        live: registered bookies, including those to go.
-        going: bookies to go; those that are not live are gone already, so their loss makes no ledger worse.
+        live: registered bookies, including the failing ones.
+        going: failing bookies; those that are not live are lost already, so their loss makes no ledger worse.
         doubted: bookies that may lack their copies.
     """
     named = going & metadata.members()
@@ -92,11 +92,11 @@ def _severity(metadata: LedgerMetadata, copies: AbstractSet[BookieId]) -> Severi
 
 @dataclass(slots=True)
 class Losses:
-    """The losses of many ledgers, summed up in bounded memory."""
+    """The losses of many ledgers, totalled in bounded memory."""
 
     worst_max: int
     ledgers: Counter[Severity] = field(default_factory=Counter)
-    """Ledgers with a worse severity afterwards, by that severity."""
+    """Ledgers whose severity would be worse, by that severity."""
     already: Counter[Severity] = field(default_factory=Counter)
     """Ledgers on these bookies with an unchanged severity."""
     bytes_estimate: Counter[Severity] = field(default_factory=Counter)
@@ -131,5 +131,5 @@ class Losses:
 
     @property
     def worst(self) -> Sequence[LedgerLoss]:
-        """The worst first, the largest of them first."""
+        """The kept losses, the worst first; those of equal severity by size, the largest first."""
         return [loss for *_, loss in sorted(self._worst, reverse=True)]

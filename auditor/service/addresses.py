@@ -1,4 +1,4 @@
-"""Under which addresses browsers and other auditors find what this auditor serves.
+"""The addresses under which browsers and other auditors reach this auditor.
 
 A link is followed by a browser on another machine, so it never contains an address that only a listener can have, such
 as ``0.0.0.0``. With a proxy or a load balancer, only the operator can configure the address (``public_url``).
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from auditor.service.settings import ServiceSettings
 
 _HOST: Final = re.compile(r"[A-Za-z0-9:_.-]+")
-"""Characters of a bookie id of Apache's."""
+"""The characters that Apache allows in a bookie id."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def report_base_url(settings: ServiceSettings) -> str:
-    """Return the prefix of links to reports, before the run id; empty without an address usable in a browser."""
+    """Return the prefix of links to reports, before the run id; empty if no browser can use the address."""
     base = base_url(settings)
     return f"{base}/reports" if base else ""
 
@@ -54,7 +54,7 @@ def public_url_problems(url: str) -> Iterator[str]:
 
 
 def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Yield why this auditor could not relay connections to the leader, or must not; nothing without such ports."""
+    """Yield why this auditor cannot or must not relay connections to the leader; nothing without such ports."""
     if settings.advertised_host and not (
         _HOST.fullmatch(settings.advertised_host) and is_host(settings.advertised_host)
     ):
@@ -80,7 +80,7 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
 
 
 def trusted_proxies(text: str) -> tuple[str, ...]:
-    """Return the addresses in ``ui_trusted_proxies``, in their canonical form.
+    """The addresses in ``ui_trusted_proxies``, in their canonical form.
 
     Raises:
         ValueError: one of them is not a numeric address.
@@ -89,7 +89,7 @@ def trusted_proxies(text: str) -> tuple[str, ...]:
 
 
 def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
-    """Yield why the user name from a proxy could not be trusted; nothing without such a proxy."""
+    """Yield why the user name from a proxy cannot be trusted; nothing if there is no such proxy."""
     header, proxies = settings.ui_user_header, settings.ui_trusted_proxies
     if bool(header) != bool(proxies):
         yield "ui_user_header and ui_trusted_proxies go together"

@@ -1,6 +1,6 @@
 """The events of the service, for metrics.
 
-Calls come on the loop and must not block.
+The methods are called on the event loop and must not block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ServiceEvents(Protocol):
     """Receives the events."""
 
     def leadership_changed(self, is_leader: bool) -> None:
-        """This process began to lead, or leads no more."""
+        """This process became the leader, or is not the leader any more."""
         ...
 
     def run_started(self, record: RunRecord) -> None:
@@ -28,16 +28,16 @@ class ServiceEvents(Protocol):
         ...
 
     def run_ended(self, record: RunRecord) -> None:
-        """A run of this process ended, one way or another."""
+        """A run of this process ended, with success or without."""
         ...
 
     def loss_audited(self, seconds: float) -> None:
-        """A lost bookie's ledgers are marked, so long after it was first seen down."""
+        """A lost bookie's ledgers are marked, ``seconds`` after it was first seen down."""
         ...
 
 
 class EventFanout(ServiceEvents):
-    """Passes every event on to all of ``sinks``. Failures of a sink are logged: counting must not end an audit."""
+    """Passes every event on to all of ``sinks``. Failures of a sink are logged: a metric must not end an audit."""
 
     def __init__(self, sinks: Sequence[ServiceEvents] = ()) -> None:
         self._sinks = tuple(sinks)

@@ -1,7 +1,7 @@
-"""Reports from the store shared by all auditors, for the list of reports of each.
+"""Fetches reports from the store that all auditors share, so that each of them can list all reports.
 
-A new pod or an auditor without leadership has no reports of its own. It looks into the store now and then, and
-fetches missing ones. The look runs in a thread: a hanging store delays nothing else.
+A new pod, or an auditor that never led, has no reports of its own. It lists the store regularly and fetches the
+missing reports. This runs in a thread, so a hanging store delays nothing else.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from spark_jobs.kept import Kept
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 60.0
-"""After the end of one look, before the next."""
+"""Pause between two fetches."""
 
 
 class FetchedReports(Listener):
-    """Fetches while the service listens."""
+    """Fetches missing reports while the service listens."""
 
     def __init__(self, report_store: str, report_dir: Path, kept: Kept, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             report_store: address of the store.
             report_dir: of this auditor.
-            kept: how much to keep here; what is older or more is removed here, and stays in the store.
+            kept: how many reports to keep here, and for how long. Others are removed here and stay in the store.
             clock: for the interval.
         """
         self._report_store = report_store
@@ -47,7 +47,7 @@ class FetchedReports(Listener):
 
     @override
     async def start(self) -> None:
-        """Begin; the first look follows at once, in the background."""
+        """Start fetching in the background, the first time at once."""
         self._looking = guarded("fetched reports", self._run())
 
     @override
@@ -56,10 +56,10 @@ class FetchedReports(Listener):
 
     @override
     def set_requests_per_second(self, rate: float) -> None:
-        """Nothing: it has no clients."""
+        """Do nothing: it has no clients."""
 
     async def look(self) -> None:
-        """Fetch what is missing here. A failure is logged once, until a look succeeds."""
+        """Fetch the reports that are missing here. A failure is logged once, until a fetch succeeds."""
         try:
             await in_thread("fetched reports", self._fetch)
         except (PermanentError, OSError) as error:
@@ -88,5 +88,5 @@ class FetchedReports(Listener):
             most = self._kept.reports_max
             is_changed = bool(fetch_missing(store, self._report_dir, most or RUNS_FETCHED, kept_max=most))
         finally:
-            if is_changed:  # even if some could not be fetched
+            if is_changed:  # true also after an error, because some reports may have been fetched before it
                 keep(self._report_dir, self._clock.epoch_ms(), self._kept)

@@ -1,15 +1,16 @@
-"""Ports which lead to the leader, whichever auditor a client reaches.
+"""Ports that connect a client to the leader, whichever auditor the client reaches.
 
 Only the leader starts runs, shows Spark's UI, and has the reports that it wrote. A load balancer cannot distinguish it
 from the other auditors. So each auditor can listen on further ports, and relays every connection to the same port of
-the leader, byte for byte: TLS, HTTP and gRPC stay between the client and the leader, which authenticates the client.
+the leader, byte for byte. TLS, HTTP and gRPC stay between the client and the leader, which authenticates the client.
 
-The invariant (A14): bytes reach no process but the one whose vote was the lowest when it was last read. The address is
-the name in that vote, the host and port of its HTTP API. A name with another port belongs to another kind of process,
-such as Apache's auditor, so no connection is opened to it: a request may contain a token. A connection ends soon after
-its leader no longer leads; a client then connects again and reaches the next one.
+The invariant (A14): bytes reach only the process whose vote was the lowest when it was last read. The name in that vote
+is the host and port of its HTTP API. A name with another port belongs to another kind of process, such as Apache's
+auditor. No connection is opened to it, because a request may contain a token. A connection is closed soon after its
+leader has lost the leadership. The client then connects again and reaches the next leader.
 
-The leader sees the address of the relaying auditor instead of the client's, so all clients of one relay share one rate.
+The leader sees the address of the relaying auditor instead of the client's, so all clients of one relay share one rate
+limit.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from bookie.runtime.listening import accept_singly, address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 CONNECTIONS_MAX: Final = 256
-"""Of one port; a further one is closed at once. The leader's API answers 64 requests at a time."""
+"""Open connections of one port; a further one is closed at once. The leader's API answers 64 requests at a time."""
 CONNECT_S: Final = 5.0
-"""A leader without an accepted connection after this time is down or unreachable."""
+"""Deadline for a connection to the leader. A leader that has not accepted it by then is down or unreachable."""
 CLOSE_S: Final = 5.0
-"""For the last bytes, after both sides have ended."""
+"""Deadline for sending the last bytes, after both sides have ended."""
 IDLE_S: Final = 3600.0
-"""A connection without traffic for this time is closed. The progress of a paused run sends none for long."""
+"""A connection without traffic for this time is closed. It is long because a client that follows a paused run receives
+nothing until the run continues."""
 CHECK_S: Final = 1.0
-"""Time between two checks of open connections: so long at most does one outlive the lead of its auditor."""
+"""Time between two checks of open connections: the longest time for which one stays open after its leader changed."""
 _CHUNK_BYTES: Final = 64 * 1024
-"""With the buffers of both sides a connection takes a few times as much."""
+"""Bytes of one read. With the buffers of both sides, a connection takes a few times as much memory."""
 
 
 def leader_host(leader: str, http_port: int) -> str:
-    """Return the host of the leader; empty: none leads, or a process of another kind, or its name has no usable host.
+    """Return the host of the leader; empty: there is none, it is another kind of process, or it has no usable host.
 
     Args:
         leader: the name in the vote.
@@ -79,14 +81,14 @@ def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Cl
 class _Connection:
     target: tuple[str, int]
     moved_s: float
-    """When a byte last passed."""
+    """When a byte was last relayed, on the monotonic clock."""
 
 
 class LeaderPort(Listener):
-    """One such port."""
+    """A port that relays connections to the same port of the leader."""
 
     def __init__(self, name: str, listen: tuple[str, int], target: Callable[[], tuple[str, int]], clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             name: ``http``, ``grpc`` or ``ui``.
@@ -118,7 +120,7 @@ class LeaderPort(Listener):
         """Listen.
 
         Raises:
-            AddressInUseError: the address cannot be had.
+            AddressInUseError: it cannot listen on the address.
         """
         host, port = self._listen
         try:
@@ -139,7 +141,7 @@ class LeaderPort(Listener):
 
     @override
     def set_requests_per_second(self, rate: float) -> None:
-        """Nothing: the leader counts requests."""
+        """Do nothing: the leader limits requests."""
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = self._target()
@@ -172,7 +174,7 @@ class LeaderPort(Listener):
                 for each in writers:
                     each.close()
                     await each.wait_closed()
-        except* OSError:  # a deadline, or one side is gone: so is the other one, below
+        except* OSError:  # a deadline has passed or one side has disconnected: both are closed below
             pass
         finally:
             for each in writers:

@@ -73,7 +73,7 @@ def api_listeners(
     """HTTP and gRPC of a service, not started yet."""
     api = api_settings(settings)
 
-    # A rendering runs on the event loop, on which the leadership depends.
+    # Rendering blocks the event loop, and the leadership depends on that loop.
     shared = SharedRendering(metrics.registry, clock.monotonic_s, lambda: metrics.show(service.status()))
     operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
     http = HttpApi(service, operations, api, clock, upkeep=upkeep, metrics=shared.exposition, peers=peers)
@@ -125,7 +125,7 @@ class MetricsEvents(ServiceEvents):
 
 
 class LateOperations(Operations):
-    """``Operations`` of a cluster; without an answer until the cluster is reached."""
+    """``Operations`` of a cluster that may not be connected yet."""
 
     def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:
         """``connection`` raises StoreUnavailableError until there is one; ``security`` is for the bookies."""

@@ -52,18 +52,19 @@ from spark_jobs.ui.settings import TabSettings
 _log = logging.getLogger(__name__)
 
 _SPARK_STOP_DEADLINE_S: Final = 8.0
-"""Together with the deadline for runs within the 30 s of Kubernetes; the JVM ends with this process anyway."""
+"""Deadline for stopping Spark. With the deadline for runs, it is below the 30 s that Kubernetes waits after SIGTERM.
+The JVM ends with this process in any case."""
 SPARK_LOOK_INTERVAL_S: Final = 10.0
-"""Longest time for which a leader that cannot run anything keeps its leadership."""
+"""Time between two checks of Spark. A leader whose Spark has ended keeps its leadership for at most about this long."""
 
 
 async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code. The store may be unreachable, even at the start.
+    """Serve until SIGTERM or SIGINT, and return the exit code. The store may be unavailable at any time, also at first.
 
     The rate of requests follows ``config``, the file given at the start of the process.
 
     Raises:
-        ConfigurationError: settings which would admit everyone, or cannot work.
+        ConfigurationError: the settings would admit every client, or cannot work.
         AddressInUseError, TlsFilesError: HTTP or gRPC cannot listen.
     """
     raise_open_files_limit()
@@ -115,7 +116,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
 
 
 def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) -> OtherAuditors | None:
-    """Return the other auditors, for their reports; None: no port is known, or they ask for client certificates."""
+    """Return the other auditors, for their reports; None: the port is unknown, or they require client certificates."""
     if not settings.http_port or settings.tls_client_ca is not None:
         return None
 
@@ -142,7 +143,7 @@ async def _serve(
 
 
 class _LateTab:
-    """A tab that is set later: the tab needs the service, which needs the session, which shows the tab."""
+    """A tab that is set later, because the tab needs the service, which needs the session, which shows the tab."""
 
     def __init__(self) -> None:
         self.tab: SparkTab | None = None
@@ -157,10 +158,11 @@ class _LateTab:
 
 
 class SparkWatch(ServiceEvents):
-    """Stop the service when Spark's process is dead or hangs: a new process is the only sure way to get another.
+    """Stops the service if Spark's process is dead or hangs: only a new auditor can start a working Spark reliably.
 
-    It looks now and then, and after each failed run. A failed start is retried a few times. The Java process is
-    killed to end the runs waiting for it, the vote is withdrawn, and another auditor leads.
+    It checks Spark regularly and after each failed run. A failed start of Spark is retried a few times. To stop the
+    service, it kills the Java process, which ends the runs that wait for it. The service then withdraws its vote, and
+    another auditor leads.
     """
 
     def __init__(self, holder: SparkHolder, stop: asyncio.Event) -> None:
@@ -169,7 +171,7 @@ class SparkWatch(ServiceEvents):
         self.is_gone = False
 
     async def run(self, clock: Clock) -> None:
-        """Look until cancelled, even after a failed look."""
+        """Check Spark until cancelled. A failed check is logged and repeated."""
         while not self.is_gone:
             await clock.sleep(SPARK_LOOK_INTERVAL_S)
             try:
@@ -220,7 +222,7 @@ def _connect_to(settings: ServiceSettings) -> Connect:
 
 
 def _session_of(settings: ServiceSettings) -> Open:
-    """Return how to open another session, for the counter of the backlog."""
+    """Return a function that opens a session for the counter of the backlog."""
     uri = parse_uri(settings.metadata_uri)
 
     async def open_session(stack: contextlib.AsyncExitStack) -> tuple[ZooKeeperStore, Cluster]:
@@ -232,7 +234,7 @@ def _session_of(settings: ServiceSettings) -> Open:
 
 
 def _client_of(settings: ServiceSettings) -> OpenClient:
-    """Return how to open another client, for the work of operators."""
+    """Return a function that opens a session for the work of operators."""
 
     async def open_client(stack: contextlib.AsyncExitStack) -> ConnectedBookKeeper:
         client = await connect(
@@ -257,7 +259,7 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
 
 
 def _say_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> None:
-    """Print the line expected by the supervisor of this process."""
+    """Print the line that the supervisor of this process waits for."""
     http, grpc = (getattr(listener, "port", 0) for listener in listeners)
     scheme = "https" if settings.tls_cert else "http"
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"

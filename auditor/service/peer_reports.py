@@ -1,14 +1,14 @@
-"""Reports missing here, from another running auditor.
+"""Fetches reports that are missing here from another running auditor.
 
-With a directory for each auditor, the reports of a leader stay with it when another one leads. So an auditor that lacks
-a report asks the other candidates of the election for it, with the authorization of its own caller, and passes the
-answer on.
+If each auditor has its own directory, the reports of a former leader are only in its directory. So an auditor that does
+not have a report requests it from the other candidates of the election, with the authorization of its own caller, and
+returns their answer.
 
-The invariant: nothing is sent but a request for a path that this auditor would serve itself, to a candidate with the
-port of this service, whose certificate is this auditor's own if there is TLS (all auditors of a service have the same
-one). Another kind of candidate, such as Apache's auditor, has another port and is not asked. A request from another
-auditor is answered from the own directory (``auditor.api.peer_port``), so none goes round. Requests at a time, peers,
-bytes and time are bounded; every failure means that the report is not there.
+The invariant: an auditor only requests paths that it would serve itself, and only from candidates with the port of this
+service. With TLS, the candidate's certificate must be the same as this auditor's (all auditors of a service share one).
+Another kind of candidate, such as Apache's auditor, has another port and is not asked. A request from another auditor
+is answered from the local directory only (``auditor.api.peer_port``), so requests cannot form a loop. Concurrent
+requests, peers, bytes and time are bounded; every failure means that the report does not exist.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientEr
 _log = logging.getLogger(__name__)
 
 PEERS_MAX: Final = 4
-"""Asked for one request; services have two or three auditors."""
+"""Auditors asked for one request; a service has two or three auditors."""
 FETCHES_MAX: Final = 2
-"""At a time, each with up to ``BYTES_MAX`` in memory; a further one finds nothing."""
+"""Concurrent requests, each with up to ``BYTES_MAX`` in memory; a further one finds nothing."""
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of one file. A page has some hundred kilobytes, and a part of the findings of a large loss some megabytes."""
+"""Size limit of one file. A page has some hundred kilobytes, a part of the findings of a large loss some megabytes."""
 PEER_S: Final = 8.0
-"""For the whole answer of one peer."""
+"""Deadline for the whole answer of one peer."""
 DEADLINE_S: Final = 20.0
-"""For all of them; below the deadline of requests."""
+"""Deadline for the answers of all peers; shorter than the deadline of a request to this auditor."""
 _CHUNK_BYTES: Final = 64 * 1024
 
 
@@ -53,7 +53,7 @@ class OtherAuditors(PeerReports):
         http_port: int,
         cert: Path | None,
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             candidates: returns the names in all votes; raises errors of the store.
@@ -128,10 +128,10 @@ class OtherAuditors(PeerReports):
 
 
 def _fingerprint(cert: Path) -> bytes:
-    """SHA-256 of the first certificate of a PEM file.
+    """Return the SHA-256 of the first certificate in a PEM file.
 
     Raises:
-        OSError, ValueError: there is no readable one.
+        OSError, ValueError: the file has no readable certificate.
     """
     text = cert.read_text(encoding="ascii")
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"

@@ -1,4 +1,4 @@
-"""A look at the report directory when a service starts: a fault of it costs no mark, so it would show only in a run."""
+"""Checks the report directory when a service starts: without this check, a fault of it would appear only in a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The long-lived auditor: a candidate in the election, which does a leader's work exactly while it leads.
+"""The long-lived auditor: takes part in the election, and does a leader's work exactly while it leads.
 
-An outage of the store does not end the service. Failed work is retried. Leadership, and everything that depends on it,
-ends with the session and begins again with a later one. The listeners exist from the start, so liveness and status are
-answered without the store.
+The service survives an outage of the store: failed work is retried. The leadership and a leader's work end with the
+session, and can begin again with the next one. The listeners exist from the start, so that liveness and status
+are answered without the store.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _log = logging.getLogger(__name__)
 
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
-"""Interval of the housekeeping: runs of ended processes, and surplus records."""
+"""Interval at which records of runs are checked: for runs of processes that have ended, and for surplus records."""
 DATE_STEP_S: Final = 60.0
-"""A step of the date by more than this makes a leader schedule again: its scheduler holds dates."""
+"""If the system time is changed by more than this, a leader schedules again, because its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 20.0
-"""Longest wait for runs to end at their gates; it is within the 30 s of Kubernetes after SIGTERM."""
+"""Longest wait for runs to end at their gates; below the 30 s that Kubernetes waits after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
 """Pause after the first failure of a scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
 PAUSE_LOOK_S: Final = 15.0
-"""Interval at which a scheduled run checks whether the pause of its schedule has ended."""
+"""Interval of the checks whether the pause of a schedule has ended."""
 RELEASE_AFTER_S: Final = 30.0
 """Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
 make the next term start Spark again, and runs of the ended term end at their gates."""
@@ -81,7 +81,7 @@ class Connection:
 
 
 Connect = Callable[[], Awaitable[Connection]]
-"""Raises StoreUnavailableError if there is no answer (retried), other errors permanently."""
+"""Opens a connection. Raises StoreUnavailableError if there is no answer (retried); other errors are final."""
 
 
 class SchedulerPort(Protocol):
@@ -105,24 +105,24 @@ MakeScheduler = Callable[[Callable[[RunKind], Awaitable[None]]], SchedulerPort]
 
 @dataclass(frozen=True, slots=True)
 class ServicePorts:
-    """The parts of the service that do not need the store."""
+    """The parts of the service besides the store."""
 
     runner: CheckRunner
     events: ServiceEvents
     clock: Clock
     rng: random.Random
     name: str
-    """In the election: host and port, for people."""
+    """Name in the election: the host and port of the HTTP API."""
     process: str
-    """In run records: host and process id."""
+    """Name in run records: host and process id."""
     make_scheduler: MakeScheduler | None = None
-    """None: the machine's time."""
+    """Makes the scheduler; None: a scheduler on the machine's time."""
     counter: CountsBacklog | None = None
-    """None: counts on the service's own session and loop, which is for small backlogs."""
+    """Counts the backlog; None: it is counted on the service's session and loop, which suits only small backlogs."""
     prepare: Callable[[], Awaitable[object]] | None = None
-    """Called when this process begins to lead: start what takes long."""
+    """Called when this process begins to lead, to start what takes long."""
     release: Callable[[], Awaitable[object]] | None = None
-    """Called when this process has not led for ``RELEASE_AFTER_S`` after a term: give back what only a leader needs."""
+    """Called ``RELEASE_AFTER_S`` after a term if no new term has begun, to release what only a leader needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class AuditorService(Control):
             kind: period_s(schedule, now_ms) for kind, schedule in self._schedules.items() if schedule is not None
         }
         for kind, period in tuple(self._period_s.items()):
-            for contained in kind.contained:  # without a schedule of its own, its check runs with the other one
+            for contained in kind.contained:  # a check without a schedule of its own runs as a part of this one
                 self._period_s.setdefault(contained, period)
 
     async def serve(self, connect: Connect, stop: asyncio.Event, on_ready: Callable[[], None] = _nothing) -> None:
@@ -194,7 +194,7 @@ class AuditorService(Control):
 
     @property
     def connection(self) -> Connection:
-        """The session and the cluster; may be used until the service ends, and closed by it alone.
+        """The session and the cluster. They may be used until the service ends; only the service closes them.
 
         Raises:
             StoreUnavailableError: the store has not been reached yet.
@@ -262,7 +262,7 @@ class AuditorService(Control):
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
         parts = self._require_parts()
-        is_requested = cause is not RunCause.SCHEDULE  # the failed run of a schedule shows on record that it is useless
+        is_requested = cause is not RunCause.SCHEDULE  # a scheduled run fails, so that its record shows the problem
         if kind is RunKind.PLACEMENT and is_requested and parts.election.is_leader() and not await self.has_topology():
             raise RefusedError(
                 "there is no topology to judge by: write one to ZooKeeper, or start the auditor with --topology-file"
@@ -297,7 +297,7 @@ class AuditorService(Control):
     @override
     async def resume_kind(self, kind: RunKind, *, owner: str, via: str) -> None:
         parts = self._require_parts()
-        await parts.connection.store.sync(parts.connection.cluster.root)  # a pause made just before is seen
+        await parts.connection.store.sync(parts.connection.cluster.root)  # so that a pause made just before is found
         if kind not in await parts.runs.paused_kinds(self._ports.clock.epoch_ms()):
             return
         await parts.changes.record(owner, via, "schedule resume", kind.value)
@@ -317,7 +317,7 @@ class AuditorService(Control):
         return self._parts
 
     async def _connected(self, connect: Connect, stop: asyncio.Event) -> Connection | None:
-        """Return the connection, however long it takes; None if a stop is requested first."""
+        """Connect, however long it takes; None if the service is stopped before that."""
         while not stop.is_set():
             connecting, stopping = asyncio.ensure_future(connect()), asyncio.ensure_future(stop.wait())
             try:
@@ -402,7 +402,7 @@ class AuditorService(Control):
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
                     continue
-                except (ConflictError, PermanentError) as error:  # no reason to leave a leader without its schedule
+                except (ConflictError, PermanentError) as error:  # a leader must have its schedule even so
                     _log.error("housekeeping failed", extra={"reason": str(error)})
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
@@ -425,11 +425,11 @@ class AuditorService(Control):
         try:
             await tasks.initialize()
             await tasks.switches.initialize_lost_bookie_delay()
-        except (ConflictError, PermanentError) as error:  # no reason to leave a leader without its housekeeping
+        except (ConflictError, PermanentError) as error:  # a leader must do its housekeeping even so
             _log.error("the nodes of auto-recovery cannot be created", extra={"reason": str(error)})
 
     def _date_offset_s(self) -> float:
-        """Return the difference between the date and the monotonic time: it changes only if the date is corrected."""
+        """The system time minus the monotonic time: it changes only if the system time is set."""
         return self._ports.clock.epoch_ms() / 1000 - self._ports.clock.monotonic_s()
 
     async def _end_pauses(self, parts: _Parts) -> None:
@@ -438,7 +438,7 @@ class AuditorService(Control):
             parts.overview.request_look()
 
     async def _fire(self, kind: RunKind) -> None:
-        """Begin the run of a schedule that is due, unless its previous run has not ended."""
+        """Begin the run of a schedule that is due."""
         earlier = self._scheduled.get(kind)
         if earlier is not None and not earlier.done():
             _log.warning("scheduled run skipped, the one before is not over", extra={"kind": kind.value})
@@ -446,7 +446,7 @@ class AuditorService(Control):
         self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
 
     async def _run_scheduled(self, kind: RunKind) -> None:
-        """Retry a failed run with growing pauses until the misfire grace ends, instead of waiting a whole period."""
+        """Run the check. A failed run is retried with growing pauses until the misfire grace ends."""
         await self._wait_while_paused(kind)
         clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
         deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
@@ -469,9 +469,9 @@ class AuditorService(Control):
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
     async def _wait_while_paused(self, kind: RunKind) -> None:
-        """Wait until the schedule of a kind is not paused: a run due during a pause follows it, once.
+        """Wait until the schedule of a kind is not paused. Runs that are due during a pause become one run after it.
 
-        A pause of a check also holds scheduled runs which contain this check.
+        A pause of a check also delays scheduled runs that contain this check.
         """
         clock, seen = self._ports.clock, None
         while True:
@@ -493,7 +493,7 @@ class AuditorService(Control):
             _log.warning("scheduled run begins after the pause of its kind", extra={"kind": kind.value})
 
     async def _run_once(self, kind: RunKind) -> str | None:
-        """Run the check to its end; return the reason of a failure worth a retry, else None."""
+        """Run the check to its end. Return the reason if it failed and should be retried, else None."""
         while True:
             try:
                 record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
@@ -602,7 +602,7 @@ class AuditorService(Control):
 
 
 async def _first_of(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Run until a stop is requested; a task which ends by itself is a defect, and stops the service with its error."""
+    """Run until a stop is requested. A task that ends by itself is a defect, and stops the service with its error."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -75,10 +75,10 @@ LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """What ``bkheal auditor`` does. Refuses impossible values as a whole, naming each of them.
+    """Settings of ``bkheal auditor``. Invalid values are refused together, and the error names each of them.
 
     Raises:
-        ConfigurationError: some value is impossible.
+        ConfigurationError: at least one value is invalid.
     """
 
     metadata_uri: str
@@ -113,12 +113,12 @@ class ServiceSettings:
     misfire_grace_s: Annotated[
         int, Option("How late a scheduled run may still begin.", minimum=1, maximum=7 * 86_400)
     ] = 3600
-    """Later it is skipped."""
+    """A run that cannot begin within this time is skipped."""
     pause_s: Annotated[
         float,
         Option("How long a pause of a run, or of a schedule, lasts.", minimum=60, maximum=PAUSE_S_MAX),
     ] = PAUSE_S
-    """Then it continues by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
+    """It then continues by itself. Pausing again extends the pause. The reaction to a lost bookie is never paused."""
     missing_share_max: MissingShareMax = MISSING_SHARE_MAX
     critical_delay_s: CriticalDelay = CRITICAL_DELAY_S
     rack_outage_delay_s: RackOutageDelay = RACK_OUTAGE_DELAY_S
@@ -134,7 +134,7 @@ class ServiceSettings:
             maximum=40,
         ),
     ] = 10.0
-    """The range is what a ZooKeeper server with its default tick time grants."""
+    """The range is the one that a ZooKeeper server with its default tick time allows."""
     backlog_interval_s: Annotated[
         float, Option("Time between two counts of the ledgers marked for repair.", minimum=1, maximum=3600)
     ] = 15.0
@@ -174,11 +174,11 @@ class ServiceSettings:
     requests_per_second: Annotated[
         float, Option("Requests per second of one API client.", minimum=1, maximum=10_000, is_live=True)
     ] = 20.0
-    """More are refused with 429."""
+    """Further requests are refused with 429."""
     trusted_proxies: Annotated[
         str, Option("Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Host count, with commas.")
     ] = ""
-    """Such as ``10.0.0.7,10.1.0.0/16``. Rate limits and the log then have the address of the client."""
+    """Such as ``10.0.0.7,10.1.0.0/16``. Rate limits and the log then use the address of the client."""
     spark_master: Annotated[str, Option("Spark master; default: all cores of this machine, or spark-submit's.")] = ""
     driver_memory: Annotated[str, Option("Java heap of the Spark driver.")] = "1g"
     spark_nice: Annotated[
@@ -228,7 +228,7 @@ class ServiceSettings:
     bookie_security: Annotated[SecurityFiles, Group("bookie_", heading="How to reach bookies")] = NO_FILES
     """For the replicas check, and for the figures of bookies."""
     reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50
-    """The oldest go first."""
+    """The oldest reports are removed first."""
     history_days: Annotated[
         int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
@@ -263,24 +263,24 @@ class ServiceSettings:
 
     @property
     def kept(self) -> Kept:
-        """How much of the reports stays."""
+        """How many reports are kept, and for how long."""
         return Kept(self.reports_kept, self.history_days, self.history_mib << 20)
 
     @property
     def marking_rules(self) -> MarkingRules:
-        """What holds the ledgers of lost bookies back, as far as it is configured here."""
+        """The rules that hold back ledgers of lost bookies, as configured here."""
         return MarkingRules(self.critical_delay_s, self.rack_outage_delay_s, self.flapping_delay_s, self.topology_file)
 
     @property
     def schedules(self) -> Mapping[RunKind, Schedule]:
         """The schedule of each kind; None: off."""
-        from auditor.service.runs.schedule import parse_schedule  # APScheduler, which other commands do not need
+        from auditor.service.runs.schedule import parse_schedule  # imports APScheduler, unneeded elsewhere
 
         return {kind: parse_schedule(text) for kind, text in self._texts().items()}
 
     @property
     def schedule_texts(self) -> Mapping[RunKind, str]:
-        """The schedules as written, of the kinds with one."""
+        """The schedules as configured, for the kinds that have one."""
         from auditor.service.runs.schedule import parse_schedule
 
         return {kind: text.strip() for kind, text in self._texts().items() if parse_schedule(text) is not None}

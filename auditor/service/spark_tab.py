@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_DEADLINE_S: Final = 10.0
-"""The tab has its own, shorter bounds; this one frees its thread."""
+"""Longest time for which a call blocks a thread of the JVM. The tab has its own, shorter deadlines."""
 RUNS_SHOWN: Final = 20
 _VIA: Final = "spark ui"
-"""In the record of changes."""
+"""The way that the record of changes names."""
 
 
 class SparkTab(SessionUser):
@@ -56,7 +56,7 @@ class SparkTab(SessionUser):
 
     @override
     def attach(self, spark: Spark) -> None:
-        """Never raises because there is no place for a tab."""
+        """Add the tab. It is not an error if Spark's UI has no place for a tab."""
         from spark_jobs.ui.tab import attach_tab
 
         actions = LoopActions(self._control, self._loop, self._clock, self._report_base_url)
@@ -69,7 +69,7 @@ class SparkTab(SessionUser):
 
 
 class LoopActions(TabActions):
-    """The tab's actions (``TabActions``). Every call waits, in the JVM's thread, for the loop to answer."""
+    """The tab's actions (``TabActions``). Each call blocks the JVM's thread until the loop has answered."""
 
     def __init__(self, control: Control, loop: asyncio.AbstractEventLoop, clock: Clock, report_base_url: str) -> None:
         self._control = control
@@ -132,7 +132,7 @@ class LoopActions(TabActions):
         try:
             has_topology = await self._control.has_topology()
         except (TransientError, OutcomeUnknownError):
-            has_topology = True  # perhaps: a run without one ends with the reason
+            has_topology = True  # unknown: a run without a topology ends with that reason
         return TabState(
             taken_ms=self._clock.epoch_ms(),
             facts=_facts(status),

@@ -1,8 +1,9 @@
 """Operators' work for the API, on a thread, a loop and a session of its own.
 
-The leader's loop must not wait for a listing of all marks or a pass over all metadata, which take seconds: its session
-would end, and its leadership with it. Small work runs side by side on the other loop. Long work is shared by requests
-with the same key, continues if nobody waits, and its result is kept for a short time for the request that asks again.
+The leader's loop must not wait for a listing of all marks or a reading of all metadata, which take seconds: its session
+would end, and its leadership with it. So this work has another loop, on which short work runs concurrently. Requests
+with the same key share long work. Long work continues even if no request waits for it, and its result is kept for a
+short time for a repeated request.
 
 If the session fails, the next request opens another one.
 """
@@ -32,13 +33,13 @@ from bookie.runtime.clock import Clock
 T = TypeVar("T")
 
 LONG_MAX: Final = 4
-"""Long works at a time: each reads all metadata."""
+"""Pieces of long work at a time, because each of them reads all metadata."""
 PATIENCE_S: Final = 20.0
-"""How long a request waits for long work; below the deadline of requests."""
+"""How long a request waits for long work; shorter than the deadline of a request."""
 KEPT_S: Final = 30.0
-"""How long a result is kept for a repeated request, from its end."""
+"""How long a result is kept for a repeated request, from the end of the work."""
 LOOK_INTERVAL_S: Final = 5.0
-"""Between two looks at the repairs, at least: more requests receive the last one."""
+"""Shortest time between two looks at the repairs; requests before that receive the last look."""
 
 OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
 """Opens a client; the stack closes it. Raises StoreUnavailableError."""
@@ -82,15 +83,15 @@ class LongWork:
         begin: Callable[[], Coroutine[Any, Any, Document]],
         circumstances: Callable[[], Coroutine[Any, Any, Hashable]] = _none,
     ) -> Document:
-        """Return the result of the work with this key, begun now if there is none.
+        """Return the result of the work with this key. Begin the work if it is not under way and no result is kept.
 
-        A result that was kept is returned only if ``circumstances`` gives the same as at its end.
+        A kept result is returned only if ``circumstances`` returns the same value as at the end of the work.
 
         Raises:
-            StillWorkingError: it continues.
-            CalledOffError: another request ended it.
+            StillWorkingError: the work is not done yet, and continues.
+            CalledOffError: another request ended the work.
             OverloadedError: too much other work is under way.
-            Exception: what the work raises.
+            Exception: any error that the work raises.
         """
         self._forget_old()
         work = self._works.get(key)
@@ -115,11 +116,11 @@ class LongWork:
             raise
         finally:
             if work.task.done():
-                self._forget(key, work)  # the next question is about the state of then
+                self._forget(key, work)  # a later request needs the state at its own time
         return found
 
     async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        """End the work with such keys, and forget its results."""
+        """End the work with matching keys, and forget its results."""
         meant = {key: work for key, work in self._works.items() if is_meant(key)}
         for key, work in meant.items():
             self._forget(key, work)
@@ -139,7 +140,7 @@ class LongWork:
         if work is not None and work.task.done():
             work.ended_s = self._clock.monotonic_s()
             if not work.task.cancelled():
-                work.task.exception()  # if nobody asks again, it is no reason to warn
+                work.task.exception()  # retrieved, so that asyncio does not warn if no request asks again
 
     def _forget_old(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -149,9 +150,9 @@ class LongWork:
 
 
 class ProgressLook:
-    """Looks at the repairs of one cluster, at most once in ``LOOK_INTERVAL_S``, and for ``LOOK_SHARE`` of the time.
+    """Reads the repairs of one cluster, at most once in ``LOOK_INTERVAL_S`` and for at most ``LOOK_SHARE`` of the time.
 
-    A look reads every mark, so at a large backlog it takes minutes: the last one is shown in the meantime.
+    A look reads every mark, so with a large backlog it takes minutes. Requests before the next look receive the last.
     """
 
     def __init__(self, watch: RepairWatch, clock: Clock) -> None:
@@ -175,7 +176,7 @@ class ProgressLook:
 
 
 def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    """Return a loop running in a thread of its own. Raises RuntimeError: no thread can be started; nothing is left."""
+    """Return a loop that runs in a thread of its own. Raises RuntimeError and leaves no loop if no thread can start."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="upkeep", daemon=True)
     try:
@@ -187,10 +188,10 @@ def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
 
 
 class UpkeepApart(Upkeep):
-    """``Upkeep`` on a thread of its own. ``close`` it."""
+    """``Upkeep`` on a thread of its own. Callers must ``close`` it."""
 
     def __init__(self, open_client: OpenClient, clock: Clock) -> None:
-        """Only stores; the first request starts the thread."""
+        """Store the arguments; the first request starts the thread."""
         self._open = open_client
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None

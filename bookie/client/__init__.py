@@ -1,4 +1,4 @@
 """The ledger client: writer, reader, ensemble change, placement.
 
-Does not belong here: concrete transports or stores; these are handed in.
+Not here: concrete transports and stores, which the caller passes in.
 """

@@ -20,9 +20,10 @@ class LedgerAccess:
 
 
 def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
-    """Access with ``password``, or with the stored one if None is given (administration).
+    """Return the access with ``password``, or with the stored password for None (administration).
 
-    Metadata of format 1 stores neither password nor digest type, and means CRC32 and, unless given, an empty password.
+    Metadata of format 1 stores neither a password nor a digest type. The digest type is then CRC32, and the password is
+    empty unless it is given.
 
     Raises:
         WrongPasswordError: the password is not the ledger's.
@@ -35,13 +36,13 @@ def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
 
 
 def recorded_digest(metadata: LedgerMetadata) -> Digest | None:
-    """Digest by the type and password in the metadata; None: it has neither (format 1)."""
+    """Return the digest for the type and password in the metadata; None if it has neither (format 1)."""
     if metadata.digest_type is None or metadata.password is None:
         return None
     return digest_for(metadata.digest_type, metadata.password)
 
 
 def stored_digest(ledger: Versioned) -> Digest:
-    """Digest by the type and password in the metadata; format 1 has neither, and means CRC32 and an empty one."""
+    """Return the digest for the type and password in the metadata; for format 1, CRC32 and an empty password."""
     metadata = ledger.metadata
     return digest_for(metadata.digest_type or DigestType.CRC32, metadata.password or b"")

@@ -1,4 +1,4 @@
-"""The ledger client's front door: create, open, recover, delete and list ledgers, and logs made of them.
+"""The main interface of the ledger client: create, open, recover, delete and list ledgers, and logs made of them.
 
 async with await connect("zk+hierarchical://localhost:2181/ledgers") as client:
     async with client.create_ledger(LedgerOptions(3, 3, 2)) as ledger:
@@ -31,19 +31,19 @@ from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 __all__ = ["BookKeeper", "InvalidQuorumError", "LedgerOptions", "readable_entries", "stored_digest"]
 
 _SCAN_LEDGERS: Final = 500
-"""Ledgers whose metadata is read at once by a listing."""
+"""Number of ledgers whose metadata a listing reads at once."""
 
 
 class BookKeeper:
-    """A client of one cluster, on the given ports. ``bookie.client.connect.connect`` makes one.
+    """A client of one cluster, on the given ports. ``bookie.client.connect.connect`` creates one.
 
     ==================  ==========================================================
     ``create_ledger``   a new ledger, and its writer
-    ``open_ledger``     a reader; with ``recover=True`` of a ledger whose writer is gone
-    ``recover_ledger``  fence the writer out and close the ledger
+    ``open_ledger``     a reader; with ``recover=True`` also for a ledger whose writer is dead
+    ``recover_ledger``  fence the writer and close the ledger
     ``delete_ledger``   permanently
     ``ledgers``         ids of ledgers, filtered
-    ``scan_ledgers``    the same with their metadata
+    ``scan_ledgers``    the same, with their metadata
     ``log``             an endless log made of ledgers: append, read, tail, truncate
     ``logs``            names of all logs
     ==================  ==========================================================
@@ -70,17 +70,17 @@ class BookKeeper:
                 ids = [await future for future in futures]
 
         Args:
-            options: how many bookies, copies and durable copies, and which digest; None for the standard ones.
+            options: the numbers of bookies, copies and durable copies, and the digest; None for the defaults.
             password: needed to write the ledger, and to read it with ``open_ledger(password=...)``. It is stored in the
                 cluster's metadata, as BookKeeper does: it prevents mistakes, not access by administrators.
             custom: the application's own metadata of the ledger; ``scan_ledgers`` filters by it.
-            writer_options: see ``WriterOptions``; None for the standard ones.
+            writer_options: see ``WriterOptions``; None for the defaults.
 
         Raises:
             InvalidQuorumError: impossible options; nothing was created.
             NotEnoughBookiesError: too few writable bookies; the text contains the number missing. Nothing was created.
             StoreUnavailableError: no answer from the metadata store.
-            WriteOutcomeUnknownError: its answers were lost; a ledger without entries may have been created.
+            WriteOutcomeUnknownError: the store's answers were lost; a ledger without entries may have been created.
         """
 
         async def create() -> LedgerWriter:
@@ -100,8 +100,8 @@ class BookKeeper:
     ) -> LedgerReader:
         """Open a ledger for reading.
 
-        An open ledger can be read, and tailed, while it is written. If its writer is dead, its end is undecided:
-        ``recover=True`` decides it, and prevents a writer that is still alive from adding to it.
+        An open ledger can be read and tailed while it is written. If its writer is dead, the end of the ledger is
+        undecided: ``recover=True`` decides it, and prevents a writer that is still alive from adding entries.
 
         Example::
 
@@ -111,13 +111,13 @@ class BookKeeper:
             async for entry in reader.tail(0): ...      # follows the writer until the ledger is closed
 
         Args:
-            ledger_id: which.
-            password: the one it was created with; None uses the stored one (administration).
-            digest_type: the type the caller expects; None accepts the type in the metadata.
-            recover: recover it first, see ``recover_ledger``.
+            ledger_id: the ledger to open.
+            password: the password with which it was created; None for the stored one (administration).
+            digest_type: the type that the caller expects; None accepts the type in the metadata.
+            recover: whether to recover it first, see ``recover_ledger``.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
             WrongPasswordError: the password is not the ledger's.
             WrongDigestTypeError: it has another digest type.
             UnreadableMetadataError: its metadata cannot be decoded.
@@ -131,24 +131,25 @@ class BookKeeper:
         return reader
 
     async def recover_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerMetadata:
-        """Fence the ledger's writer out, find its end, close it, and return the final metadata.
+        """Fence the writer of a ledger, find the end, close the ledger, and return the final metadata.
 
-        Everything acknowledged stays. Safe at any time, and in any number at once; a closed ledger stays as it is.
+        Every acknowledged entry is kept. A recovery is safe at any time, also while others recover the same ledger. A
+        closed ledger is not changed.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
             WrongPasswordError: the password is not the ledger's.
-            RecoveryImpossibleNowError: too few bookies answer to find the end; run it again when they are back.
-            OutcomeUnknownError: the answer of the metadata store was lost; run it again.
+            RecoveryImpossibleNowError: too few bookies answer to find the end; recover again when they are back.
+            OutcomeUnknownError: the answer of the metadata store was lost; recover again.
             StoreUnavailableError: no answer from the metadata store.
         """
         return (await recover_ledger(self.ports, ledger_id, password)).metadata
 
     async def delete_ledger(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger's metadata permanently. Idempotent. Bookies free its entries when they collect garbage.
+        """Delete a ledger's metadata permanently. Idempotent. Bookies delete its entries in their next collection.
 
         Raises:
-            WriteOutcomeUnknownError: answers were lost; delete it again.
+            WriteOutcomeUnknownError: answers were lost; delete the ledger again.
             StoreUnavailableError: no answer; nothing was changed.
         """
         await self.ports.ledgers.delete(ledger_id)
@@ -164,7 +165,7 @@ class BookKeeper:
         id_prefix: str = "",
         limit: int | None = None,
     ) -> AsyncGenerator[LedgerId, None]:
-        """Yield ids of the ledgers matching every given condition, ascending; all ids without conditions.
+        """Yield the ids of the ledgers that match every given condition, ascending; all ids without conditions.
 
         Example::
 
@@ -172,12 +173,12 @@ class BookKeeper:
 
         Args:
             state: open, in recovery, or closed.
-            bookie: some fragment names this bookie.
+            bookie: a bookie that some fragment names.
             custom: required keys of the custom metadata, with their values; None for any value.
-            created_after_ms: created then or later, epoch milliseconds.
-            created_before_ms: created before then, epoch milliseconds.
+            created_after_ms: earliest creation time, inclusive, epoch milliseconds.
+            created_before_ms: end of the creation times, exclusive, epoch milliseconds.
             id_prefix: first digits of the id.
-            limit: the most ledgers to return.
+            limit: maximum number of ids.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.
@@ -208,9 +209,10 @@ class BookKeeper:
     async def scan_ledgers(
         self, where: LedgerFilter | None = None, *, limit: int | None = None
     ) -> AsyncGenerator[Versioned | Unreadable, None]:
-        """Ledgers with their metadata, ascending by id; ledgers whose metadata is unreadable only without conditions.
+        """Yield the matching ledgers with their metadata, ascending by id.
 
-        Not a snapshot: ledgers created or deleted during the scan may or may not be included.
+        Ledgers with unreadable metadata are included only if there are no conditions. The result is not a snapshot:
+        ledgers created or deleted during the scan may or may not be included.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.
@@ -239,7 +241,7 @@ class BookKeeper:
 
         Example::
 
-            async with await client.log("orders").write() as log:     # created when it is not there
+            async with await client.log("orders").write() as log:     # created if it does not exist
                 position = await log.append(b"order 1")
             async for entry in client.log("orders").read(): ...
 
@@ -249,7 +251,7 @@ class BookKeeper:
         return Log(self.ports, self._logs(), name)
 
     async def logs(self) -> Sequence[str]:
-        """Names of all logs, sorted.
+        """Return the names of all logs, sorted.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.

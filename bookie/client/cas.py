@@ -1,7 +1,7 @@
-"""The compare-and-set loop for ledger metadata: read, decide with a pure function, write at that version, or again.
+"""The compare-and-set loop for ledger metadata: read, decide with a pure function, write at that version; or repeat.
 
 Source of the rule: docs/formats.md#recovery (last paragraph), safety rule S4. ``decide`` may run many times and must
-not act.
+have no side effects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.fault_points import fault_point
 
 ATTEMPTS_MAX: Final = 20
-"""Conflicts come from recovery and repair of the same ledger, a handful at most; more means something is broken."""
+"""Maximum number of attempts. Only recovery and repair of the same ledger cause conflicts, and only a few; more of them
+mean that something is broken."""
 
 
 async def update_metadata(
@@ -30,11 +31,11 @@ async def update_metadata(
     """Apply ``decide`` to the newest metadata; None means no change.
 
     Returns:
-        The metadata as stored in the end.
+        The metadata as it is stored now.
 
     Raises:
-        MetadataConflictError: it kept changing for ``ATTEMPTS_MAX`` rounds.
-        NoSuchLedgerError: it was deleted.
+        MetadataConflictError: the metadata kept changing for ``ATTEMPTS_MAX`` rounds.
+        NoSuchLedgerError: the ledger was deleted.
         StoreUnavailableError: no answer; nothing was changed by this call.
         WriteOutcomeUnknownError: the answer to the write was lost, and the node could not be read.
     """
@@ -62,10 +63,10 @@ async def update_metadata(
 
 
 async def newest(ledgers: LedgerStore, known: Versioned) -> Versioned:
-    """Return the current metadata: a value older than our last write would look like another client's change.
+    """Return the metadata as of this call. A value older than our own last write would look like another client's.
 
     Raises:
-        NoSuchLedgerError: it was deleted.
+        NoSuchLedgerError: the ledger was deleted.
         StoreUnavailableError: no answer.
     """
     found = await ledgers.current(known.ledger_id)

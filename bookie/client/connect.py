@@ -1,4 +1,4 @@
-"""Wiring: a client of a real cluster, over kazoo, gRPC and Apache's protocol."""
+"""The creation of a client of a real cluster, with kazoo, gRPC and Apache's protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ConnectedBookKeeper(BookKeeper):
         self._feed: asyncio.Task[None] | None = None
 
     def follow_placement(self, *, is_from_file: bool) -> None:
-        """Keep the placement up to date until the client is closed. To be called once."""
+        """Keep the placement up to date until the client is closed. Call it only once."""
         ports = self.ports
         feed = feed_of(
             ports.placement, self.store, self.cluster, ports.transport, ports.clock, is_from_file=is_from_file
@@ -49,7 +49,7 @@ class ConnectedBookKeeper(BookKeeper):
         self._feed = guarded("placement feed", feed.run())
 
     async def close(self) -> None:
-        """End every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         await cancel(self._feed)
         try:
             await self.ports.transport.close()
@@ -80,17 +80,17 @@ async def connect(
     Args:
         metadata_uri: the metadata service URI of the cluster.
         settings: bounds and deadlines.
-        session_timeout_s: of the ZooKeeper session, in seconds.
-        security: how to reach bookies that use TLS or ask for a login; default plain connections.
+        session_timeout_s: timeout of the ZooKeeper session, in seconds.
+        security: how to connect to bookies that use TLS or require a login; by default without both.
         topology_file: the racks of the bookies (``docs/placement.md``), read once; None to read them from ZooKeeper.
         placement_policy: how ensembles must be spread.
         where: this client's own location in the topology, such as ``/zone-1/rack-4``: nearer replicas are read first.
 
     Raises:
         InvalidLocationError: ``where`` is not a location.
-        InvalidUriError: not such a URI.
-        StoreUnavailableError: no ZooKeeper answers there.
-        NotAClusterError: there is no BookKeeper cluster under that root.
+        InvalidUriError: ``metadata_uri`` does not have this form.
+        StoreUnavailableError: no ZooKeeper server answers.
+        NotAClusterError: there is no BookKeeper cluster under the root in the URI.
         TlsFilesError: the TLS files of ``security`` cannot be read.
         InvalidTopologyError: the topology in the file cannot be read; with a strict policy also the one in ZooKeeper.
     """

@@ -1,4 +1,4 @@
-"""The errors of the ledger client, sorted into the five families by the reaction they require from the caller."""
+"""The errors of the ledger client, in the five families by the reaction that they require from the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
 
 _REASONS_MAX: Final = 3
-"""Different reasons quoted in one text; most bookies fail for the same one."""
+"""Maximum number of different reasons quoted in one text; most bookies fail for the same reason."""
 _REASON_CHARS_MAX: Final = 300
 _ASKS_FOR_LOGIN: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
 
@@ -20,11 +20,11 @@ class NotEnoughBookiesError(TransientError):
 
 
 class WrongPasswordError(PermanentError):
-    """The password does not match the one the ledger was created with."""
+    """The password is not the one with which the ledger was created."""
 
 
 class WrongDigestTypeError(PermanentError):
-    """The ledger has another digest type than the caller believes."""
+    """The ledger has another digest type than the caller expects."""
 
 
 class EntryTooLargeError(PermanentError):
@@ -36,15 +36,15 @@ class WriterClosedError(ConflictError):
 
 
 class InvalidEntryIdError(PermanentError):
-    """An entry id out of range, or one from the caller although the writer assigns the ids."""
+    """An entry id out of range, an id although the writer assigns the ids, or none although the caller assigns them."""
 
 
 class DuplicateEntryIdError(ConflictError):
-    """The entry id was given to this writer before."""
+    """The entry id was submitted to this writer before."""
 
 
 class EntryIdTooFarError(TransientError):
-    """Too much would wait for the missing ids before this one; submit those first. Nothing was changed."""
+    """Too many ids or bytes would wait for the missing ids before this one; submit those first. Nothing was changed."""
 
 
 class TooManyEnsembleChangesError(PermanentError):
@@ -56,15 +56,15 @@ class AddOutcomeUnknownError(OutcomeUnknownError):
 
 
 class AddQuorumTimeoutError(AddOutcomeUnknownError):
-    """Not enough bookies had the entry within the time allowed; the ledger can still be closed."""
+    """Too few bookies acknowledged the entry within the time allowed; the ledger can still be closed."""
 
 
 class LedgerDeletedError(AddOutcomeUnknownError):
-    """The ledger was deleted while it was written: nothing of it can be read any more."""
+    """The ledger was deleted while it was written: none of its entries can be read any more."""
 
 
 class LedgerFencedError(AddOutcomeUnknownError):
-    """Another client recovers or has closed the ledger: this writer is deposed, and its last adds are in doubt."""
+    """Another client recovers or has closed the ledger: this writer is deposed. Its last adds are in doubt."""
 
 
 class CloseOutcomeUnknownError(OutcomeUnknownError):
@@ -82,7 +82,7 @@ class NoSuchEntryError(ConflictError):
 class EntryUnavailableError(TransientError):
     """No replica could be read now; at least one of them may still hold the entry.
 
-    ``reasons`` are the details of failed requests, by bookie; those of ``evidence`` are quoted.
+    ``reasons`` are the details of failed requests, by bookie; the text quotes those of the bookies in ``evidence``.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EntryLostError(PermanentError):
 
 
 class RecoveryImpossibleNowError(TransientError):
-    """The end of the ledger cannot be known, or not be stored safely, with the bookies that answer now.
+    """The end of the ledger cannot be determined or stored safely with the bookies that answer now.
 
     The ledger stays in recovery, and nothing acknowledged is lost. Recover it again later.
     """
@@ -142,7 +142,7 @@ class RecoveryImpossibleNowError(TransientError):
 class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
     """The last confirmed entry, which contains the ledger's length, cannot be read: none of its bookies serves it now.
 
-    It may be in an older fragment than the last one. ``evidence`` has the answer of each of its bookies.
+    It may be in a fragment before the last one. ``evidence`` contains the answer of each of its bookies.
     """
 
     def __init__(self, ledger_id: LedgerId, entry_id: EntryId, evidence: dict[BookieId, Status]) -> None:
@@ -151,7 +151,7 @@ class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
 
 
 def quoted(reasons: Iterable[str]) -> str:
-    """Return the end of a sentence with each different reason; empty without any."""
+    """Return the end of a sentence with the different reasons; empty if there are none."""
     in_one_line = (" ".join(reason.split())[:_REASON_CHARS_MAX] for reason in reasons)
     different = list(dict.fromkeys(reason for reason in in_one_line if reason))[:_REASONS_MAX]
     return "".join(f"; {reason}" for reason in different)

@@ -1,10 +1,10 @@
-"""The entries of a ledger on a bookie. If the bookie cannot list them, each wanted entry is read.
+"""The entries of a ledger on a bookie. If the bookie cannot list them, each wanted entry is read instead.
 
 Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have none (``bookie.wire.apache.listing``).
-An entry they serve is an entry they hold: reading each entry is the same proof as a list (R24: every id, not the first
-and last), at the price of its bytes. Bookies do not verify digests, so an entry counts as held only if its bytes verify
-here, if the digest is known. Entries are dropped as they come; at most ``REQUESTS_MAX`` answers of about
-``_ANSWER_BYTES`` are in memory.
+A bookie holds every entry that it serves, so reading each entry proves the same as a list (R24: every id, not only the
+first and last), but transfers all bytes. Bookies do not verify digests. So if the digest is known, an entry counts as
+held only if its bytes are verified here. Entries are dropped after the check; at most ``REQUESTS_MAX`` answers of about
+``_ANSWER_BYTES`` each are in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bookie.wire.requests import ListEntries, Read
 from bookie.wire.verified import verified
 
 REQUESTS_MAX: Final = 2
-"""Reads of one ledger under way at one bookie."""
+"""Maximum number of concurrent reads of one ledger from one bookie."""
 _ANSWER_BYTES: Final = 1 << 20
-"""Size of the answer to one request, estimated from the mean size of the entries so far. The transport's own bound is
-larger."""
+"""Intended size of the answer to one request. The number of entries is chosen by the mean size of the entries so far.
+The transport's own bound is larger."""
 _ENTRIES_AT_FIRST: Final = 16
 _BACKOFF_S: Final = 0.25
 _NOTHING: Final = EntryRuns(())
@@ -40,7 +40,7 @@ class Copies:
     """The copies of a ledger on a bookie."""
 
     held: ListReply
-    """The held entries, as returned by ``HeldEntries.held``. CORRUPT if any of the others are damaged."""
+    """The held entries, as returned by ``HeldEntries.held``. The status is CORRUPT if any other entry is damaged."""
     unread: EntryRuns = _NOTHING
     """Wanted entries that the bookie could not read: damaged copies."""
     damaged: EntryRuns = _NOTHING
@@ -49,21 +49,22 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class HeldEntries:
-    """Asks bookies what they hold. Each request has a deadline of its own and few attempts."""
+    """Asks bookies for the entries that they hold. Each request has its own deadline and few attempts."""
 
     transport: Transport
     clock: Clock
     timeout_s: float
     attempts_max: int = 1
-    """Of each request that met silence or a busy bookie; pauses between them grow."""
+    """Maximum attempts of a request while the bookie does not answer or is busy; the pauses between them grow."""
 
     async def held(
         self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
     ) -> ListReply:
-        """Return the entries listed by the bookie; if it cannot list, those of ``wanted`` (ascending) it serves.
+        """Return the entries that the bookie lists; if it cannot list, those of ``wanted`` (ascending) that it serves.
 
-        A list may name more than ``wanted``; see ``probed`` for the rest. A bookie in limbo with an empty list is read
-        as well, because it may be unable to list, and stays in limbo even if it serves all of ``wanted``.
+        A list may contain more than ``wanted``; see ``probed`` for the other statuses. If a bookie in limbo returns an
+        empty list, ``wanted`` is read as well, because the bookie may be unable to list. The status remains LIMBO even
+        if it serves all of ``wanted``.
         """
         reply = await self.listed(bookie, ledger_id)
         if reply.status is Status.UNSUPPORTED:
@@ -73,10 +74,10 @@ class HeldEntries:
     async def copies(
         self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
     ) -> Copies:
-        """As ``held``, for the repair of a closed ledger: an I/O error about one entry is a damaged copy of it (R139).
+        """As ``held``, for the repair of a closed ledger: an I/O error for one entry means a damaged copy (R139).
 
-        This is the only answer of Apache's bookies for a damaged entry, and for one whose entry log is lost. It counts
-        only if the bookie does not support lists. A bookie with support for lists has an answer of its own for damage.
+        It is the only answer of Apache's bookies for a damaged entry, and for one whose entry log is lost. The rule
+        applies only to a bookie that does not support lists: one that does has a separate answer for damage.
         """
         reply = await self.listed(bookie, ledger_id)
         if reply.status is Status.UNSUPPORTED:
@@ -91,7 +92,7 @@ class HeldEntries:
         wanted: Iterable[EntryId],
         digest: Digest | None,
     ) -> ListReply:
-        """Return a list. One from a bookie in limbo is first completed if it is empty."""
+        """Return the list in ``reply``. An empty list from a bookie in limbo is replaced by the result of reads."""
         if reply.status is not Status.LIMBO or reply.entries:
             return reply
         probed = await self.probed(bookie, ledger_id, wanted, digest)
@@ -100,12 +101,12 @@ class HeldEntries:
     async def read_copies(
         self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
     ) -> Copies:
-        """As ``probed``, but an I/O error about one entry is a damaged copy of it, as for ``copies``."""
+        """As ``probed``, but an I/O error for one entry means a damaged copy, as for ``copies``."""
         probe = await self._probe(bookie, ledger_id, wanted, digest, is_io_error_damage=True)
         return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)), EntryRuns.of(sorted(probe.damaged)))
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
-        """Return the entries listed by the bookie; UNSUPPORTED if it does not list."""
+        """Return the entries that the bookie lists; UNSUPPORTED if it does not list."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, ListEntries(ledger_id), self.timeout_s)
             if not await self._is_again(reply.status, attempt):
@@ -115,13 +116,13 @@ class HeldEntries:
     async def probed(
         self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[EntryId], digest: Digest | None = None
     ) -> ListReply:
-        """Read each of ``wanted`` (ascending; consumed as needed) and return the ones on the bookie.
+        """Read each of ``wanted`` (ascending; consumed as needed) and return those that are on the bookie.
 
         Without ``digest``, only the ids of an entry are verified.
 
-        OK: the bookie denied every entry not in the list, one by one. LIMBO: some entries are unknown. CORRUPT: each
-        entry not in the list is denied, unknown or damaged. Any other status: the result of a read; nothing is known of
-        entries outside the list (S6).
+        OK: the bookie denied each of the other entries. LIMBO: some of the others are unknown. CORRUPT: each of the
+        others is denied, unknown or damaged. Any other status is the result of a read, and nothing is known about the
+        other entries (S6).
         """
         return (await self._probe(bookie, ledger_id, wanted, digest, is_io_error_damage=False)).reply
 
@@ -139,7 +140,7 @@ class HeldEntries:
         return probe
 
     async def read(self, bookie: BookieId, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """Read entries, and retry those without an answer."""
+        """Read entries, and repeat a request without an answer."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, Read(ledger_id, entry_ids), self.timeout_s)
             if reply.results or not await self._is_again(reply.status, attempt):
@@ -155,7 +156,7 @@ class HeldEntries:
 
 @dataclass(slots=True)
 class _Probe:
-    """Reading of entries, shared by concurrent reads."""
+    """The state of one probe, shared by its concurrent reads."""
 
     to: HeldEntries
     bookie: BookieId
@@ -177,7 +178,7 @@ class _Probe:
         return ListReply(self.status, EntryRuns.of_runs(self.runs), self.detail)
 
     async def work(self) -> None:
-        """Read entries from the iterator until it is exhausted or one read shows nothing can be known."""
+        """Read entries from the iterator until it is exhausted, or until a read shows that the rest remains unknown."""
         while self._goes_on and (chunk := list(itertools.islice(self.wanted, self._chunk_entries()))):
             while chunk and self._goes_on:
                 chunk = await self._read(chunk)
@@ -193,7 +194,7 @@ class _Probe:
         return max(1, min(_ANSWER_BYTES // mean, READ_ENTRIES_MAX))
 
     async def _read(self, chunk: list[EntryId]) -> list[EntryId]:
-        """Read the part of ``chunk`` that one answer holds; return the rest."""
+        """Read the part of ``chunk`` that fits into one answer; return the rest."""
         reply = await self.to.read(self.bookie, self.ledger_id, chunk)
         held: list[EntryId] = []
         for entry_id, result in zip(chunk, reply.results, strict=False):
@@ -203,7 +204,7 @@ class _Probe:
             if status is Status.OK:
                 held.append(entry_id)
                 continue
-            # A bookie gives no reason. A reason is of this process, which could not receive the entry.
+            # Bookies send no reason. A reason comes from this process, which could not receive the entry.
             is_unread = self.is_io_error_damage and status is Status.IO_ERROR and not result.detail
             if is_unread:
                 self.unread.append(entry_id)
@@ -215,13 +216,13 @@ class _Probe:
         if not rest or (reply.status is Status.OK and reply.results):
             return rest
         if reply.results and reply.status in _RETRIED:
-            return rest  # it began to answer: another request, with attempts of its own
+            return rest  # the bookie answered a part: the next request has new attempts
         status = Status.IO_ERROR if reply.status is Status.OK else reply.status
         self._note(status, f"entries from {rest[0]} on", reply.detail)
         return []
 
     def _checked(self, entry_id: EntryId, result: EntryResult) -> Status:
-        """Return how reading ``entry_id`` went. Any other entry than the requested one is damage."""
+        """Return the status of the read of ``entry_id``. Any other entry than the requested one counts as damage."""
         if result.entry_id != entry_id:
             return Status.CORRUPT
         if result.status is not Status.OK:
@@ -235,7 +236,7 @@ class _Probe:
         return verified(self.digest, self.ledger_id, entry_id, result).status
 
     def _note(self, status: Status, what: str, why: str = "", *, is_unread: bool = False) -> None:
-        """Record one or more entries not served by the bookie. Absent ones are just not among the runs."""
+        """Record the status of entries that the bookie did not serve. Absent entries need no record."""
         answer, status = status, Status.CORRUPT if is_unread else status
         is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
         if status.is_absent or not self._goes_on or is_known:

@@ -1,4 +1,4 @@
-"""Which ledgers a listing is about: a pure predicate over metadata."""
+"""A filter for listings of ledgers: a pure predicate on metadata."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilter:
-    """Conditions for ledgers: all must hold. A condition left out always holds."""
+    """Conditions for ledgers: all must hold. An omitted condition always holds."""
 
     states: frozenset[LedgerState] | None = None
     bookie: BookieId | None = None
-    """Named in any fragment."""
+    """A bookie that some fragment names."""
     custom: Mapping[str, bytes | None] = field(default_factory=dict)
     """Required keys of the custom metadata, with their values; None for any value."""
     created_after_ms: int | None = None
@@ -23,11 +23,11 @@ class LedgerFilter:
     created_before_ms: int | None = None
     """Created before this time; ledgers without a creation time are excluded."""
     id_prefix: str = ""
-    """First digits of the id, as people write it."""
+    """First digits of the id, in decimal."""
 
     @property
     def needs_metadata(self) -> bool:
-        """Whether ids alone do not decide."""
+        """Whether the ids are not enough to decide."""
         no_conditions = LedgerFilter(id_prefix=self.id_prefix)
         return self != no_conditions
 
@@ -36,7 +36,7 @@ class LedgerFilter:
         return str(ledger_id).startswith(self.id_prefix)
 
     def matches(self, metadata: LedgerMetadata) -> bool:
-        """Whether a ledger with this metadata matches, as far as the metadata decides."""
+        """Whether a ledger with this metadata matches. The id is not checked."""
         if self.states is not None and metadata.state not in self.states:
             return False
         if self.bookie is not None and self.bookie not in metadata.members():

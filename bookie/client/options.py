@@ -1,4 +1,4 @@
-"""The shape of a new ledger."""
+"""The options of a new ledger and of its writer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ class WriterOptions:
     """Options of one ``LedgerWriter``."""
 
     has_own_entry_ids: bool = False
-    """The application numbers the entries (``append_at``, ``submit_at``), in any order and without gaps in the end."""
+    """The application assigns the entry ids (``append_at``, ``submit_at``), in any order. The ledger ends before the
+    first id that is still missing when it is closed."""
     is_ensemble_change_delayed: bool = False
-    """Replace failed bookies only when an entry cannot reach ``Qa`` without, or when one is read-only. Until then new
-    entries have fewer than ``Qw`` copies, and the ledger is marked for repair. For rolling restarts."""
+    """Replace failed bookies only if an entry cannot reach ``Qa`` without a replacement, or if one is read-only. Until
+    then new entries have fewer than ``Qw`` copies, and the ledger is marked for repair. For rolling restarts."""
     add_quorum_timeout_s: float | None = None
-    """How long an entry may wait for its acknowledgement once its turn has come, before the writer gives up: it fails
-    with ``AddQuorumTimeoutError`` as everything after it, and the ledger can be closed. None: as long as it takes."""
+    """Longest time from the admission of an entry to its acknowledgement, in seconds. After that, the entry and all
+    later ones fail with ``AddQuorumTimeoutError``, and the ledger can still be closed. An entry after a missing id is
+    not admitted yet. None: no limit."""
     explicit_lac_interval_s: float | None = None
-    """The longest time for which a last add confirmed may wait for an entry to carry it, before it is sent to the
-    bookies on its own for readers tailing the ledger. None: it is never sent on its own."""
+    """Time after which a last add confirmed is sent to the bookies in a message of its own if no new entry carries it,
+    in seconds. Readers that tail the ledger need it. None: it is sent only with entries."""
     ensemble_changes_max: int | None = None
-    """The maximum number of ensemble changes by this writer; the next failure closes it.
+    """Maximum number of ensemble changes by this writer; it fails if it needs another one.
 
     None: no limit.
     """
@@ -40,20 +42,20 @@ class InvalidQuorumError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """Shape of a new ledger: each entry goes to ``write_quorum`` of ``ensemble_size`` bookies, in turn.
+    """The shape of a new ledger: each entry is stored on ``write_quorum`` of ``ensemble_size`` bookies, in turn.
 
-    ``LedgerOptions(3, 3, 2)`` keeps three copies of each entry, acknowledges it when two are durable, and so loses
-    nothing acknowledged with any one bookie. ``LedgerOptions(5, 2, 2)`` spreads two copies over five bookies.
+    With ``LedgerOptions(3, 3, 2)`` each entry has three copies and is acknowledged when two are durable, so the loss of
+    one bookie loses no acknowledged entry. ``LedgerOptions(5, 2, 2)`` spreads two copies over five bookies.
     """
 
     ensemble_size: int = 3
-    """Bookies in the ensemble, E: the entries are spread over them."""
+    """Number of bookies in the ensemble, E. The entries are spread over them."""
     write_quorum: int = 2
-    """Copies of each entry, Qw."""
+    """Number of copies of each entry, Qw."""
     ack_quorum: int = 2
-    """Durable copies before an append returns, Qa."""
+    """Number of durable copies before an append returns, Qa."""
     digest_type: DigestType = DigestType.CRC32C
-    """How entries are protected; HMAC also against parties without the password."""
+    """The protection of entries against damage; HMAC also protects against changes without the password."""
 
     def check(self) -> None:
         """Refuse impossible options.

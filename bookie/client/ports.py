@@ -1,4 +1,4 @@
-"""The ports of the ledger client, in one value handed to the cores."""
+"""The ports of the ledger client, in one value that is passed to the cores."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class ClientPorts:
     settings: ClientSettings = field(default_factory=ClientSettings)
     placement: Placement = field(default_factory=Placement)
     logs: LogLists | None = None
-    """Needed by logs alone."""
+    """Needed only by logs."""
     near: Callable[[BookieId], int] | None = None
-    """How far a bookie is from this client, in any unit: readers ask nearer replicas first. None: all are the same."""
+    """The distance of a bookie from this client, in any unit. Readers ask near replicas first. None: all are equal."""

@@ -1,4 +1,4 @@
-"""From a bookie's registration to the address a transport dials, with a short memory."""
+"""The resolver of bookie addresses by the registrations, with a short-lived cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from bookie.runtime.clock import Clock
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 
 _FRESH_S: Final = 2.0
-"""How long an answer is believed. A restarted bookie may come back on another port within a second or two."""
+"""Time for which an answer is used. A restarted bookie may come back on another port within a second or two."""
 _REMEMBERED_MAX: Final = 10_000
-"""Answers kept: more than a cluster has bookies. A bookie looks up any id in a request to copy."""
+"""Maximum number of cached answers, more than a cluster has bookies. The bound is necessary because a bookie looks up
+any id that a request to copy contains."""
 _UNGUARDED_S: Final = 30.0
-"""How long an address of Apache's protocol stands while the store is silent. A dead bookie's registration lasts as
-long as its session, some ten to thirty seconds, so an address that is no older is as good as a registered one."""
+"""Time for which an address of Apache's protocol remains valid while the store does not answer. The registration of a
+dead bookie lasts as long as its session, ten to thirty seconds, so an address of this age is as good as a registered
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class _Remembered:
     """The time of the store's last answer."""
 
     def stands_at(self, now_s: float) -> bool:
-        """Whether the address may be used while the store is silent."""
+        """Whether the address may be used while the store does not answer."""
         if self.address is None:
             return False
         return self.address.protocol != APACHE_PROTOCOL or now_s - self.seen_s < _UNGUARDED_S
@@ -42,9 +44,9 @@ class RegistrationResolver:
         """Start without addresses.
 
         Args:
-            registrations: the cluster's.
-            clock: measures the age of an answer.
-            patience_s: how long a request waits for a silent store, from time to time, if an address is known.
+            registrations: the registrations of the cluster.
+            clock: the clock for the age of answers.
+            patience_s: longest wait for a store that does not answer, in seconds, if an address is known.
         """
         self._registrations = registrations
         self._clock = clock
@@ -52,13 +54,13 @@ class RegistrationResolver:
         self._remembered: dict[BookieId, _Remembered] = {}
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """Address of the bookie's gRPC endpoint, of its Apache endpoint if it has no other, or None if it has neither.
+        """Return the address of a bookie's gRPC endpoint, else of its Apache endpoint; None if it has neither.
 
-        While the store is silent the last address remains valid, and with an incarnation even after the registration is
-        deleted: a bookie continues to serve after its ZooKeeper session, and the incarnation in each request prevents
-        answers from a stranger on the same port. Apache's protocol has no such guard, so there an address ends with its
-        registration, and half a minute after the last news of it: a stranger's "never stored" must not be taken for
-        this bookie's (S6, R145).
+        While the store does not answer, the last address remains valid. An address with an incarnation also remains
+        valid after the registration is deleted: a bookie continues to serve after its ZooKeeper session has ended, and
+        the incarnation in each request prevents answers from another bookie on the same port. Apache's protocol has no
+        incarnations. So its addresses end with the registration, or ``_UNGUARDED_S`` after the store's last answer: the
+        "never stored" of another bookie must not be taken for the answer of this one (S6, R145).
 
         Raises:
             StoreUnavailableError: no answer, and no address that is still valid; the address is unknown.
@@ -68,7 +70,7 @@ class RegistrationResolver:
             return known.address
         valid = known if known is not None and known.stands_at(now_s) else None
         try:
-            # A store without a connection would hold the request for longer than the request's own deadline.
+            # A store without a connection would delay the request beyond its own deadline.
             async with asyncio.timeout(None if valid is None else self._patience_s):
                 address = await self._look_up(bookie)
         except (TransientError, TimeoutError):

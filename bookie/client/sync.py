@@ -8,8 +8,8 @@
         for entry in client.open_ledger(ledger.ledger_id).read_all():
             print(entry.payload)
 
-The event loop runs in one thread of its own; every call waits for its result there. Safe to share between threads.
-Iterables given to a call are read in the caller's thread.
+The event loop runs in a thread of its own, and every call waits for its result. A client can be shared by threads.
+Iterables that are passed to a call are read in the caller's thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PositionT = TypeVar("_PositionT")
 
 _WAITING_ENTRIES: Final = 512
 _WAITING_BYTES: Final = 4 << 20
-"""Most entries of ``append_all`` that wait for room in the pipeline of the writer; fewer if they are large."""
+"""Maximum entries, and maximum bytes, of ``append_all`` that wait for room in the pipeline of the writer."""
 
 
 class SyncLogWriter:
@@ -100,7 +100,7 @@ class SyncLog:
         return self._log.name
 
     def create(self, options: LogOptions | None = None) -> None:
-        """Create the log, empty. Raises as ``Log.create``."""
+        """Create an empty log. Raises as ``Log.create``."""
         self._loop.run(self._log.create(options))
 
     def write(
@@ -116,21 +116,21 @@ class SyncLog:
         return SyncLogWriter(self._loop, self._loop.run(work))
 
     def read(self, first: LogPosition | None = None, *, password: bytes | None = None) -> Iterator[LogEntry]:
-        """Yield entries from ``first`` to the end as it is now. Raises as ``Log.read``."""
+        """Yield the entries from ``first`` to the current end. Raises as ``Log.read``."""
         return self._loop.iterate(self._log.read(first, password=password), _payload_bytes)
 
     def tail(
         self, first: LogPosition | None = None, *, password: bytes | None = None, poll_s: float | None = None
     ) -> Iterator[LogEntry]:
-        """As ``read``, and then every entry as it is appended, without end. Raises as ``Log.tail``."""
+        """As ``read``, and then yield each new entry as it is appended, without end. Raises as ``Log.tail``."""
         return self._loop.iterate(self._log.tail(first, password=password, poll_s=poll_s), _payload_bytes)
 
     def end(self) -> LogPosition | None:
-        """Return the position of the next entry to become readable. Raises as ``Log.end``."""
+        """Return the position of the next entry that becomes readable. Raises as ``Log.end``."""
         return self._loop.run(self._log.end())
 
     def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
-        """Free whole ledgers before a position. Raises as ``Log.truncate``."""
+        """Delete whole ledgers before a position. Raises as ``Log.truncate``."""
         return self._loop.run(self._log.truncate(before))
 
     def delete(self) -> None:
@@ -138,7 +138,7 @@ class SyncLog:
         self._loop.run(self._log.delete())
 
     def info(self) -> LogInfo:
-        """Return the composition of the log. Raises as ``Log.info``."""
+        """Return the current composition of the log. Raises as ``Log.info``."""
         return self._loop.run(self._log.info())
 
 
@@ -196,11 +196,11 @@ class SyncLedgerWriter:
         return _append_all(self._loop, self._writer, payloads)
 
     def append_at(self, entry_id: EntryId, payload: bytes) -> EntryId:
-        """Append an entry under a number of one's own. Raises as ``LedgerWriter.append_at``."""
+        """Append an entry with an id chosen by the caller. Raises as ``LedgerWriter.append_at``."""
         return self._loop.run(self._writer.append_at(entry_id, payload))
 
     def close(self) -> LedgerMetadata:
-        """Seal the ledger. Raises as ``LedgerWriter.close``."""
+        """Close the ledger. Raises as ``LedgerWriter.close``."""
         return self._loop.run(self._writer.close())
 
     def __enter__(self) -> SyncLedgerWriter:
@@ -226,15 +226,15 @@ class SyncLedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata this reader works with: state, shape, custom metadata, ..."""
+        """The metadata that this reader uses: state, shape, custom metadata, ..."""
         return self._reader.metadata
 
     def last_entry_id(self) -> EntryId:
-        """Last readable entry, inclusive; -1 for none."""
+        """Return the last readable entry, inclusive; -1 for none."""
         return self._loop.run(self._reader.last_entry_id())
 
     def refresh(self) -> EntryId:
-        """Look again how far the ledger can be read."""
+        """Read the metadata again and return the last readable entry."""
         return self._loop.run(self._reader.refresh())
 
     def read(self, entry_id: EntryId) -> Entry:
@@ -242,7 +242,7 @@ class SyncLedgerReader:
         return self._loop.run(self._reader.read(entry_id))
 
     def read_range(self, first: EntryId, last: EntryId) -> Iterator[Entry]:
-        """Yield entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
+        """Yield the entries ``first`` to ``last``, inclusive, in order. Raises as ``LedgerReader.read_range``."""
         return self._loop.iterate(self._reader.read_range(first, last), _payload_bytes)
 
     def read_all(self) -> Iterator[Entry]:
@@ -250,7 +250,7 @@ class SyncLedgerReader:
         return self._loop.iterate(self._reader.read_all(), _payload_bytes)
 
     def tail(self, first: EntryId = EntryId(0), *, poll_s: float | None = None) -> Iterator[Entry]:  # noqa: B008
-        """Yield entries from ``first`` on as they are written, until the ledger is closed."""
+        """Yield the entries from ``first`` on as they become readable, until the end of the closed ledger."""
         return self._loop.iterate(self._reader.tail(first, poll_s=poll_s), _payload_bytes)
 
 
@@ -291,7 +291,7 @@ class SyncBookKeeper:
         return SyncLedgerReader(self._loop, self._loop.run(work))
 
     def recover_ledger(self, ledger_id: LedgerId, *, password: bytes | None = None) -> LedgerMetadata:
-        """Fence the ledger's writer out, and close the ledger. Raises as ``BookKeeper.recover_ledger``."""
+        """Fence the ledger's writer, and close the ledger. Raises as ``BookKeeper.recover_ledger``."""
         return self._loop.run(self._client.recover_ledger(ledger_id, password=password))
 
     def delete_ledger(self, ledger_id: LedgerId) -> None:
@@ -299,13 +299,13 @@ class SyncBookKeeper:
         self._loop.run(self._client.delete_ledger(ledger_id))
 
     def ledgers(self, **conditions: Any) -> list[LedgerId]:
-        """Ids of ledgers; the conditions are those of ``BookKeeper.ledgers``."""
+        """Return the ids of ledgers; the conditions are those of ``BookKeeper.ledgers``."""
         return list(self._loop.iterate(self._client.ledgers(**conditions)))
 
     def scan_ledgers(
         self, where: LedgerFilter | None = None, *, limit: int | None = None
     ) -> Iterator[Versioned | Unreadable]:
-        """Ledgers with their metadata. Raises as ``BookKeeper.scan_ledgers``."""
+        """Yield ledgers with their metadata. Raises as ``BookKeeper.scan_ledgers``."""
         return self._loop.iterate(self._client.scan_ledgers(where, limit=limit))
 
     def log(self, name: str) -> SyncLog:
@@ -313,11 +313,11 @@ class SyncBookKeeper:
         return SyncLog(self._loop, self._client.log(name))
 
     def logs(self) -> Sequence[str]:
-        """Names of all logs, sorted."""
+        """Return the names of all logs, sorted."""
         return self._loop.run(self._client.logs())
 
     def close(self) -> None:
-        """End every connection and the thread. Idempotent; calls still waiting in other threads are cancelled."""
+        """Close every connection and stop the thread. Idempotent; calls that wait in other threads are cancelled."""
         if self._loop.is_stopped:
             return
         try:

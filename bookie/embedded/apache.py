@@ -1,6 +1,6 @@
 """A real Apache BookKeeper cluster on this machine: its bookies, its auto-recovery and its shell, as processes.
 
-Needs Apache's jars (``apache_jars``), not shipped with this project. The metadata is on the embedded ZooKeeper. Layout:
+Needs Apache's jars (``apache_jars``), which this project does not ship. Metadata is in the embedded ZooKeeper. Layout:
 ``zookeeper/``, ``apache-1/{bookie.conf,journal,ledgers,log.txt}``, ``auto-recovery-1/``, ``shell/``. Everything listens
 only on 127.0.0.1, is owned by this process and ends with it. Nothing here is bound to an event loop.
 """
@@ -28,16 +28,17 @@ from bookie.runtime.ports import free_loopback_port
 
 LEDGERS_ROOT: Final = "/ledgers"
 SHELL_DEADLINE_S: Final = 90.0
-"""A command takes one to three seconds on an idle machine."""
+"""Deadline of a command, in seconds. A command takes one to three seconds on an idle machine."""
 _READY_DEADLINE_S: Final = 180.0
-"""Two seconds on an idle machine; a loaded one, or a long journal, takes much longer."""
+"""Deadline of a start, in seconds. A start takes two seconds on an idle machine, and much longer on a loaded one or
+with a long journal."""
 _STOP_GRACE_S: Final = 20.0
 _BOOKIE_MAIN: Final = "org.apache.bookkeeper.server.Main"
 _RECOVERY_MAIN: Final = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 _SHELL_MAIN: Final = "org.apache.bookkeeper.bookie.BookieShell"
 _BOOKIE_READY: Final = r"Started component (bookie-server|.*component=bookie-server)"
 _RECOVERY_READY: Final = r"Started component (auto ?recovery|.*component=auto ?recovery)"
-"""The second form is from 4.18."""
+"""Line printed after the start. Release 4.18 prints the second form."""
 
 
 class ApacheShellError(EmbeddedProcessError):
@@ -46,7 +47,7 @@ class ApacheShellError(EmbeddedProcessError):
 
 @dataclass(slots=True)
 class ApacheServer:
-    """One Java process of Apache's with a configuration file. Keeps its port and directories across restarts."""
+    """One of Apache's Java processes, with its configuration file. Keeps its port and directories across restarts."""
 
     name: str
     directory: Path
@@ -55,7 +56,7 @@ class ApacheServer:
     main_class: str
     ready_line: str
     settings: dict[str, str]
-    """By Apache's names; a change takes effect at the next start."""
+    """Settings by Apache's names; a change takes effect at the next start."""
     jaas: Path | None = None
     process: ManagedProcess | None = None
 
@@ -107,7 +108,7 @@ class ApacheServer:
 
 @dataclass(slots=True)
 class ApacheBookie(ApacheServer):
-    """One bookie of Apache's."""
+    """One Apache bookie."""
 
     @property
     def bookie_id(self) -> BookieId:
@@ -151,14 +152,14 @@ class ApacheCluster:
             is_formatted_by_apache: whether Apache's shell or ``format_cluster`` creates the root.
             is_zookeeper_durable: False leaves out ZooKeeper's fsync, for tests and benchmarks.
             zookeeper_heap_mib: Java heap of ZooKeeper.
-            heap_mib: Java heap of each program of Apache's.
-            jvm_options: further options of their Java machines.
+            heap_mib: Java heap of each of Apache's programs.
+            jvm_options: further options of their Java virtual machines.
             java: the runtime; by default the result of ``find_java``.
             lib: folder with the jars; by default the result of ``find_apache_lib``.
 
         Raises:
-            ApacheJarsMissingError: no jars of Apache's.
-            JavaNotFoundError: no Java.
+            ApacheJarsMissingError: Apache's jars were not found.
+            JavaNotFoundError: no usable Java was found.
             EmbeddedProcessError: a process did not start; quotes its log.
         """
         lib = find_apache_lib() if lib is None else lib
@@ -185,7 +186,7 @@ class ApacheCluster:
 
     @property
     def jaas(self) -> Path | None:
-        """File for Java's login, if bookies demand a name and password; Apache's clients need it as well."""
+        """File for Java's login, if bookies require a name and password; Apache's clients need it as well."""
         if self.options.sasl is None:
             return None
         path = self.directory / "jaas.conf"
@@ -229,7 +230,7 @@ class ApacheCluster:
             EmbeddedProcessError: it did not start; quotes its log.
         """
         name = f"auto-recovery-{len(self.auto_recoveries) + 1}"
-        port = self._free_port()  # it does not listen there; its vote needs a name different from any bookie's
+        port = self._free_port()  # it does not listen there, but the name in its vote must differ from all bookies
         settings = self.options.bookie(self.metadata_uri, port, self.directory / name) | dict(extra or {})
         server = ApacheServer(
             name, self.directory / name, port, self.jvm, _RECOVERY_MAIN, _RECOVERY_READY, settings, self.jaas
@@ -255,7 +256,7 @@ class ApacheCluster:
 
         Raises:
             ApacheShellError: its exit code is not 0.
-            TimeoutError: it took longer; it was killed.
+            TimeoutError: it did not end within the deadline, and was killed.
         """
         where = self.directory / "shell" / f"{next(self._shell_runs):04}-{arguments[0]}"
         settings = bookie.settings if bookie else self.options.bookie(self.metadata_uri, 3181, where)

@@ -31,15 +31,15 @@ class ApacheJarsMissingError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class ApacheJvm:
-    """How to start a Java program of Apache's."""
+    """How to start one of Apache's Java programs."""
 
     java: Java
     lib: Path
     """Folder with every jar."""
     heap_mib: int = 192
-    """Java heap in MiB; buffers outside the heap may take as much again."""
+    """Java heap in MiB. Buffers outside the heap may take the same amount in addition."""
     options: Sequence[str] = field(default=("-XX:+UseSerialGC",))
-    """Further options of the Java machine."""
+    """Further options of the Java virtual machine."""
 
     def command(self, main_class: str, *arguments: str, properties: Mapping[str, str] | None = None) -> list[str]:
         """Return the command line for ``main_class``; ``properties`` are Java system properties."""

@@ -12,7 +12,7 @@ from typing import Final
 from bookie.model.errors import PermanentError
 
 SESSION_TIMEOUT_MS: Final = 6000
-"""Short, so a killed bookie is unregistered within seconds; three ticks of the embedded ZooKeeper."""
+"""Short, so that a killed bookie is unregistered within seconds: three ticks of the embedded ZooKeeper."""
 
 _LOG4J: Final = """\
 status = error
@@ -24,13 +24,13 @@ appender.out.layout.pattern = {pattern}
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
-_TEXT_ALONE: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
-"""The message and its attributes, if any: 4.18 logs values as attributes of a constant message."""
-_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ALONE
+_TEXT_ONLY: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
+"""The message and its attributes, if any: release 4.18 logs values as attributes of a constant message."""
+_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ONLY
 
-_TOLD: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
+_LOGGED: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
 """Logger of the line that is printed once everything has started."""
-_TOLD_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
+_LOGGED_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
 """Apache's shell prints most of its answers to the log."""
 
 
@@ -42,8 +42,8 @@ class ApacheStorage(enum.Enum):
     DB = "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage"
     """Indexes in RocksDB, as in large deployments.
 
-    Such a bookie never answers a request for a list of entries: its storage does not support it, and no error reaches
-    the client. The client waits for its own deadline.
+    Such a bookie never answers a request for a list of entries: its storage does not support the request, and the
+    client gets no error. The client waits until its own deadline.
     """
 
 
@@ -99,16 +99,16 @@ class ApacheSasl:
 
 @dataclass(frozen=True, slots=True)
 class ApacheOptions:
-    """Configuration of all programs of one cluster; each may add its own settings."""
+    """Configuration of all programs of one cluster. Each program may have further settings."""
 
     storage: ApacheStorage = ApacheStorage.SORTED
     tls: ApacheTls | None = None
     sasl: ApacheSasl | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Any setting, by Apache's name; overrides the ones made here."""
+    """Any settings by Apache's names; they override the settings made here."""
 
     def shared(self, metadata_uri: str) -> dict[str, str]:
-        """Return the settings of servers and clients alike."""
+        """Return the settings that servers and clients share."""
         return {
             "metadataServiceUri": metadata_uri,
             "zkTimeout": str(SESSION_TIMEOUT_MS),
@@ -131,7 +131,7 @@ class ApacheOptions:
             "ledgerStorageClass": self.storage.value,
             "journalSyncData": "true",
             "journalPreAllocSizeMB": "4",
-            # A nearly full disk is enough: Apache's defaults stop at 95 %, and below a few free gigabytes.
+            # Bookies must work on a nearly full disk. Apache's defaults stop them at 95 %, or below a few free GB.
             "diskUsageThreshold": "0.999",
             "diskUsageLwmThreshold": "0.998",
             "diskUsageWarnThreshold": "0.998",
@@ -139,7 +139,7 @@ class ApacheOptions:
             "minUsableSizeForEntryLogCreation": str(32 << 20),
             "minUsableSizeForIndexFileCreation": str(16 << 20),
             "minUsableSizeForHighPriorityWrites": str(16 << 20),
-            # Caches for a heap of 200 MiB.
+            # Sizes of caches that fit in a heap of 200 MiB.
             "skipListSizeLimit": str(16 << 20),
             "pageLimit": "2048",
             "dbStorage_writeCacheMaxSizeMb": "16",
@@ -159,14 +159,14 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> None:
         if "\n" in name + value:
             raise PermanentError(f"the value of {name} holds a line break: write it in one line")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The reader treats a backslash as an escape and splits values at commas, as needed for Apache's lists.
+    # Apache's parser treats a backslash as an escape and splits values at commas, which is how it reads lists.
     path.write_text("".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in settings.items()))
 
 
 def write_log_settings(path: Path, *, is_shell: bool) -> None:
-    """Write a log configuration: warnings, and the lines about a started server or with a shell's answer."""
-    text = _LOG4J.replace("{pattern}", _TEXT_ALONE if is_shell else _WITH_TIME)
-    for number, name in enumerate(_TOLD_BY_SHELL if is_shell else _TOLD):
+    """Write a log configuration for warnings, and for the line about a started server or the answers of the shell."""
+    text = _LOG4J.replace("{pattern}", _TEXT_ONLY if is_shell else _WITH_TIME)
+    for number, name in enumerate(_LOGGED_BY_SHELL if is_shell else _LOGGED):
         text += f"logger.l{number}.name = {name}\nlogger.l{number}.level = info\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -26,12 +26,12 @@ LEDGERS_ROOT: Final = "/ledgers"
 _READY_DEADLINE_S: Final = 60.0
 _STOP_GRACE_S: Final = 15.0
 _READ_ONLY_BELOW_BYTES: Final = 128 << 20
-"""A trial should work even on a nearly full laptop."""
+"""Small, because a trial should work even on a laptop with a nearly full disk."""
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
 _APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
 SESSION_TIMEOUT_S: Final = 10.0
-"""A killed bookie is unregistered after this time. A bookie delayed by a busy machine for less stays registered."""
+"""A killed bookie is unregistered after this time. If a busy machine delays a bookie for less, it stays registered."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class EmbeddedBookie:
     metadata_uri: str
     process: ManagedProcess | None = None
     known_as: BookieId | None = None
-    """Its id; None until it was ready for the first time."""
+    """Its id; None until it is ready for the first time."""
     port: int = 0
     serves_metrics: bool = False
     metrics_url: str = ""
@@ -154,7 +154,7 @@ class EmbeddedCluster:
 
         Raises:
             EmbeddedProcessError: a process did not start; quotes its log.
-            JavaNotFoundError: no Java.
+            JavaNotFoundError: no usable Java was found.
         """
         directory.mkdir(parents=True, exist_ok=True)
         zookeeper = await EmbeddedZooKeeper.start(

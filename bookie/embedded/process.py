@@ -5,9 +5,9 @@
 **Never outlives its owner**, even if the owner is killed with SIGKILL. A short shell script starts a watch and then
 becomes the child (same process id). The watch blocks on a pipe, and only the owner has its other end. The kernel closes
 this end when the owner ends for any reason. The watch then kills its own process group: the child and all its children.
-``PR_SET_PDEATHSIG`` is not used because it exists only on Linux, needs code between fork and exec, and fires at the end
-of the forking *thread*, which with thread pools may be long before the owner's. Because the watch belongs to the killed
-group, the group's number cannot have been reused for other processes.
+``PR_SET_PDEATHSIG`` is not used because it exists only on Linux, needs code between fork and exec, and takes effect at
+the end of the forking *thread*, which in a thread pool may be long before the end of the owner. The watch belongs to
+the killed group, so the group's number cannot have been reused for other processes.
 
 Nothing here is bound to an event loop: a process may be started in one loop and stopped in another.
 """
@@ -31,7 +31,7 @@ from bookie.model.errors import FatalError
 _log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.02
-"""Neither the exit of a process nor a line in its log can be awaited on every platform, and polling is cheap."""
+"""Polling is cheap, and not every platform allows waiting for the exit of a process or for a line in its log."""
 
 _KILL_DEADLINE_S: Final = 10.0
 """A killed process ends as soon as the kernel has freed its memory; this is only a bound."""

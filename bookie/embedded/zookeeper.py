@@ -1,7 +1,7 @@
 """A real ZooKeeper server on this machine, from the jars inside the installed pyspark package.
 
-pyspark is located, not imported. One server, no quorum, listening only on 127.0.0.1. Its data stays in the given
-directory and is used again by a later start, or a restart after a kill.
+pyspark is located, not imported. There is one server without a quorum, and it listens only on 127.0.0.1. Its data stays
+in the given directory, and is used again by a later start, or by a restart after a kill.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from bookie.runtime.ports import free_loopback_port, is_loopback_port_free
 _log = logging.getLogger(__name__)
 
 READY_DEADLINE_S: Final = 60.0
-"""A start takes one to three seconds on an idle machine; longer on a loaded one, or with a large snapshot to read."""
+"""Deadline of a start, in seconds. A start takes one to three seconds on an idle machine, and longer on a loaded one,
+or with a large snapshot to read."""
 _ANSWER_DEADLINE_S: Final = 1.0
 _ANSWER_BYTES_MAX: Final = 4096
 _STOP_GRACE_S: Final = 5.0
 _PORT_ATTEMPTS: Final = 3
 """A free port may be taken before the server binds it; three times in a row is not a coincidence."""
 _PARALLEL_HEAP_MIB_MIN: Final = 1024
-"""With larger heaps a single-threaded full collection would take seconds, long enough to expire sessions."""
+"""Heaps of this size or more use the parallel collector: a single-threaded full collection would take seconds, long
+enough to expire sessions."""
 
 _JARS: Final = (
     "zookeeper-[0-9]*.jar",
@@ -81,7 +83,7 @@ class ZooKeeperKerberos:
     principal: str
     """Such as ``zookeeper/127.0.0.1@REALM``, with the host used by clients."""
     keytab: Path
-    """File with the principal's key."""
+    """Keytab file with the principal's key."""
     configuration: Path
     """The file ``krb5.conf`` with the realm."""
 
@@ -114,7 +116,7 @@ class _Launch:
 
 
 class EmbeddedZooKeeper:
-    """A running ZooKeeper server, owned by this process and ended with it. Use ``start``, then ``async with``."""
+    """A running ZooKeeper server that this process owns and that ends with it. Use ``start``, then ``async with``."""
 
     def __init__(self, launch: _Launch, process: ManagedProcess, lock: int) -> None:
         self._launch = launch
@@ -144,8 +146,8 @@ class EmbeddedZooKeeper:
 
         Raises:
             EmbeddedProcessError: it did not answer in time, or its port or directory is in use.
-            ZooKeeperJarsMissingError: no ZooKeeper in the installed pyspark.
-            JavaNotFoundError: no Java.
+            ZooKeeperJarsMissingError: the installed pyspark contains no ZooKeeper.
+            JavaNotFoundError: no usable Java was found.
         """
         runtime = await asyncio.to_thread(find_java) if java is None else java
         lock = _lock_directory(directory)
@@ -182,7 +184,7 @@ class EmbeddedZooKeeper:
 
     @property
     def used_connect_string(self) -> str:
-        """Connect string used by a cluster: the one with TLS, if available."""
+        """Connect string for clusters: the one with TLS, if available."""
         return self.connect_string if self._launch.security is None else self.secure_connect_string
 
     @property
@@ -227,7 +229,7 @@ class EmbeddedZooKeeper:
 
 
 async def _launch(launch: _Launch) -> ManagedProcess:
-    # Checked first: a foreign ZooKeeper on the port would answer the readiness check in place of this server.
+    # Checked first: another ZooKeeper on the port would answer the readiness check in place of this server.
     if not is_loopback_port_free(launch.port):
         raise EmbeddedProcessError(
             f"port {launch.port} on 127.0.0.1 is in use: stop what listens there, or choose another"
@@ -260,7 +262,7 @@ def _write_configuration(launch: _Launch) -> None:
         "maxSessionTimeout": 60_000,
         "admin.enableServer": "false",
         "4lw.commands.whitelist": "srvr,ruok,cons",
-        "preAllocSize": 4096,  # KiB of zeros per transaction log; the default of 64 MiB makes small clusters large
+        "preAllocSize": 4096,  # KiB of zeros per transaction log; the default of 64 MiB is too much for small clusters
         "autopurge.snapRetainCount": 3,
         "autopurge.purgeInterval": 1,
     }
@@ -306,7 +308,7 @@ def _login_module(security: ZooKeeperSecurity) -> str:
 
 def _command(launch: _Launch) -> list[str]:
     collector = "-XX:+UseParallelGC" if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else "-XX:+UseSerialGC"
-    # A server with a small heap lives for minutes, too short for the optimizing compiler to pay for itself.
+    # A server with a small heap runs for minutes, which is too short for the optimizing compiler to pay off.
     compiler = () if launch.heap_mib >= _PARALLEL_HEAP_MIB_MIN else ("-XX:TieredStopAtLevel=1",)
     return [
         str(launch.java.executable),
@@ -362,7 +364,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 async def _is_serving(port: int) -> bool:
-    """Return whether the server answers requests: only then ``srvr`` names a mode, and ``ruok`` succeeds too early."""
+    """Return whether the server answers requests: only then ``srvr`` returns a mode. ``ruok`` succeeds too early."""
     try:
         async with asyncio.timeout(_ANSWER_DEADLINE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -34,7 +34,7 @@ DIGEST_VARIABLE: Final = "BKHEAL_ZK_DIGEST"
 """Secrets not stored in files. The names are fixed: a value of an option could end up in a log."""
 
 DEFAULT_STATE_ROOT: Final = "/bkheal"
-"""Root of all state unknown to Apache's tools; never inside the ledgers root."""
+"""Default root of bkheal's own state, which Apache's tools do not know. Never inside the ledgers root."""
 
 _STATE_ROOT: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _STATE_ROOT_CHARACTERS_MAX: Final = 200
@@ -43,10 +43,10 @@ _LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _ENTRIES_MAX: Final = 64
 _ACL_BYTES_MAX: Final = 16 * 1024
-"""Largest ACL in a request: it is part of each create, and the largest create has to fit into a request."""
+"""Size limit of an ACL. Each create contains the ACL, and the largest create has to fit into one request."""
 _ACL_COUNT_BYTES: Final = 4
 _ACL_ENTRY_BYTES: Final = 12
-"""Bytes in a request for the number of entries, and for each entry besides its two texts."""
+"""Bytes that the number of entries takes in a request, and bytes of each entry in addition to its two strings."""
 
 
 class ZooKeeperAccessError(PermanentError):
@@ -59,7 +59,7 @@ class TlsVerify(enum.Enum):
     HOST = "host"
     """Signed by the authority, and issued for the host of the metadata URI."""
     AUTHORITY = "authority"
-    """Signed by the authority. Any server with such a certificate is accepted in place of any other."""
+    """Signed by the authority. The host is not checked, so a server with any such certificate is accepted."""
 
 
 class ZooKeeperLogin(enum.Enum):
@@ -168,7 +168,7 @@ class ZooKeeperAccess:
 
     @property
     def identity(self) -> str:
-        """Identity of this process at ZooKeeper, as far as the settings show it. For people."""
+        """Identity of this process at ZooKeeper, as text for messages. Only what the settings contain."""
         parts = []
         if self.login is ZooKeeperLogin.GSSAPI:
             parts.append(f"the Kerberos principal {self.sasl_username}" if self.sasl_username else "a Kerberos ticket")
@@ -226,7 +226,7 @@ def parse_acl(text: str) -> Acl:
     """Read an ACL: ``world``, ``creator``, or entries ``scheme:identity:permissions`` (of ``cdrwa``).
 
     Raises:
-        ZooKeeperAccessError: the text is no ACL or too long, or an entry has no permission or an unknown one.
+        ZooKeeperAccessError: the text is not an ACL or is too long, or an entry has no permission or an unknown one.
     """
     if text in _NAMED:
         return _NAMED[text]

@@ -149,7 +149,7 @@ async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[
 
 
 async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | None) -> LayoutKind:
-    """Return the layout of Pulsar's driver if the URI asks for it and nothing contradicts it."""
+    """Return the layout of Pulsar's driver if the URI requests it and the nodes do not contradict it."""
     about = (
         f"the cluster at {root} has an INSTANCEID and no LAYOUT node: that is how Pulsar's metadata driver "
         "(metadata-store:...) makes one, which keeps its ledgers in the layout hierarchical"

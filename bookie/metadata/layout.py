@@ -1,4 +1,4 @@
-"""Names of znodes and pure path arithmetic. No store is touched here.
+"""Names of znodes and pure path arithmetic. Nothing here accesses a store.
 
 Source: docs/formats.md#cluster-root, #ledger-paths, #task-paths.
 """
@@ -168,7 +168,7 @@ def task_path(root: str, ledger_id: int) -> str:
 
 
 def task_directory(root: str, ledger_id: int) -> str:
-    """Parent of a ledger's under-replication task, and of no other's."""
+    """Parent of a ledger's under-replication task, and of no other task."""
     digits = f"{ledger_id:016x}"
     return f"{tasks_path(root)}/{digits[:4]}/{digits[4:8]}/{digits[8:12]}/{digits[12:]}"
 

@@ -1,9 +1,10 @@
 """The live migration of a cluster's metadata from ZooKeeper to Oxia (Pulsar's PIP-454), as far as it restricts bkheal.
 
-Pulsar's coordinator records the phase in one node beside the ledgers root. During preparation and copying, a write by
-bkheal would be lost or torn. After completion, the tree in ZooKeeper is an old copy, and a repair would rewrite dead
-metadata. So nothing is opened, led, marked or repaired in these phases (R88). An unreadable or unsupported phase counts
-as copying: unknown is never treated as absent.
+Pulsar's coordinator records the phase in one node below the parent of the ledgers root. During preparation and
+copying, a write by bkheal would be lost, or only a part of it would be copied. After completion, the tree in ZooKeeper
+is an old copy, and a repair would rewrite metadata that is no longer used. So in these phases no cluster is opened, no
+auditor leads, and nothing is marked or repaired (R88). An unreadable or unsupported phase counts as copying: unknown is
+never treated as absent.
 
 Every process reads the node when it opens the cluster. Afterwards the election and the replicator watch it, and an
 audit reads it again before each batch of marks.
@@ -47,7 +48,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The migration at one moment."""
+    """The state of the migration at one moment."""
 
     refusal: str
     """Why nothing may be changed in ZooKeeper now; empty if changes are allowed."""

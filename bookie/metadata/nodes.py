@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_AT_ONCE: Final = 1500
-"""Nodes read at a time by a listing: several requests of a bulk reader, and little memory."""
+"""Number of nodes that a listing reads at a time: several requests of a bulk reader, and little memory."""
 STEP: Final = 200
-"""Items decoded or judged by a listing between two turns of the event loop: some milliseconds."""
+"""Number of items that a listing decodes or judges before it yields to the event loop: a few milliseconds of work."""
 _NAMES_AT_ONCE: Final = 10_000
-"""Names parsed between two turns of the event loop: some milliseconds."""
+"""Number of names parsed before a yield to the event loop: a few milliseconds of work."""
 WRITE_ATTEMPTS_MAX: Final = 5
 """Attempts at one change after lost answers or vanished parents. Each attempt decides from fresh data, and five lost
 answers in a row are an outage for the caller to handle."""
@@ -146,7 +146,7 @@ async def put(store: MetadataStore, path: str, data: bytes, root: str = "/") -> 
 
 
 async def change(store: MetadataStore, path: str, decide: Callable[[bytes | None], bytes | None]) -> bytes | None:
-    """``change_node`` for a decision by the content alone."""
+    """As ``change_node``, for a decision that depends only on the content."""
     return await change_node(store, path, lambda node: decide(None if node is None else node.data))
 
 
@@ -157,10 +157,10 @@ async def change_node(store: MetadataStore, path: str, decide: Callable[[Node | 
         store: the metadata store.
         path: the node; it and its parents are created if necessary.
         decide: returns the new content for the present node (None: no node), or None to leave it. Called again after a
-            conflict or a lost answer, then perhaps with the content it returned before.
+            conflict or a lost answer. The node may then already have the content that it returned before.
 
     Raises:
-        StoreUnavailableError: no answer, or other clients change the node all the time; nothing was changed.
+        StoreUnavailableError: no answer, or other clients kept changing the node; nothing was changed.
         WriteOutcomeUnknownError: every answer was lost; calling again is safe if ``decide`` is idempotent.
     """
     is_unknown = False
@@ -223,14 +223,14 @@ def ledger_ids(names: Iterable[str]) -> list[LedgerId]:
 
 
 async def in_steps(items: Sequence[T], size: int = STEP) -> AsyncIterator[Sequence[T]]:
-    """Yield ``items`` in parts, with a turn of the event loop after each, so a long list does not block other work."""
+    """Yield ``items`` in parts, and yield to the event loop after each, so a long list does not block other work."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)
 
 
 async def sorted_ids(names: Sequence[str]) -> list[LedgerId]:
-    """As ``ledger_ids``, with a turn of the event loop between parts of a long list."""
+    """As ``ledger_ids``, but yield to the event loop between parts of a long list."""
     runs: list[list[LedgerId]] = []
     async for part in in_steps(names, _NAMES_AT_ONCE):
         runs.append(ledger_ids(part))
@@ -252,7 +252,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
         while parents and (empty := await _empty_prefix(store, parents)):
             if deletes := [delete for delete in empty if delete is not None]:
                 await store.multi(deletes)
-            # Read the next one again: each of two concurrent calls sees the other's node before its deletion.
+            # Read the next one again: of two concurrent calls, each has counted the node that the other one deletes.
             parents = parents[len(empty) :]
     except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
         _log.info("empty parents remain", extra={"path": parents[0], "error": str(error)})

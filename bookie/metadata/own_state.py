@@ -1,12 +1,12 @@
 """Where bkheal keeps its own state: one tree, apart from Apache's, the same for every process of a cluster.
 
 ``--state-root`` moves it from ``/bkheal``, for example to the only path writable by bkheal's identity. Processes find
-each other's reservations, copies under way, drains and limits there. Two roots for one cluster would be as dangerous as
-two programs (R90):
+each other's reservations, copies under way, drains and limits there. If two processes used different roots for one
+cluster, they would not see each other's records, like two unrelated programs (R90):
 
-- With a root other than the default, the first process to change something records the root in one node beside Apache's
-  tasks (``claim_state_root``). Each process reads this node when it opens the cluster, and refuses to work with another
-  root.
+- With a root other than the default, the first process to change something records the root in one node next to
+  Apache's tasks (``claim_state_root``). Each process reads this node when it opens the cluster, and refuses to work
+  with another root.
 - Such a process also refuses to work if the default root contains state about this cluster.
 
 With the default root, nothing is recorded, and the ledgers root contains only Apache's nodes (docs/decisions/0070).
@@ -65,7 +65,7 @@ class StateRootError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class StateRecord:
-    """Where the state of a cluster is."""
+    """Where the state of a cluster is stored."""
 
     state_root: str = DEFAULT_STATE_ROOT
     moving_from: str = ""
@@ -106,7 +106,7 @@ async def check_state_root(store: MetadataStore, ledgers_root: str, record: byte
         record: content of the node at ``record_path``; None if it does not exist.
 
     Raises:
-        StateRootError: the cluster has another root, or this one is among its ledgers.
+        StateRootError: the cluster has another state root, or the state root and the ledgers root contain each other.
         StoreUnavailableError: no answer.
     """
     root = access_in_use().state_root
@@ -192,6 +192,6 @@ async def _used_by_default(store: MetadataStore, ledgers_root: str) -> str:
     paths = [state_path(DEFAULT_STATE_ROOT, kind, ledgers_root) for kind in SHARED_KINDS]
     try:
         found = await store.get_many_data(paths)
-    except AccessDeniedError as error:  # a missing node is never denied
+    except AccessDeniedError as error:  # so the node exists: ZooKeeper reports a missing node as missing
         return str(error)
     return next((f"{path} exists" for path, data in zip(paths, found, strict=True) if data is not None), "")

@@ -1,15 +1,15 @@
-"""The metadata store port: a small tree of versioned nodes with sessions, in this project's words.
+"""The metadata store port: a small tree of versioned nodes with sessions, in this project's terms.
 
 Semantics are ZooKeeper's: linearizable writes, possibly stale reads (``sync`` first if that matters), ephemeral nodes
-with the life of the session, versions that restart at 0 when a node is created again. The adapter over kazoo and the
+that end with the session, versions that restart at 0 when a node is created again. The adapter over kazoo and the
 in-memory twin pass one contract suite, which asserts every error named here.
 
-Paths are absolute, without a trailing slash. Besides the errors listed there, every method raises
+Paths are absolute, without a trailing slash. In addition to the errors that are listed for it, every method raises
 ``RequestRefusedError`` for a malformed path, and each write raises ``AccessDeniedError`` if the node (or, for a create
 or delete, its parent) does not allow it.
 
 A request made while the connection is interrupted waits for a new connection, within the store's deadline. A request
-never crosses into another session: it fails once its own session is lost.
+is never sent in another session: it fails once its own session is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_DATA_MAX: Final = 1_000_000
 """Largest node data, and largest ``multi`` in total, in bytes. A server closes the connection if a request exceeds its
 ``jute.maxbuffer``, by default 1 MiB."""
 OPERATION_OVERHEAD: Final = 64
-"""Bytes counted for each operation of a ``multi`` besides its path and data. A create with a long ACL counts more."""
+"""Bytes counted for each operation of a ``multi``, plus its path and data. A create with a long ACL counts more."""
 MULTI_OPS_MAX: Final = 500
 """Largest number of operations in one ``multi``; keeps a request of ledger creates far below ``jute.maxbuffer``."""
 
@@ -65,7 +65,7 @@ class NodeTooLargeError(PermanentError):
 
 
 class StoreUnavailableError(TransientError):
-    """No answer from the store, and nothing was changed: a read failed, or a write was surely not sent."""
+    """No answer from the store, and nothing was changed: a read failed, or a write was certainly not sent."""
 
 
 class WriteOutcomeUnknownError(OutcomeUnknownError):
@@ -117,7 +117,7 @@ class Children:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Different after each change of the children, even if the node was deleted and created again."""
+        """A value that differs after each change of the children, also if the node was deleted and created again."""
         return self.czxid, self.version
 
 
@@ -149,7 +149,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Part of a ``multi``: fail it all unless the node exists with this version."""
+    """Part of a ``multi``: fail the whole ``multi`` unless the node exists with this version."""
 
     path: str
     version: int = ANY_VERSION
@@ -170,7 +170,7 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One moment of the client's session. ``epoch`` counts sessions: it grows each time a new one begins."""
+    """State of the client's session at one moment. ``epoch`` counts sessions: it grows each time a new one begins."""
 
     state: SessionState
     epoch: int
@@ -186,7 +186,8 @@ class Session:
     def is_alive(self, session_id: int) -> bool:
         """Whether this is the session ``session_id``, and has not ended.
 
-        It has its id until the next one begins, but a request made after its end goes out in the next one.
+        A session that has ended keeps its id until the next one begins, but a request made in between is sent in the
+        next one.
         """
         return self.session_id == session_id and self.state is not SessionState.LOST
 
@@ -219,7 +220,7 @@ class MetadataStore(Protocol):
         ...
 
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
-        """As ``get_many`` for the data alone, at the least cost: for scans over all ledgers.
+        """As ``get_many``, but read only the data, at the lowest cost: for scans over all ledgers.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -328,7 +329,7 @@ class MetadataStore(Protocol):
         return await self.get_many(paths)
 
     async def wait_children_changed(self, path: str, seen: Children) -> None:
-        """Return once the listing differs from ``seen``, or the node was deleted, even if it was created again.
+        """Return once the listing differs from ``seen``, or the node was deleted, also if it was created again.
 
         Never misses a change.
 
@@ -351,7 +352,7 @@ class MetadataStore(Protocol):
         ...
 
     async def wait_session_changed(self, seen: Session) -> Session:
-        """Return the session once it differs from ``seen``. Several transitions may be folded into one."""
+        """Return the session once it differs from ``seen``. Several transitions may be reported as one."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Checks of requests before they are sent, alike for the kazoo adapter and the in-memory twin.
+"""Checks of requests before they are sent, the same for the kazoo adapter and the in-memory twin.
 
-A server closes the connection on a request beyond ``jute.maxbuffer``, which looks like an outage to all users of the
-connection. It answers a malformed read with "no node", which looks like an absent node.
+A server closes the connection after a request larger than ``jute.maxbuffer``, which looks like an outage to all users
+of the connection. It answers a malformed read with "no node", which looks like an absent node.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from bookie.metadata.port import (
 
 _WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
-"""bkheal's paths are shorter; the bound keeps a runaway name from inflating a request."""
+"""bkheal's paths are shorter. The bound keeps an overlong name from making a request too large."""
 
 _CREATE_FIELDS: Final = 21
-"""Bytes of a create in a request besides its path, data and ACL."""
+"""Bytes of a create in a request, in addition to its path, data and ACL."""
 
 _KNOWN_PATHS: Final = 4096
-"""Cached results: the repair of a ledger uses the same few paths several times."""
+"""Number of cached results: the repair of a ledger uses the same few paths several times."""
 
-# ZooKeeper refuses empty and relative parts, control characters, surrogates and private use. It looks at UTF-16, where
-# each character beyond U+FFFF is two surrogates.
+# ZooKeeper refuses empty and relative parts, control characters, surrogates and characters for private use. It checks
+# the UTF-16 form, in which each character beyond U+FFFF is two surrogates.
 _PATH: Final = re.compile(
     r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]++)+"
 )

@@ -7,7 +7,7 @@ harmless:
 1. the record names the new root, and the old one as the source;
 2. every node is copied; nothing below the old root has changed;
 3. the nodes below the old root are deleted;
-4. the record names the new root alone.
+4. the record names only the new root.
 
 A repeated call continues from any step. The old root is complete before step 3, the new one from step 3 on.
 """
@@ -53,7 +53,7 @@ _MOVER: Final = "mover"
 _AT_ONCE: Final = 200
 """Nodes copied or deleted at a time."""
 _LOCKS_MAX: Final = 10_000
-"""Locks read at most; there is one for each ledger under repair."""
+"""Maximum number of locks that are read; there is one for each ledger under repair."""
 _NAMED_MAX: Final = 5
 
 
@@ -66,7 +66,7 @@ async def move_state(
 ) -> int:
     """Move the state of ``cluster`` to another state root, or continue the move; return the number of copied nodes.
 
-    ``begin`` is awaited after the checks and before the first change, and not if a move is continued.
+    ``begin`` is awaited after the checks and before the first change. It is not called if a move is continued.
 
     Raises:
         StateRootError: the state is not below ``source``, the target cannot be one or contains state of this cluster,
@@ -92,7 +92,7 @@ async def move_state(
     try:
         return await _move(store, cluster, source, target, is_new=is_new)
     finally:
-        with contextlib.suppress(BkhealError):  # it ends with the session
+        with contextlib.suppress(BkhealError):  # otherwise the node ends with the session
             await remove(store, f"{path}/{_MOVER}")
 
 
@@ -173,7 +173,7 @@ def _busy(what: str, names: Sequence[str]) -> StateRootError:
 
 
 async def _finish(store: MetadataStore, cluster: Cluster, root: str) -> None:
-    """Replace the record by one of ``root`` alone, if this process is still the mover."""
+    """Replace the record by one that names only ``root``, if this process is still the mover."""
     path = record_path(cluster.root)
     operations: list[Operation] = [Delete(f"{path}/{_MOVER}")]
     if root == DEFAULT_STATE_ROOT:
@@ -210,7 +210,7 @@ async def _copy(store: MetadataStore, source: str, target: str) -> int:
 async def _write(store: MetadataStore, path: str, data: bytes) -> None:
     try:
         await create_with_parents(store, path, data, "/")
-    except (NodeExistsError, WriteOutcomeUnknownError):  # of an attempt before this one
+    except (NodeExistsError, WriteOutcomeUnknownError):  # an earlier attempt may have created it
         await put(store, path, data)
 
 
@@ -227,6 +227,6 @@ async def _delete(store: MetadataStore, path: str) -> None:
 
 
 async def _delete_if_empty(store: MetadataStore, path: str) -> None:
-    """Delete a node unless it has children: state of other clusters."""
+    """Delete a node unless it has children, which are the state of other clusters."""
     with contextlib.suppress(NotEmptyError):
         await remove(store, path)

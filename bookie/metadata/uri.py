@@ -87,7 +87,7 @@ def _pulsar_uri(text: str, store: str) -> MetadataUri:
 
 
 def uri_problems(text: str) -> Iterator[str]:
-    """Yield why ``text`` is not a metadata service URI, as a sentence with the setting's name; nothing if it is one."""
+    """Yield why ``text`` is not a metadata service URI, as sentences with the setting's name; nothing if it is one."""
     try:
         parse_uri(text)
     except InvalidUriError as error:

@@ -31,10 +31,10 @@ _I32_MAX: Final = (1 << 31) - 1
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """One less than the largest i64, so the number of entries of a full list still fits."""
 EXPANDED_RUNS_MAX: Final = 1 << 20
-"""Most runs of periodic groups beyond one for each group: 24 bytes claiming 2^62 runs must not keep this process busy
-(docs/formats.md#entry-lists)."""
+"""Largest number of runs in a list, beyond one for each group. Without this limit, a group of 24 bytes that claims 2^62
+runs would keep this process busy (docs/formats.md#entry-lists)."""
 GROUPS_AT_ONCE: Final = 5000
-"""Groups handled between two pauses: some milliseconds."""
+"""Number of groups processed between two pauses, which takes a few milliseconds."""
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class RunGroup(NamedTuple):
             if start <= end:
                 yield RunGroup(start, start, end - start + 1, 0)
             return
-        number = max(0, -((self.first + self.size - 1 - first) // self.period))  # the first run that ends there
+        number = max(0, -((self.first + self.size - 1 - first) // self.period))  # the first run that reaches it
         end = min(self.run_count, (last - self.first) // self.period + 1)
         if number < end and self._run(number).first < first:
             yield from self._run(number).within(first, last)
@@ -107,7 +107,7 @@ class RunsBuilder:
         """Properties of the last group, which may still grow. Size 0 means no group."""
 
     def __len__(self) -> int:
-        """Return the number of groups."""
+        """The number of groups."""
         return len(self._groups) + (self._size > 0)
 
     def add(self, first: int, last: int) -> None:
@@ -173,7 +173,7 @@ class EntryRuns:
     """Ascending and disjoint; no run touches another one."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
-        """Make the set of ascending, disjoint runs (first, last)."""
+        """Make the set from ascending, disjoint runs (first, last)."""
         builder = RunsBuilder()
         for run in runs:
             builder.add(*run)
@@ -186,7 +186,7 @@ class EntryRuns:
 
     @staticmethod
     def of_runs(runs: Iterable[tuple[int, int]]) -> EntryRuns:
-        """Return the set of any inclusive runs."""
+        """Return the union of inclusive runs (first, last), in any order."""
         return EntryRuns(sorted(runs))
 
     @property
@@ -245,7 +245,7 @@ class EntryRuns:
         return _of_groups(tuple(self.groups_within(first, last)))
 
     def without(self, removed: EntryRuns) -> EntryRuns:
-        """Return the set without the entries of ``removed``. Few entries should be removed."""
+        """Return the set without the entries of ``removed``, which should have few runs."""
         groups: list[RunGroup] = []
         start = 0
         for first, last in removed.runs:
@@ -261,8 +261,8 @@ class EntryRuns:
     def encoded(self) -> Iterator[bytes]:
         """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each.
 
-        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run: readers refuse so many in periodic
-        groups.
+        A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run, because readers refuse so many runs in
+        periodic groups.
         """
         runs = sum([(last - first) // period + 1 if period else 1 for first, last, _, period in self.groups])
         is_periodic = runs <= EXPANDED_RUNS_MAX
@@ -326,7 +326,7 @@ class EntryRuns:
         return builder.built()
 
     def _group_at(self, entry_id: int) -> int:
-        """Return the index of the last group with a start at ``entry_id`` or before it; -1 without one."""
+        """Return the index of the last group that starts at or before ``entry_id``; -1 if there is none."""
         return bisect_right(self.groups, entry_id, key=lambda group: group.first) - 1
 
 
@@ -361,7 +361,7 @@ def joined(entry_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[RunGroup]:
-    """Yield the groups of two sets by their first entries, cut so that no group begins within another one."""
+    """Yield the groups of two sets, ordered by first entry and cut so that no group begins within another one."""
     nearest, other_left = list(reversed(one)), list(reversed(other))
     while nearest and other_left:
         if other_left[-1].first < nearest[-1].first:
@@ -370,7 +370,7 @@ def _merged(one: tuple[RunGroup, ...], other: tuple[RunGroup, ...]) -> Iterator[
         if not group.period or group.last < limit:
             yield group
             continue
-        # Whole runs with a start before the limit come first: at least one.
+        # The whole runs that start before the limit are yielded first: at least one.
         following = (limit - group.first - 1) // group.period + 1 if limit > group.first else 1
         yield group.part(0, min(following, group.run_count))
         if following < group.run_count:
@@ -384,19 +384,19 @@ def _fits(group: RunGroup) -> bool:
 
 
 def _split_count(group: RunGroup) -> int:
-    """Return the number of groups in ``_split``."""
+    """Return the number of groups that ``_split`` yields."""
     return group.run_count * -(-group.size // _I32_MAX)
 
 
 def _split(group: RunGroup) -> Iterator[RunGroup]:
-    """Yield groups of single runs to encode a group."""
+    """Yield the group as groups of one run each, none longer than an i32 allows."""
     for first, last in group.runs():
         for start in range(first, last + 1, _I32_MAX):
             yield RunGroup(start, start, min(last - start + 1, _I32_MAX), 0)
 
 
 def _checked(first: int, last: int, size: int, period: int) -> RunGroup:
-    """Return the group encoded by these numbers; touching runs are a single one."""
+    """Return the group encoded by these numbers. Adjacent runs become a single run."""
     span = last - first
     is_possible = first >= 0 and size > 0 and period >= 0 and 0 <= span <= _ENTRY_ID_MAX - first - size + 1
     if not is_possible or (span % period if period else span):

@@ -8,7 +8,7 @@ from bookie.model.errors import BkhealError, FatalError, OutcomeUnknownError, Pe
 
 
 class ExitCode(enum.IntEnum):
-    """The basis for the next step of a script or a supervisor. Codes from 64 on are those of ``sysexits.h``."""
+    """The exit code, from which a script or a supervisor chooses its next step. From 64 on as in ``sysexits.h``."""
 
     OK = 0
     """The work is done, or a service stopped cleanly on request."""
@@ -29,7 +29,7 @@ class ExitCode(enum.IntEnum):
     UNAVAILABLE = 69
     """A necessary server did not answer, or its answer was lost: try again."""
     INTERNAL = 70
-    """Spark, a child process or this program failed; the log has the cause."""
+    """Spark, a child process or this program failed; the log contains the cause."""
     STORAGE_FAILED = 74
     """A disk of a bookie failed, or its content cannot be trusted: inspect it before the next start."""
     BUSY = 75

@@ -12,7 +12,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 
 COMPARED_AT_ONCE: Final = 50_000
-"""Entries compared between two pauses: some milliseconds, if every second entry begins a run."""
+"""Number of entries compared between two pauses. It takes a few milliseconds if every second entry begins a run."""
 
 
 def holds_all(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> bool:

@@ -24,6 +24,6 @@ def is_port(text: str) -> bool:
 
 
 def host_problems(setting: str, host: str | None) -> Iterator[str]:
-    """Yield a sentence if the value of ``setting`` is not a host. No value, and an empty one, is allowed."""
+    """Yield a sentence if the value of ``setting`` is not a host. None and an empty text are allowed."""
     if host and not is_host(host):
         yield f"{setting} = {host!r} is not a host name or address"

@@ -1,6 +1,6 @@
 """Identifiers of ledgers, entries and bookies, and their grammar.
 
-Source of the rules: docs/formats.md#registration (BookieId) and 1.6 (ledger ids).
+Source of the rules: docs/formats.md#registration (bookie ids) and docs/formats.md#ledger-ids.
 """
 
 from __future__ import annotations

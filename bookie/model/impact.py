@@ -77,12 +77,12 @@ def is_unrecoverable(
     """Return whether too few positions of a write set are left to determine the end of an open ledger.
 
     docs/formats.md#coverage: fewer than the ack quorum of each write set may be unknown. A bookie that the fragment
-    names twice has one copy, but answers for two positions. So the missing positions are a second bound of their number
-    in a write set.
+    names twice has one copy, but answers for two positions. So the number of missing positions is a second upper bound
+    of the unknown positions in a write set.
 
     Args:
         is_open_end: whether the fragment is the last one of a ledger that is not closed.
-        copies_min: number of copies of the entry with the fewest.
+        copies_min: number of copies of the entry with the fewest copies.
         missing_positions: number of positions of the fragment without a registered bookie, or with a draining one.
         write_quorum: Qw.
         ack_quorum: Qa.

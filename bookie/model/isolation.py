@@ -115,10 +115,10 @@ def allowed_for(
 def strangers(members: Collection[BookieId], wish: Isolation | None, groups: BookieGroups) -> tuple[BookieId, ...]:
     """Return the members of an ensemble that the rule would forbid if every bookie of the topology were available.
 
-    Only the topology counts: an outage makes no bookie a stranger. A bookie of the secondary groups is a stranger
-    unless the primary groups have fewer bookies than the ensemble. A bookie in no group is a stranger unless the
-    primary and secondary groups together have fewer. A bookie in other groups only is always a stranger. There are no
-    strangers without a primary group, or without groups in the topology.
+    Only the topology counts: an outage does not make a bookie a stranger. A bookie of the secondary groups is a
+    stranger unless the primary groups have fewer bookies than the ensemble. A bookie in no group is a stranger unless
+    the primary and secondary groups together have fewer. A bookie in other groups only is always a stranger. There are
+    no strangers without a primary group, or without groups in the topology.
     """
     return tuple(sorted(set(members) - permitted(members, wish, groups, len(members))))
 
@@ -126,7 +126,7 @@ def strangers(members: Collection[BookieId], wish: Isolation | None, groups: Boo
 def permitted(
     bookies: Collection[BookieId], wish: Isolation | None, groups: BookieGroups, ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Return those of ``bookies`` that are no ``strangers`` in an ensemble of this size."""
+    """Return those of ``bookies`` that are not ``strangers`` in an ensemble of this size."""
     if wish is None or not wish.primary or not groups.names:
         return frozenset(bookies)
     found = groups.among(bookies, wish.primary)

@@ -115,7 +115,7 @@ class LedgerMetadata:
 
     @property
     def last_fragment(self) -> Fragment:
-        """The fragment for a writer to append to."""
+        """The fragment to which the writer appends."""
         return self.fragments[-1]
 
     @property
@@ -146,9 +146,9 @@ class LedgerMetadata:
     def final_last_entry_id(self, index: int, *, is_tail_written: bool = False) -> EntryId | None:
         """Return the last entry of fragment ``index``, inclusive, or None if the fragment may still change (S2, S19).
 
-        The last fragment of an unclosed ledger belongs to its writer. The one before counts as growing too until the
-        last one is known to hold an entry (``is_tail_written``): with the old protocol its end may be unconfirmed
-        (docs/formats.md#sampling, #3917). No entry lies beyond the end of a closed ledger, whatever its fragments say.
+        The last fragment of an unclosed ledger is still written. The one before also counts as growing until the last
+        one is known to contain an entry (``is_tail_written``): with the old protocol its end may be unconfirmed
+        (docs/formats.md#sampling, #3917). No entry lies beyond the end of a closed ledger, even if a fragment does.
         """
         growing = 0 if self.is_closed else 1 if is_tail_written else 2
         if index >= len(self.fragments) - growing:

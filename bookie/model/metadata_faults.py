@@ -2,7 +2,7 @@
 
 A fault is reported and changes nothing. Metadata in conflict with a rule of docs/formats.md#metadata-rules cannot be
 decoded, so the fault is the only verdict on such a ledger. The Spark pipeline computes the faults of readable metadata
-in SQL; a property test keeps the two equal.
+in SQL; a property test checks that both give the same result.
 """
 
 from __future__ import annotations

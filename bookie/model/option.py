@@ -2,7 +2,7 @@
 
 A field for operators is annotated with an ``Option``; a field of a class with such fields is annotated with a
 ``Group``. The command line, the environment, the configuration file, their documents and the chart's schema follow from
-these annotations (``bookie.runtime.configuration.options``). A field with neither is for programs.
+these annotations (``bookie.runtime.configuration.options``). A field with neither can be set only by programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The options of a field's own class. If the field allows None, it is None without a value for the first option."""
+    """The options of the class of a field. A field that allows None is None if its first option has no value."""
 
     prefix: str = ""
     """Text before the name of each option."""

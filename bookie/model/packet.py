@@ -38,7 +38,7 @@ class Entry:
 
 
 class DamagedEntry(ValueError):  # noqa: N818 (a finding about stored bytes, not one of the error families)
-    """Bytes other than the expected entry. Callers report them as corrupt, never as absent (S6)."""
+    """Bytes that are not the expected entry. Callers report them as corrupt, never as absent (S6)."""
 
 
 def pack(
@@ -71,7 +71,7 @@ def unpack(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId
 def damage_of(digest: Digest, packet: bytes, ledger_id: LedgerId, entry_id: EntryId) -> str | None:
     """Return the damage of an entry's stored bytes; None if they may be copied (S10)."""
     body_start, size = HEADER_SIZE + digest.size, len(packet)
-    if size >= body_start:  # a short check, passed by nearly every entry
+    if size >= body_start:  # a quick check that nearly every entry passes
         header, ids = packet[:HEADER_SIZE], _HEADER.unpack_from(packet)
         is_it = ids[0] == ledger_id and ids[1] == entry_id and ids[3] >= size - body_start
         if is_it and digest.compute(header, memoryview(packet)[body_start:]) == packet[HEADER_SIZE:body_start]:

@@ -1,6 +1,6 @@
 """Audit runs as values: kind, requester, cause, progress and result (pure).
 
-Runs are recorded in ZooKeeper under the project's own root, so a new leader, a command and a page show the same.
+Runs are recorded in ZooKeeper under the project's own root, so a new leader, a command and a page show the same runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunKind(enum.StrEnum):
     """The check made by a run."""
 
     BOOKIES = "bookies"
-    """Compare all ledger metadata with the registered bookies. This check follows the loss of a bookie."""
+    """Compare all ledger metadata with the registered bookies. This check also runs after a bookie is lost."""
     PLACEMENT = "placement"
     """Compare all ensembles with the rack, zone and region policy."""
     REPLICAS = "replicas"
@@ -78,7 +78,7 @@ class RunCause(enum.StrEnum):
 
 
 class Ended(enum.StrEnum):
-    """The reason for which a run withdraws a mark: nothing is left to do."""
+    """Why a run withdraws a mark: nothing is left to repair."""
 
     LEDGER_DELETED = "ledger_deleted"
     REPLACED = "replaced"
@@ -130,22 +130,22 @@ class RunRecord:
     report: str = ""
     """Path of the report's summary, as seen by its writer."""
     detail: str = ""
-    """The reason for which the run failed, was held or was cancelled; the person who cancelled it."""
+    """Why the run failed, was held or was cancelled, and who cancelled it."""
     is_every_ledger: bool = True
     """Whether the run was to check every ledger; a replicas check may be limited to a range or a sample."""
     pause_ends_ms: int = 0
     """Time at which a paused run continues by itself; 0 if not paused."""
     contained_done: tuple[RunKind, ...] = ()
-    """The contained checks that saw every ledger; the run as a whole may be incomplete."""
+    """The contained checks that checked every ledger; the run as a whole may be incomplete."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run ended and saw every ledger: what it did not find did not exist. The brake did not hold it."""
+        """Whether the run is done, checked every ledger and was not held: what it did not find did not exist."""
         is_whole = self.is_every_ledger and self.exit_code not in (ExitCode.HELD, ExitCode.PARTIAL)
         return self.state is RunState.DONE and is_whole and self.verdict not in ("held", "incomplete")
 
     def by_check(self) -> tuple[RunRecord, ...]:
-        """Return the record, and the result of each contained check as if it had run alone. Pure.
+        """Return the record, and the result of each contained check as if it had been a run of its own. Pure.
 
         Misplaced ledgers are findings of the placement check, and everything else belongs to the check of bookies. A
         contained check is complete if the run is, or if the record names it. Records of earlier releases name none.
@@ -169,7 +169,7 @@ class RunRecord:
 
     @property
     def started_by(self) -> str:
-        """Who or what started the run, as text. The owner of the reaction to a loss is the list of lost bookies."""
+        """Who or what started the run, as text. After a loss, ``owner`` is the list of lost bookies."""
         is_loss = self.cause is RunCause.BOOKIE_LOSS
         return f"loss of {self.owner}" if is_loss else f"{self.owner} ({self.cause.value})"
 
@@ -255,7 +255,7 @@ def is_misdated(run_id: str, now_ms: int) -> bool:
 
 
 def newest_first(run_ids: Iterable[str], now_ms: int) -> list[str]:
-    """Return run ids by their time. Misdated ones come last: they are not newer than the others. Pure."""
+    """Return run ids, newest first. Misdated ones come last, because they are not newer than the others. Pure."""
     first_misdated = datetime.fromtimestamp((now_ms + _MISDATED_MS) / 1000, UTC).strftime(_ID_TIME)
 
     def age(run_id: str) -> tuple[bool, str]:

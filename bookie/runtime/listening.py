@@ -1,4 +1,4 @@
-"""The error of every process unable to listen on its address: one error, one text, one exit code (78).
+"""The error of every process that cannot listen on its address: one error, one text, one exit code (78).
 
 gRPC does not report the reason, so a plain socket is opened to find it.
 """
@@ -37,10 +37,10 @@ def address_in_use(
 
 
 def accept_singly(server: asyncio.Server, backlog: int = 128) -> None:
-    """Let the system keep ``backlog`` connections that a server started with ``backlog=1`` has not accepted yet.
+    """Let up to ``backlog`` connections wait for a server that was started with ``backlog=1``.
 
-    asyncio attempts to accept as many connections in one step of the loop as ``backlog`` says. If no file can be
-    opened, each attempt is logged and scheduled again: with a greater number than one, thousands per second (R134).
+    asyncio attempts to accept ``backlog`` connections in one step of the loop. If no file can be opened, each attempt
+    is logged and scheduled again. With a ``backlog`` above 1, this happens thousands of times per second (R134).
     """
     for each in server.sockets:
         with socket.fromfd(each.fileno(), each.family, each.type) as same:
@@ -73,7 +73,7 @@ def _words(error: OSError) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on ``host``. Of all names, only localhost counts."""
+    """Whether only this machine reaches a listener on ``host``, an address or ``localhost``. Other names: False."""
     if host == "localhost":
         return True
     try:

@@ -19,7 +19,7 @@ from bookie.model.times import rfc3339
 _STANDARD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 _CAPPED: Final = {
-    "httpcore": logging.WARNING,  # each step of each request, with headers of the answer
+    "httpcore": logging.WARNING,  # each step of each request, with the headers of the answer
     "httpx": logging.WARNING,  # one line for each request: every second while a command waits for a run
     "kazoo": logging.WARNING,  # prints requests and replies, including the contents of znodes
     "py4j": logging.WARNING,  # one line for each call into the JVM

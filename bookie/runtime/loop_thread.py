@@ -1,4 +1,4 @@
-"""An event loop in its own thread, and iterators over asynchronous work there: the base of the synchronous client."""
+"""An event loop in its own thread, and iterators over its asynchronous work: the base of the synchronous client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Started = concurrent.futures.Future
 _AHEAD: Final = 512
 """Maximum number of items fetched ahead of the consumer."""
 _AHEAD_BYTES: Final = 8 << 20
-"""No further item is fetched once those ahead of the consumer have as many bytes."""
+"""No further item is fetched while the items ahead of the consumer have this many bytes or more."""
 
 
 class LoopThread:
@@ -25,9 +25,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.RLock()  # reentrant: a dropped iterator takes it, perhaps in the middle of a call
+        self._lock = threading.RLock()  # reentrant: an iterator dropped during a call takes it in the same thread
         self._is_stopping = False
-        """True: refuse new work. Earlier work is cancelled when the loop ends, so no caller waits forever."""
+        """Whether new work is refused. Earlier work is cancelled when the loop ends, so no caller waits forever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
         self._thread.start()
 
@@ -50,7 +50,7 @@ class LoopThread:
             raise
 
     def start(self, work: Coroutine[Any, Any, T]) -> Started[T]:
-        """Run ``work`` in the thread, without waiting for it. Works begin in the order of the calls of one thread.
+        """Start ``work`` in the thread without waiting for it. The calls of one thread are started in their order.
 
         Raises:
             RuntimeError: the client was closed.
@@ -74,7 +74,7 @@ class LoopThread:
                 yield from batch
         finally:
             with self._lock:
-                if not self._is_stopping:  # no wait: the iterator may be dropped in any thread
+                if not self._is_stopping:  # do not wait here: the iterator may be dropped in any thread
                     self._loop.call_soon_threadsafe(pump.stop)
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class _Pump(Generic[T]):
     async def _move(self) -> None:
         error: BaseException = StopAsyncIteration()
         try:
-            async with aclosing(self._source):  # stopped while it waits for room, the source is not running
+            async with aclosing(self._source):  # needed if this task is cancelled while it waits for room
                 async for item in self._source:
                     async with self._changed:
                         await self._changed.wait_for(self._has_room)

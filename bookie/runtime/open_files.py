@@ -1,7 +1,7 @@
-"""The limit of open files of this process, which its connections share with its files.
+"""The limit of open files of this process; connections count as files.
 
-Many systems start a process with a soft limit of 1,024 and a much greater hard limit. A process may raise the soft
-limit by itself; Java's virtual machine does this at each start.
+Many systems start a process with a soft limit of 1,024 and a much greater hard limit. A process may raise its own soft
+limit; the Java virtual machine does this at each start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 from typing import Final
 
 _LIMIT_MAX: Final = 1 << 20
-"""More is not requested, even if the hard limit is infinite: no system grants it by default."""
+"""Largest limit that is requested, even if the hard limit is infinite: no system allows more by default."""
 _CAUSES_MAX: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def raise_open_files_limit() -> int:
 
 
 def is_lack_of_files(error: BaseException) -> bool:
-    """Return whether ``error``, or an error that caused it, is that this process or system may open no more files."""
+    """Return whether ``error``, or an error that caused it, means that no more files can be opened."""
     cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):

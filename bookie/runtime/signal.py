@@ -39,7 +39,7 @@ class Signal:
 
 @contextmanager
 def waiting_for(*signals: Signal) -> Iterator[asyncio.Future[None]]:
-    """Yield a future completed by the first of ``signals``. Check the state after entering, to miss no change."""
+    """Yield a future that the first of ``signals`` completes. Check the state inside, or a change may be missed."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for signal in signals:
         signal.add(waiter)

@@ -30,9 +30,9 @@ async def cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``, which has bounds of its own, even if the caller is cancelled meanwhile.
+    """Wait for the end of ``work``, even if the caller is cancelled, and return its result.
 
-    The cancellation is then delivered at the caller's next wait.
+    ``work`` must have its own deadline. A cancellation is delivered at the caller's next wait.
     """
     caller, task = asyncio.current_task(), asyncio.ensure_future(work)
     assert caller is not None

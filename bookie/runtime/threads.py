@@ -1,7 +1,7 @@
-"""Threads for blocking calls that exist from the start.
+"""Threads for blocking calls, all started in advance.
 
 An executor of the standard library starts a thread when work arrives and none is idle. The system may refuse this at
-any time: a limit of processes counts the threads of all processes of a user (``ulimit -u``) or of a container.
+any time: the limit of processes counts the threads of all processes of a user (``ulimit -u``) or of a container.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 _START_S: Final = 30.0
-"""Longest time to start the threads."""
+"""Longest time to start the threads, in seconds."""
 
 
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:

@@ -12,11 +12,11 @@ from bookie.runtime.tasks import cancel
 T = TypeVar("T")
 
 STEPS: Final = 12
-"""Steps of a wait that does not count a pause of the process."""
+"""Number of steps of a wait; a pause of the process counts as one step at most."""
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
-    """Run a generator to its end and return its result; other tasks of the loop run at each of its pauses."""
+    """Run a generator to its end and return its result. Other tasks of the loop run after each ``yield``."""
     while True:
         try:
             next(steps)
@@ -29,11 +29,11 @@ async def in_turns(steps: Generator[None, None, T]) -> T:
 async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, or cancel it after ``seconds`` during which this process ran.
 
-    A process may be stopped (SIGSTOP, a paused machine). When it continues, its timers have expired, but the threads
-    that it waits for were stopped as well. So a pause counts as one of ``STEPS`` steps at most.
+    A process may be stopped (SIGSTOP, a paused machine). When it continues, its timers have expired, although the
+    threads on which it waits were stopped as well. So a pause counts as one of ``STEPS`` steps at most.
 
     Raises:
-        TimeoutError: ``work`` has not ended.
+        TimeoutError: ``work`` has not ended in time.
     """
     running = asyncio.ensure_future(work)
     try:
@@ -49,8 +49,8 @@ async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T
 async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
     """Run blocking ``work`` in a thread after one of ``places`` is free, and return its result.
 
-    If the caller is cancelled, the thread continues, and its result or error is ignored. The place is free only after
-    the thread has ended: otherwise callers with deadlines would start threads without bound.
+    If the caller is cancelled, the thread continues, and its result or error is ignored. The place becomes free only
+    after the thread has ended; otherwise callers with deadlines could start any number of threads.
     """
     await places.acquire()
     running = asyncio.ensure_future(asyncio.to_thread(work))
@@ -66,7 +66,7 @@ async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T])
 
 
 async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all of ``works`` concurrently. On the first error, cancel and await the others and raise this error alone.
+    """Await all of ``works`` concurrently. On the first error, cancel and await the others, and raise that error.
 
     A ``TaskGroup`` would wrap the error in a group, but callers distinguish our errors by their class.
     """
@@ -80,7 +80,7 @@ async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None
 async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Do the same as ``all_or_first_error``, but start each coroutine before taking the next from ``works``.
 
-    The later coroutines are then created while the store already works on the earlier ones.
+    So the store already works on the first coroutines while the later ones are created.
     """
     tasks: list[asyncio.Future[None]] = []
     try:

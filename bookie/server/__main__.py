@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc is loaded: it would print its own lines about failures
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc, loaded later, would print its own lines
 
 from bookie.metadata.access import access_in_use
 from bookie.model.exit_codes import ExitCode

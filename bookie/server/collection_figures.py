@@ -8,7 +8,7 @@ from bookie.server.upkeep.collector import CollectorReport
 
 
 def show_collection(metrics: MetricSet, report: CollectorReport) -> None:
-    """Count a collection that has ended."""
+    """Add a collection that has ended to the metrics."""
     metrics.counter(names.COLLECTED).inc(report.collected)
     metrics.gauge(names.COLLECTION_HELD).set(report.held)
     metrics.gauge(names.COLLECTION_FINISHED).set(report.ended_ms / 1000)

@@ -1,17 +1,18 @@
-"""Copies made by a bookie itself: it reads entries from another bookie, verifies them, and stores them.
+"""Copying by a bookie itself: it reads entries from another bookie, verifies them, and stores them.
 
-Invariant: every stored entry was verified here against the ledger's digest (S10), and passed the same admission,
+The invariant: every stored entry was verified here against the ledger's digest (S10), and passed the same admission,
 journal and sync as a recovery add (S3, S11, R30). The bookie acknowledges a copied entry only after all of this, so a
-copied entry is no weaker than an entry sent by a worker.
+copied entry has the same guarantees as an entry that a worker sent.
 
 A request has a bookie id, never an address: the source is found by its registration in this bookie's own cluster. A
-request therefore cannot make this bookie connect to anything else. The ledger's master key is compared before the
-source is asked, so a caller without permission to add causes no traffic.
+request therefore cannot make this bookie connect to anything else. The ledger's master key is compared before a request
+to the source, so a caller without permission to add causes no traffic.
 
-A source without an answer is reported as such: an entry without an answer is unknown, never absent (S6).
+If the source does not answer, the reply says so: an entry without an answer is unknown, never absent (S6).
 
-A common budget bounds the memory of all copies. A copy reserves the largest possible answer before its request, and
-then keeps the actual size until everything is stored. A copy without room in time is refused, as an add is.
+A common budget bounds the memory of all copies. A copy reserves the largest possible size of the answer before its
+request, and then keeps the actual size until everything is stored. A copy that gets no memory in time is refused, like
+an add.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -42,25 +43,25 @@ from bookie.wire.requests import Copy, Read
 from bookie.wire.verified import verified
 
 COPY_BYTES_MAX: Final = 64 << 20
-"""Bound on the copied entries in memory: read and not stored yet."""
+"""The most bytes in memory of copied entries, which were read and not stored yet."""
 SOURCE_TIMEOUT_S: Final = 3.0
-"""Deadline of a source. A worker also turns to other bookies after this time."""
+"""Deadline for a source to answer. Workers also try another bookie after this time."""
 ROOM_TIMEOUT_S: Final = 2.0
-"""Longest wait of a copy for memory, after which it is refused."""
+"""The longest wait of a copy for memory, after which it is refused."""
 COPIES_MAX: Final = 128
-"""Concurrent copies, a quarter of the concurrent requests of a bookie; further copies are refused."""
+"""The most concurrent copies, a quarter of the concurrent requests of a bookie. Further copies are refused."""
 _DETAIL_MAX: Final = 160
-"""Characters of a reason; a reply may have one reason per entry."""
+"""The most characters of a reason. A reply may have one reason per entry."""
 
 Store = Callable[[AddBatch], Awaitable[AddReply]]
-"""Function to store a batch as if a client had sent it."""
+"""A function that stores a batch as if a client had sent it."""
 
 
 class Copying:
-    """The copies made by one bookie."""
+    """The copies that one bookie makes."""
 
     def __init__(self, sources: Transport, clock: Clock, bytes_max: int = COPY_BYTES_MAX) -> None:
-        """Store the arguments; ``sources`` reaches only bookies registered in this cluster."""
+        """Store the arguments. ``sources`` must reach only bookies that are registered in this cluster."""
         self._sources = sources
         self._clock = clock
         self._room = _Room(bytes_max)
@@ -68,11 +69,11 @@ class Copying:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held by copies now."""
+        """The bytes that copies currently hold."""
         return self._room.held_bytes
 
     async def copy(self, copy: Copy, store: Store) -> CopyReply:
-        """Copy the entries in one answer of the source. Refusals and failures are in the reply."""
+        """Copy the entries of one answer of the source. The reply contains refusals and failures."""
         if self._copies >= COPIES_MAX:
             return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"{self._copies} copies are made at the moment")
         self._copies += 1
@@ -102,7 +103,7 @@ class Copying:
 
 
 class _Room:
-    """A bounded number of bytes, given in the order of requests. A request above the bound waits for all of them."""
+    """A budget of bytes, in the order of requests. A request above the bound waits until nothing else is held."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held_bytes = 0
@@ -128,7 +129,7 @@ class _Found:
     """A source's answer, with an outcome for each entry of a prefix of the request."""
 
     entry_ids: Sequence[EntryId]
-    """Ids of the entries in ``packets``."""
+    """The ids of the entries in ``packets``."""
     packets: Sequence[bytes]
     refusals: Sequence[EntryResult]
     covered: int

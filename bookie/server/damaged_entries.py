@@ -1,11 +1,11 @@
 """The known damaged entries of this bookie, until they are replaced.
 
-Reads and scrubs note damaged entries here. The bookie then omits them from its lists and gives the list the status
-CORRUPT: an entry not in the list is damaged or not here. An audit reports them, and a repair replaces each with a good
-copy, as for a missing entry (R105). For readers they stay CORRUPT, which is never "absent" (S6). An add of the entry
-removes the note.
+Reads and scrubs note damaged entries here. The bookie then omits them from its lists, and the list has the status
+CORRUPT: an entry that is not in the list is damaged or not stored here. An audit reports them, and a repair replaces
+each of them with a good copy, like a missing entry (R105). For readers they remain CORRUPT, which is never "absent"
+(S6). An add of the entry removes the note.
 
-The notes are hints: a superfluous note only makes a repair store a good copy once more.
+The notes are hints: a superfluous note only causes a repair to store a good copy again.
 
 Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
 """
@@ -23,27 +23,27 @@ from bookie.model.packet import packet_ids
 from bookie.wire.port import EntryResult, ListReply, Status
 
 ENTRIES_MAX: Final = 10_000
-"""Bound on the noted entries, about a megabyte. With more, the disk is failing; the rest stay CORRUPT for readers
-only."""
+"""The most noted entries, which take about a megabyte. A disk with more is failing; the rest are CORRUPT only for
+readers."""
 _SHOWN_RUNS: Final = 5
 
 
 class DamagedEntries:
-    """The known damage of one bookie."""
+    """The known damaged entries of one bookie."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         """Start without notes."""
         self.count = 0
-        """Number of noted entries."""
+        """The number of noted entries."""
         self._entries_max = entries_max
         self._ledgers: dict[LedgerId, set[EntryId]] = {}
         self._reads: dict[LedgerId, int] = {}
-        """Number of running reads by ledger; ``_stored`` has the entries stored during them."""
+        """The number of running reads by ledger. ``_stored`` has the entries that were stored during them."""
         self._stored: dict[LedgerId, set[EntryId]] = {}
 
     @contextmanager
     def reading(self, ledger_id: LedgerId) -> Iterator[None]:
-        """Keep a read that runs inside the context from noting entries stored since its start."""
+        """Prevent a read inside the context from noting entries that were stored since its start."""
         self._reads[ledger_id] = self._reads.get(ledger_id, 0) + 1
         try:
             yield
@@ -56,7 +56,7 @@ class DamagedEntries:
                 self._stored.pop(ledger_id, None)
 
     def read(self, ledger_id: LedgerId, results: Sequence[EntryResult]) -> None:
-        """Note the results of a read. Call this inside ``reading``."""
+        """Note the results of a read. To be called inside ``reading``."""
         is_noted = ledger_id in self._ledgers
         for result in results:
             if result.status is Status.CORRUPT:
@@ -75,13 +75,13 @@ class DamagedEntries:
         self._end(ledger_id, entry_ids)
 
     def list_of(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
-        """Return the list without its damaged entries; its status changes from OK to CORRUPT if there are any."""
+        """Return the list without its damaged entries. If there are any, its status changes from OK to CORRUPT."""
         damaged = self._ledgers.get(ledger_id)
         is_list = reply.status in (Status.OK, Status.LIMBO, Status.CORRUPT) or reply.status.is_absent
         if not damaged or not is_list:
             return reply
-        if reply.status is not Status.CORRUPT:  # else the list omits entries in directories out of use (R114)
-            self._end(ledger_id, [entry_id for entry_id in damaged if entry_id not in reply.entries])  # deleted since
+        if reply.status is not Status.CORRUPT:  # such a list omits entries in directories out of use (R114)
+            self._end(ledger_id, [entry_id for entry_id in damaged if entry_id not in reply.entries])  # deleted entries
         if not damaged:
             return reply
         runs = EntryRuns.of(sorted(damaged))

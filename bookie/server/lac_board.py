@@ -1,8 +1,8 @@
-"""Last adds confirmed kept by a bookie beside its entries: explicit LACs, and readers waiting for a greater one.
+"""Last adds confirmed in the memory of a bookie: explicit LACs, and readers that wait for a greater one.
 
-All of it is in memory and a hint: a restart loses it, a ledger without recent requests may be removed, and readers
-verify every value. A wake-up means only "look again": it follows durable adds, and the answer contains its own
-evidence. No reader has to trust a value it cannot verify.
+All of it is only a hint: a restart loses it, a ledger without recent requests may be removed, and readers verify every
+value. A reader is woken after durable adds. It then looks again, and its answer contains its own evidence. No reader
+has to trust a value that it cannot verify.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import LacReply, Status
 
 LAC_PACKET_BYTES_MAX: Final = 64
-"""Two ids and a digest: ours have 16 to 36 bytes."""
+"""The largest packet of an explicit LAC: two ids and a digest. Ours have 16 to 36 bytes."""
 
 _HEADER: Final = struct.Struct(">qqq")
 _IDS: Final = struct.Struct(">qq")
 
 
 class Waiter:
-    """One long poll. It misses no event after its creation."""
+    """One waiting long poll. It misses no event after its creation."""
 
     def __init__(self, beyond: EntryId, *, may_wait: bool = True) -> None:
         self.beyond = beyond
@@ -35,11 +35,11 @@ class Waiter:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Make the present or next ``woken`` return True."""
+        """Make the current or next call of ``woken`` return True."""
         self._woken.set()
 
     async def woken(self, until_s: float) -> bool:
-        """Wait to be woken until the loop's time is ``until_s``. Return whether it was woken."""
+        """Wait to be woken, at most until ``until_s`` in the time of the event loop. Return whether it was woken."""
         if self._may_wait:
             try:
                 async with asyncio.timeout_at(until_s):
@@ -52,17 +52,17 @@ class Waiter:
 
 
 class LacBoard:
-    """The last add confirmed of each ledger, and the readers waiting for a greater one.
+    """The last add confirmed of each ledger, and the readers that wait for a greater one.
 
-    No method yields to the event loop except ``Waiter.woken``.
+    Only ``Waiter.woken`` yields to the event loop.
     """
 
     def __init__(self, *, ledgers_max: int, waiters_max: int) -> None:
-        """Start without LACs and waiters.
+        """Start without LACs and without waiters.
 
         Args:
-            ledgers_max: bound on the explicit LACs; beyond it the ledger with the oldest request is removed.
-            waiters_max: bound on concurrent long polls; further ones are answered at once.
+            ledgers_max: the most explicit LACs. Beyond it, the ledger with the oldest last request is removed.
+            waiters_max: the most concurrent long polls. Further ones are answered at once.
         """
         self._ledgers_max = ledgers_max
         self._waiters_max = waiters_max
@@ -71,15 +71,15 @@ class LacBoard:
         self._waiter_count = 0
         self._is_closed = False
         self.refused = 0
-        """Number of long polls that found no place and were answered at once."""
+        """The number of long polls that were answered at once because of the bound."""
 
     @property
     def waiter_count(self) -> int:
-        """Number of waiting long polls."""
+        """The number of waiting long polls."""
         return self._waiter_count
 
     def explicit(self, ledger_id: LedgerId) -> bytes:
-        """Return the greatest explicit LAC of a ledger, as written; empty if none is stored."""
+        """Return the greatest explicit LAC of a ledger as it was written; empty if none is stored."""
         if ledger_id not in self._explicit:
             return b""
         self._explicit.move_to_end(ledger_id)
@@ -97,15 +97,15 @@ class LacBoard:
         self._wake(ledger_id, lac)
 
     def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
-        """Wake the readers concerned by the LACs in the headers of newly durable entries."""
+        """Wake the readers that wait for a LAC in the headers of newly durable entries."""
         if ledger_id in self._waiters:
             self._wake(ledger_id, max(map(header_lac, entries), default=NO_ENTRY))
 
     @contextmanager
     def waiting(self, ledger_id: LedgerId, beyond: EntryId) -> Iterator[Waiter]:
-        """Yield a waiter for a LAC greater than ``beyond``. Enter this context before the first look at the LAC.
+        """Yield a waiter for a LAC greater than ``beyond``. Enter this context before the first read of the LAC.
 
-        Over the bound, or after ``close``, the waiter's ``woken`` returns at once.
+        If the bound is reached, or after ``close``, the waiter's ``woken`` returns at once.
         """
         is_over = self._is_closed or self._waiter_count >= self._waiters_max
         if is_over or fault_point("lac_board.no_place"):
@@ -125,7 +125,7 @@ class LacBoard:
                 del self._waiters[ledger_id]
 
     def close(self) -> None:
-        """Wake every waiter, and let no new one wait."""
+        """Wake all waiters, and accept no new ones."""
         self._is_closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
@@ -140,7 +140,7 @@ class LacBoard:
 def header_lac(packet: bytes) -> int:
     """Return the last add confirmed in a stored entry's header, or -1 if it has none.
 
-    A LAC not smaller than the entry's own id is made by no writer and counts as none.
+    No writer stores a LAC that is not smaller than the entry's own id, so such a LAC is ignored.
     """
     if len(packet) < HEADER_SIZE:
         return NO_ENTRY
@@ -149,14 +149,14 @@ def header_lac(packet: bytes) -> int:
 
 
 def proven_lac(reply: LacReply) -> int:
-    """Return the greatest last add confirmed shown to a reader by an answer, or -1."""
+    """Return the greatest last add confirmed that an answer shows to a reader, or -1."""
     explicit = int(_IDS.unpack_from(reply.explicit)[1]) if reply.explicit else NO_ENTRY
     last = reply.last_entry
     return max(explicit, header_lac(last.packet) if last is not None and last.status is Status.OK else NO_ENTRY)
 
 
 def check_packet(ledger_id: LedgerId, packet: bytes) -> str | None:
-    """Return the problem of an explicit LAC packet as far as a bookie can detect it, or None."""
+    """Return the problem of an explicit LAC packet, as far as a bookie can detect one, or None."""
     if not _IDS.size <= len(packet) <= LAC_PACKET_BYTES_MAX:
         return f"explicit LAC of {len(packet)} bytes, allowed are {_IDS.size} to {LAC_PACKET_BYTES_MAX}"
     found_ledger, lac = _IDS.unpack_from(packet)

@@ -1,7 +1,7 @@
-"""A bookie process from start to end: its identity, storage, server, registration and stop.
+"""A bookie process from its start to its end: identity, storage, servers, registration and stop.
 
-Standard output has one line, written once clients can find the bookie. Metrics and Apache's protocol each add an
-earlier line with their address. A failure is one sentence on standard error and an exit code.
+Standard output has one line, which is written when clients can find the bookie. Before it, metrics and Apache's
+protocol each write a line with their address. A failure is one sentence on standard error and an exit code.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ _log = logging.getLogger(__name__)
 
 _UNREGISTER_DEADLINE_S: Final = 5.0
 _OWN_FILES: Final = 1024
-"""Files of a bookie without connections: up to 512 of the index and 256 entry logs, the journals, and a reserve."""
+"""Open files of a bookie without connections: up to 512 of the index and 256 entry logs, the journals, and a
+reserve."""
 _INDEX_OPEN_S: Final = 600.0
-"""Longest time to open the index, which includes the replay of its log of up to 64 MiB."""
+"""The longest time to open the index, which includes the replay of its log of up to 64 MiB."""
 
 
 async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
@@ -120,7 +121,7 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
         await running.stop(settings.drain_deadline_s)
         if running.storage.fatal.done():
             fatal = running.storage.fatal.result()
-            if isinstance(fatal, StalledDiskError):  # it has the index or a journal, so nothing can be closed
+            if isinstance(fatal, StalledDiskError):  # the disk has the index or a journal, so nothing can be closed
                 _end_now(_reported(fatal))
             raise fatal
     finally:
@@ -130,7 +131,7 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
 async def _close(stack: AsyncExitStack) -> None:
     try:
         await within_running_time(SILENT_S, stack.aclose())
-    except TimeoutError:  # everything acknowledged is in the journals
+    except TimeoutError:  # all acknowledged data is in the journals
         what = f"the storage has not been closed within {SILENT_S:g} s: a disk does not answer"
         _end_now(_reported(StalledDiskError(what)))
 
@@ -142,7 +143,7 @@ def _reported(error: BkhealError) -> int:
 
 
 def _end_now(code: int) -> NoReturn:
-    """End the process: an orderly end would wait for threads blocked by a disk."""
+    """End the process at once. An orderly end would wait for threads that a disk blocks."""
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -171,7 +172,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """The common objects of all start phases. ``stack`` undoes each phase, no matter how the process ends."""
+    """The objects that all start phases use. ``stack`` undoes each phase, however the process ends."""
 
     settings: BookieSettings
     stack: AsyncExitStack
@@ -180,7 +181,7 @@ class _Context:
     rng: random.Random = field(default_factory=random.SystemRandom)
 
     def run_until_the_end(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task to be cancelled at the end of the process."""
+        """Start a task that is cancelled at the end of the process."""
         self.stack.push_async_callback(cancel, guarded(name, work))
 
 
@@ -206,7 +207,7 @@ class _Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class _Disks:
-    """The directories locked by this process; a ledger directory other than the first may be unusable."""
+    """The directories that this process has locked. A ledger directory other than the first may be unusable."""
 
     journals: Sequence[FileDisk]
     ledgers: Sequence[FileDisk | DiskError]
@@ -233,10 +234,10 @@ class _Bookie:
 
 
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
-    """Execute the start up to the ready line.
+    """Run all steps of the start up to the ready line.
 
     Ports are bound first, so a second process with the same settings ends before it touches a disk. The bookie joins
-    before it serves, because its answers count as evidence. It registers last, so every bookie found by writers
+    before it serves, because its answers count as evidence. It registers last, so every bookie that a writer finds
     answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
@@ -332,7 +333,7 @@ async def _connect(context: _Context) -> _Metadata:
 async def _join(
     context: _Context, listeners: _Listeners, disks: _Disks, metadata: _Metadata
 ) -> tuple[Admission, Disk, LedgerStorage]:
-    """Prove that the disks belong to this bookie id, then open them. Also return all ledger directories as one disk."""
+    """Check that the disks belong to this bookie id, and open them. Also return all ledger directories as one disk."""
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
     directories = (
@@ -413,7 +414,7 @@ async def _serve(
 
 
 def _copying(context: _Context, metadata: _Metadata) -> Copying:
-    """Return the copying from bookies registered in this cluster, with this bookie's certificate."""
+    """Return an object that copies from bookies registered in this cluster, with this bookie's certificate."""
     tls, clock = context.settings.tls, context.clock
     resolver = RegistrationResolver(Registrations(metadata.store, metadata.cluster), clock)
     sources = GrpcTransport(resolver, tls=tls, is_plaintext=tls is None)
@@ -522,14 +523,14 @@ def _node(
 
 
 def _collector_settings(settings: BookieSettings) -> CollectorSettings:
-    # Longer than any session timeout granted by a server, or a look could be answered with old state.
+    # Longer than any session timeout that a server grants: otherwise a stale server could answer the second check.
     confirm_after_s = settings.takeover_deadline_s
     return CollectorSettings(settings.collect_interval_s, confirm_after_s, ratio_max=settings.collect_ratio_max)
 
 
 @dataclass(slots=True)
 class _Readiness:
-    """Whether the bookie can be found; queried from the very start."""
+    """Whether clients can find the bookie. It can be queried from the beginning of the start."""
 
     keeper: RegistrationKeeper | None = None
 
@@ -589,7 +590,7 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 def _stop_asked() -> asyncio.Future[None]:
-    """Return a future completed at the first SIGTERM or SIGINT."""
+    """Return a future that completes at the first SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
 

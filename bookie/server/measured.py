@@ -1,6 +1,6 @@
-"""Measurements at the two edges of a bookie: its requests, and the commits of its journal.
+"""Measurements at the two boundaries of a bookie: its requests, and the commits of its journal.
 
-Each class wraps a port and passes everything on unchanged, so service and storage need no code for metrics.
+Each class wraps a port without changing its behaviour, so the service and the storage need no code for metrics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.wire.port import AddBatch, AddReply, CopyReply, EntryResult, ReadRep
 
 
 class _Operation:
-    """The metrics of one operation, looked up once because there are thousands of requests per second."""
+    """The metrics of one operation. They are looked up once, because there are thousands of requests per second."""
 
     def __init__(self, metrics: MetricSet, clock: Clock, operation: str) -> None:
         def of(status: str) -> Callable[[], None]:
@@ -43,7 +43,7 @@ class _Operation:
 
 
 class MeasuredService(BookieHandler):
-    """Wrapper of another handler to count and time its requests."""
+    """A wrapper of another handler that counts and times its requests."""
 
     def __init__(self, service: BookieHandler, metrics: MetricSet, clock: Clock) -> None:
         self._service = service
@@ -82,7 +82,7 @@ class MeasuredService(BookieHandler):
 
 
 class TimedDisk:
-    """A ``Disk`` that measures the time and size of each successful ``append_and_sync`` on files it creates."""
+    """A ``Disk`` that measures time and size of each successful ``append_and_sync`` on the files that it creates."""
 
     def __init__(self, disk: Disk, metrics: MetricSet, clock: Clock) -> None:
         self._disk = disk
@@ -110,7 +110,7 @@ class TimedDisk:
         return self._disk.oldest_change
 
     async def create(self, path: str) -> DiskFile:
-        """Create a file with measured group commits."""
+        """Create a file whose group commits are measured."""
         return _TimedFile(await self._disk.create(path), self._observe, self._observe_size, self._clock)
 
 

@@ -1,7 +1,7 @@
-"""The metrics of a bookie process, and the code to keep them up to date.
+"""The metrics of a bookie process, and the code that updates them.
 
-Requests are counted at the answer, once for each batch and never for each entry. ``Sampler`` periodically queries disks
-and limbo, so a scrape never waits.
+Requests are counted when they are answered, once per batch and never per entry. ``Sampler`` periodically queries disks
+and limbo, so that a scrape never waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPERATION_OF: Final[Mapping[type[Request[Any]], str]] = {
 }
 OPERATIONS: Final = (ADD, *OPERATION_OF.values())
 CANCELLED: Final = "cancelled"
-"""Used as the status if the caller left before the answer."""
+"""The status if the caller was cancelled before the answer."""
 STATUSES: Final = (*(status.name.lower() for status in Status if status < 100), CANCELLED)
 DISKS: Final = ("journal", "ledgers")
 
@@ -81,7 +81,7 @@ SYNC_DURATION: Final = "bkheal_bookie_journal_sync_duration_seconds"
 
 BATCH_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
 JOURNAL_BATCH_BUCKETS: Final = tuple(float(1 << power) for power in range(10, 23, 2))
-"""1 KiB to 4 MiB, the largest batch."""
+"""From 1 KiB to 4 MiB, the size of the largest batch."""
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 _BY_OPERATION: Final[Mapping[str, tuple[str, ...]]] = {"operation": OPERATIONS}
@@ -230,22 +230,23 @@ BOOKIE: Final = (
         watch="the 99th percentile grows: the disk under every add is slow",
     ),
 )
-"""The metrics of a bookie in addition to the metrics of every process."""
+"""The metrics of a bookie, in addition to those of every process."""
 
 SAMPLE_INTERVAL_S: Final = 10.0
-"""Interval between two looks at the disks."""
+"""Interval between two checks of the disks."""
 LIMBO_INTERVAL_S: Final = 60.0
-"""Interval between two counts of the ledgers in limbo, each a pass over all ledgers; needed only after a lost disk."""
+"""Interval between two counts of the ledgers in limbo. Each reads the states of all ledgers; only needed after a lost
+disk."""
 _LIMBO_PAGE: Final = 1000
 
 
 def bookie_metrics(version: str) -> MetricSet:
-    """Return the metrics of one bookie process, all 0."""
+    """Return the metrics of one bookie process, all of them 0."""
     return MetricSet(COMPONENT, version, BOOKIE)
 
 
 class Counted:
-    """A counter following a total maintained elsewhere."""
+    """A counter that follows a total which is maintained elsewhere."""
 
     def __init__(self, increase: Callable[[float], None]) -> None:
         self._increase = increase
@@ -258,7 +259,7 @@ class Counted:
 
 
 class Sampler:
-    """The periodic query of values not available as attributes."""
+    """The periodic query of values that are not available as attributes."""
 
     def __init__(
         self,
@@ -269,9 +270,9 @@ class Sampler:
         *,
         polls_refused: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Prepare the gauges; ``disks`` has one of each of ``DISKS``, and ``journal-2`` and so on for more journals.
+        """Prepare the gauges. ``disks`` has each of ``DISKS``, and ``journal-2`` and so on for more journals.
 
-        Of several journals, the one with the least free space is shown.
+        If there are several journals, the gauges show the one with the least free space.
         """
         by_name: dict[str, list[Disk]] = {}
         for role, disk in disks.items():
@@ -293,13 +294,13 @@ class Sampler:
         self._count_again_s: float | None = clock.monotonic_s()
 
     async def run(self) -> None:
-        """Look periodically until cancelled."""
+        """Update the metrics periodically until cancelled."""
         while True:
             await self.look()
             await self._clock.sleep(SAMPLE_INTERVAL_S)
 
     async def look(self) -> None:
-        """Look once. If a disk does not answer, the last values stay; requests show its problem."""
+        """Update the metrics once. If a disk does not answer, its last values stay; requests show the problem."""
         for total_of, counted in self._counted:
             counted.raise_to(total_of())
         try:
@@ -313,7 +314,7 @@ class Sampler:
             _log.debug("a disk could not be checked", extra={"error": str(error)})
 
     async def _count_limbo(self) -> None:
-        """Count ledgers in limbo. They only decrease once the bookie serves, so counting stops when none is left."""
+        """Count the ledgers in limbo. A serving bookie never adds any, so counting stops when none are left."""
         count, after = 0, -1
         while page := await self._storage.limbo_ids(after, _LIMBO_PAGE):
             count, after = count + len(page), page[-1]

@@ -1,8 +1,8 @@
-"""Places for concurrent reads, with two priorities: reads of recoveries come before all others.
+"""Places for concurrent reads with two priorities: reads of recoveries come before all others.
 
-A recovery delays a writer, or a reader in need of the end of a ledger, and reads few entries. A client with many reads,
-a replicator or an audit can wait. A share of the places is therefore reserved for recoveries, and they are first among
-the waiting reads. After ``ROW_MAX`` of them in a row another read gets a place, so no read waits forever.
+A recovery delays a writer, or a reader that needs the end of a ledger, and reads few entries. A client with many reads,
+a replicator or an audit can wait. So a share of the places is reserved for recoveries, and their waiting reads come
+first. After ``ROW_MAX`` of them in a row, another read gets a place, so no read waits forever.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 ROW_MAX: Final = 8
-"""Consecutive places for reads of recoveries while another read waits."""
+"""The most consecutive places for reads of recoveries while another read waits."""
 KEPT_SHARE: Final = 8
 """One in this many places is reserved for recoveries."""
 
 
 class ReadPlaces:
-    """A number of places. First come, first served within a priority."""
+    """A fixed number of places. Within a priority, they are given in the order of requests."""
 
     def __init__(self, count: int) -> None:
         """Start with ``count`` free places."""
@@ -33,12 +33,12 @@ class ReadPlaces:
 
     @property
     def taken(self) -> int:
-        """Places in use."""
+        """The number of places in use."""
         return self._count - self._free
 
     @property
     def waiting(self) -> int:
-        """Reads waiting for a place."""
+        """The number of reads that wait for a place."""
         return len(self._urgent) + len(self._others)
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class ReadPlaces:
             self.give_back()
 
     async def take(self, *, is_urgent: bool) -> None:
-        """Wait for a place and take it; the caller gives it back."""
+        """Wait for a place and take it. The caller must ``give_back`` it."""
         queue = self._urgent if is_urgent else self._others
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(waiter)
@@ -66,7 +66,7 @@ class ReadPlaces:
             raise
 
     def give_back(self) -> None:
-        """Free a place."""
+        """Release a place."""
         self._free += 1
         self._give_out()
 

@@ -1,8 +1,8 @@
-"""A bookie's answers: the checks before the storage, and the limits around it, without any network code.
+"""The answers of a bookie: the checks before the storage and the limits around it, without network code.
 
 The order of the checks is: shutting down, incarnation, the request's own shape, read-only, room. The storage checks
 everything about entries and ledgers (sizes, ids, master keys, fences, limbo). A request in the storage is completed
-even if its caller is cancelled; a long poll ends with its caller.
+even if its caller is cancelled. A long poll ends with its caller.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _log = logging.getLogger(__name__)
 
 
 class RunningRequests:
-    """Requests in the storage. Each is completed and answered, even if its caller is cancelled."""
+    """The requests in the storage. Each is completed, even if its caller is cancelled."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def count(self) -> int:
-        """Number of running requests."""
+        """The number of running requests."""
         return len(self._running)
 
     async def to_the_end(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-        """Run ``work`` to its end even if the caller is cancelled; errors become IO_ERROR."""
+        """Run ``work`` to its end even if the caller is cancelled. An error becomes a reply with IO_ERROR."""
         task = guarded("bookie request", _answered(work, failed))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -87,33 +87,33 @@ async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -
 
 
 _MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""Statuses after which a long poll continues: the bookie answered, and may have more later."""
+"""The statuses after which a long poll continues, because the bookie may have more later."""
 
 
 _MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
-"""Results of a master key's comparison that allow adds; an unknown ledger accepts any key."""
+"""The results of the comparison of a master key that allow adds. An unknown ledger accepts any key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Bounds of one bookie's work."""
+    """The bounds of one bookie's work."""
 
     add_bytes_max: int = 256 << 20
-    """Bytes of adds in the storage at once; beyond it the answer is TOO_MANY_REQUESTS."""
+    """The most bytes of concurrent adds in the storage. Beyond it, the answer is TOO_MANY_REQUESTS."""
     reads_max: int = 32
-    """Concurrent reads in the storage; further ones wait, recoveries first (``bookie.server.read_places``). Each may
-    hold ``READ_BYTES_MAX`` in memory."""
+    """The most concurrent reads in the storage. Further ones wait, recoveries first (``bookie.server.read_places``).
+    Each may hold ``READ_BYTES_MAX`` in memory."""
     lac_wait_s_max: float = 30.0
-    """Longest wait of a long poll, for any requested time."""
+    """The longest wait of a long poll, whatever time it requests."""
     lac_waiters_max: int = 128
-    """Concurrent long polls, half the capacity of one connection; further ones are answered without a wait."""
+    """The most concurrent long polls, half the capacity of one connection. Further ones are answered without a wait."""
     explicit_lacs_max: int = 10_000
-    """Bound on the explicit LACs kept, some 300 bytes each."""
+    """The most explicit LACs in memory, about 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieIdentity:
-    """The bookie's description of itself."""
+    """What a bookie reports about itself."""
 
     incarnation: str
     version: str
@@ -124,12 +124,12 @@ class ServiceLoad:
     """The requests in the storage."""
 
     add_bytes: int
-    """Bytes of the entries in adds."""
+    """The bytes of the entries in adds."""
     reads_running: int
     reads_waiting: int
-    """Reads waiting for their turn."""
+    """The number of reads that wait for their turn."""
     requests: int
-    """Number of all requests."""
+    """The number of all requests."""
 
 
 class BookieService(BookieHandler):
@@ -144,7 +144,7 @@ class BookieService(BookieHandler):
         copying: Copying | None = None,
     ) -> None:
         self.damaged = DamagedEntries()
-        """Known damage, omitted from lists."""
+        """The known damaged entries, which are omitted from lists."""
         self.is_read_only = False
         """True if plain adds are refused; set by the disk watch."""
         self._storage = storage
@@ -212,7 +212,7 @@ class BookieService(BookieHandler):
                 assert_never(request)
 
     async def _copy(self, incarnation: str, copy: Copy) -> CopyReply:
-        """Copy from another bookie, for a caller with permission to add to the ledger."""
+        """Copy from another bookie, for a caller who may add to the ledger."""
         if self._copying is None:
             return CopyReply(Status.BAD_REQUEST, detail="this bookie does not copy from others")
         known = await self._storage.check_key(copy.ledger_id, copy.master_key)
@@ -234,7 +234,7 @@ class BookieService(BookieHandler):
         return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent)
 
     async def _read_noting(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
-        """Read, and note damaged entries."""
+        """Read entries, and note the damaged ones."""
         with self.damaged.reading(ledger_id):
             reply = await self._storage.read(ledger_id, entry_ids)
             self.damaged.read(ledger_id, reply.results)
@@ -245,8 +245,8 @@ class BookieService(BookieHandler):
         return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Read entries from the disk to update their notes: damaged entries are noted, the notes of others removed."""
-        self._storage.read_cache.forget((ledger_id,))  # it may have their bytes from before the damage (R106)
+        """Read entries from the disk, note the damaged ones, and remove the notes of the others."""
+        self._storage.read_cache.forget((ledger_id,))  # it may have the bytes from before the damage (R106)
         for start in range(0, len(entry_ids), READ_ENTRIES_MAX):
             rest = entry_ids[start : start + READ_ENTRIES_MAX]
             while rest and (reply := await self._entries(ledger_id, rest)).results:
@@ -265,11 +265,11 @@ class BookieService(BookieHandler):
         return LacReply(Status.LIMBO if last.status is Status.LIMBO else Status.OK, explicit, last)
 
     async def _wait_lac(self, incarnation: str, poll: WaitLac) -> LacReply:
-        """Wait for at most ``lac_wait_s_max``, and not while shutting down."""
+        """Wait for at most ``lac_wait_s_max``, and never during the shutdown."""
         bounded_s = min(poll.wait_s, self._limits.lac_wait_s_max) if poll.wait_s > 0 else 0.0
         until_s, beyond = asyncio.get_running_loop().time() + bounded_s, poll.beyond
         look = ReadLac(poll.ledger_id)
-        with self._lacs.waiting(poll.ledger_id, beyond) as waiter:  # first the place, then the look: nothing is missed
+        with self._lacs.waiting(poll.ledger_id, beyond) as waiter:  # entered before the first read: nothing is missed
             reply = await self.answer(incarnation, look)
             while reply.status in _MAY_CHANGE and proven_lac(reply) <= beyond and await waiter.woken(until_s):
                 reply = await self.answer(incarnation, look)
@@ -278,7 +278,7 @@ class BookieService(BookieHandler):
         return replace(reply, entry=await self._entry(poll.ledger_id, EntryId(beyond + 1)))
 
     async def _entry(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
-        """Return an undamaged entry stored here, or None."""
+        """Return an entry if it is stored here undamaged, else None."""
         found = await self._entries(ledger_id, [entry_id])
         return next((result for result in found.results if result.status is Status.OK), None)
 
@@ -303,7 +303,7 @@ class BookieService(BookieHandler):
     async def _in_turn(
         self, read: Callable[[], Coroutine[Any, Any, ReplyT]], failed: Failed[ReplyT], *, is_urgent: bool = False
     ) -> ReplyT:
-        """Run ``read`` once it has a place. It keeps the place until it ends, even if its caller ends earlier."""
+        """Run ``read`` when it gets a place, which it holds until it ends, even if its caller ends earlier."""
         await self._reads.take(is_urgent=is_urgent)
 
         async def placed() -> ReplyT:
@@ -316,16 +316,16 @@ class BookieService(BookieHandler):
 
     @property
     def load(self) -> ServiceLoad:
-        """The present requests in the storage."""
+        """The current requests in the storage."""
         return ServiceLoad(self._add_bytes, self._reads.taken, self._reads.waiting, self._running.count)
 
     @property
     def polls_refused(self) -> int:
-        """Number of long polls answered at once since the start, because too many waited."""
+        """The number of long polls since the start that were answered at once because too many waited."""
         return self._lacs.refused
 
     def refuse_everything(self) -> None:
-        """Answer all new requests, all waiting long polls and all waiting adds with SHUTTING_DOWN from now on."""
+        """From now on, answer new requests, waiting long polls and waiting adds with SHUTTING_DOWN."""
         self._is_shutting_down = True
         self._lacs.close()
         self._storage.end_waits()

@@ -21,12 +21,12 @@ from bookie.storage.settings import READ_CACHE_BYTES
 from bookie.wire.security import TlsSettings
 
 DEFAULT_PORT: Final = 3181
-"""The same as Apache's."""
+"""The default port of bookies, as in Apache BookKeeper."""
 LOOPBACK: Final = "127.0.0.1"
 JOURNAL_DIRS_MAX: Final = 16
-"""Most journals of one bookie, more than a process can keep busy. Each may hold 64 MiB of waiting records."""
+"""The most journals of one bookie: more than a process can use fully. Each may hold 64 MiB of waiting records."""
 LEDGER_DIRS_MAX: Final = 32
-"""Most ledger directories of one bookie: one for each disk of a large host."""
+"""The most ledger directories of one bookie: one for each disk of a large host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class BookieSettings:
     """Settings of one bookie process.
 
     Raises:
-        ConfigurationError: some values are invalid; lists every one of them.
+        ConfigurationError: values are invalid. The error lists all of them.
     """
 
     metadata_uri: str
-    """Such as ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
+    """For example ``zk+hierarchical://host1:2181,host2:2181/ledgers``."""
     journal_dir: Annotated[
         str,
         Option(
@@ -57,7 +57,7 @@ class BookieSettings:
             "uses one of them: their number and order can never change."
         ),
     ]
-    """Split by ``journal_dirs``."""
+    """``journal_dirs`` has the separate paths."""
     ledger_dir: Annotated[
         str,
         Option(
@@ -90,12 +90,12 @@ class BookieSettings:
     bookie_id: Annotated[
         str | None, Option("Default: the directory's own, else HOST:PORT (HOST:APACHE_PORT, if given).")
     ] = None
-    """Has the port of Apache's protocol if that is enabled: its clients may be configured to use an id as an
-    address."""
+    """The default has the port of Apache's protocol if that is enabled: its clients may be configured to use an id as
+    an address."""
     read_only_below_bytes: Annotated[
         int, Option("Become read-only while a disk has less free space; 0: never.", minimum=0)
     ] = 1 << 30
-    """The default is room for several flushes of the journal and both write caches."""
+    """The default leaves space for several flushes of the journal and both write caches."""
     is_new_incarnation: Annotated[
         bool,
         Option(
@@ -104,8 +104,8 @@ class BookieSettings:
             "new_incarnation",
         ),
     ] = False
-    """Start with empty directories although the bookie id had others: the old content counts as unknown and is copied
-    to this bookie again."""
+    """Start with empty directories although the bookie id had others. The old content then counts as unknown, and is
+    copied to this bookie again."""
     may_salvage_journal: Annotated[
         bool, Option("If the journal is damaged, salvage it at the start instead of refusing.", "salvage_journal")
     ] = False
@@ -119,9 +119,9 @@ class BookieSettings:
         float, Option("Seconds that ZooKeeper may take to answer at the start.", "connect_timeout", above=0)
     ] = 15.0
     takeover_deadline_s: float = 60.0
-    """Deadline for an earlier session's registration of this bookie to vanish; more than any session timeout."""
+    """Deadline for the end of an earlier session's registration of this bookie; longer than any session timeout."""
     concurrent_requests_max: int = 512
-    """Concurrent gRPC calls beside add streams and watches of health; further calls are refused."""
+    """The most concurrent gRPC calls other than add streams and health watches. Further calls are refused."""
     collect_interval_s: Annotated[
         float,
         Option(
@@ -139,7 +139,7 @@ class BookieSettings:
             maximum=1,
         ),
     ] = 0.5
-    """Applies above a hundred local ledgers."""
+    """It applies only above a hundred local ledgers."""
     scrub_interval_s: Annotated[
         float,
         Option(
@@ -147,7 +147,7 @@ class BookieSettings:
         ),
     ] = 604800.0
     scrub_bytes_per_second: Annotated[int, Option("Bytes that a scrub reads in a second.", minimum=1)] = 2 << 20
-    """The default is 1 TB in six days."""
+    """With the default, a scrub of 1 TB takes six days."""
     tokens_file: Annotated[
         Path | None,
         Option("File with tokens and their roles, for `bkheal bookie ... --at`; as the auditor's.", is_file=True),
@@ -166,7 +166,7 @@ class BookieSettings:
         Option("Memory for entries that are read ahead for sequential readers. 0: nothing is read ahead.", minimum=0),
     ] = READ_CACHE_BYTES
     drain_deadline_s: float = 20.0
-    """Deadline of running requests after a request to stop; below Kubernetes' grace period of 30 s."""
+    """Deadline for running requests after a request to stop; shorter than Kubernetes' grace period of 30 s."""
     is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False
     tls: Annotated[TlsSettings | None, Group("tls_", heading="TLS")] = None
     http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
@@ -188,7 +188,7 @@ class BookieSettings:
 
     @property
     def advertised(self) -> str:
-        """Host for clients."""
+        """The host that clients use."""
         return self.advertised_host or self.host
 
     @property

@@ -1,7 +1,7 @@
-"""The adds that wait until the ledger disk catches up with the journal, in the order of their arrival.
+"""A queue of adds that wait until the ledger disk catches up with the journal, in the order of their arrival.
 
-A later add that may wait never overtakes a waiting one. Each continues only after the one before it has left the line,
-so the order in which they reach the journal is that of their arrival.
+An add that may wait never overtakes an add that is already waiting. Each add proceeds only after the one before it has
+left the line, so the adds reach the journal in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from bookie.wire.add_wait import AddWait
 
 
 class AddLine:
-    """The line of one store. Its length is bounded by the callers, who hold room for their adds."""
+    """The line of one store. The callers bound its length: each of them has reserved memory for its adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:
-        """Start empty. While ``is_behind`` returns true, no add continues; call ``look`` after it may have changed."""
+        """Start empty. No add proceeds while ``is_behind`` returns true; call ``look`` when that may have changed."""
         self._is_behind = is_behind
         self._places: dict[asyncio.Event, None] = {}
         self.is_closed = False
-        """True if no add waits any more."""
+        """True if adds no longer wait."""
 
     async def turn(self, wait: AddWait) -> bool:
-        """Wait for the turn of an add, or until the end of its wait. Return False if the line was closed meanwhile."""
+        """Wait for the turn of an add, or until its wait ends. Return False if the line was closed before then."""
         if not self._places and not self._is_behind():
             return True
         place = asyncio.Event()
@@ -43,12 +43,12 @@ class AddLine:
         return not self.is_closed
 
     def look(self) -> None:
-        """Let the first add continue if it need not wait any more; the next one follows it."""
+        """Let the first add proceed if it no longer needs to wait; it then wakes the next one."""
         if self._places and (self.is_closed or not self._is_behind()):
             next(iter(self._places)).set()
 
     def close(self) -> None:
-        """End every wait, including later ones."""
+        """End all current and future waits."""
         self.is_closed = True
         self.look()
 

@@ -1,4 +1,4 @@
-"""The first check of an add: sizes, and the ids in the entries' own headers."""
+"""The checks of an add request: its sizes, and the ids in the entries' own headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IDS: Final = struct.Struct(">qq")
 
 
 def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
-    """Return the entries of a batch by id, with their checksums, or else the problem with the batch.
+    """Return the entries of a batch by id, with their checksums, or a description of the batch's problem.
 
     If an id occurs twice, the later entry replaces the earlier one.
     """
@@ -44,7 +44,7 @@ def check_add(batch: AddBatch) -> dict[EntryId, CachedEntry] | str:
 
 
 def check_ledger(ledger_id: int, master_key: bytes = b"") -> str | None:
-    """Return the problem with a ledger id or master key, or None if both are valid."""
+    """Return a description of the problem with a ledger id or master key, or None if both are valid."""
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         return f"not a ledger id: {ledger_id}"
     if len(master_key) > MASTER_KEY_BYTES_MAX:

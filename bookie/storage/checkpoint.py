@@ -1,4 +1,4 @@
-"""Checkpoints: the move of data from the journal into the entry logs and the index.
+"""Checkpoints, which move data from the journal into the entry logs and the index.
 
 The order of the steps makes this safe (docs/failure-model.md#collection-and-checkpoints). A crash between any two steps
 loses nothing, because the journal is replayed from the last mark and storing an entry twice has no effect:
@@ -9,13 +9,13 @@ loses nothing, because the journal is replayed from the last mark and storing an
    a state in the index, so states written before the mark would never be counted);
 4. drop the flushed cache; only now may journal files be deleted (the caller trims the journal).
 
-A flush that fails because the disk is full is kept. The next attempt continues in a new file, after the entries already
-in the index. The bytes written after them by the failed attempt are counted as dead in the last step
-(``bookie.storage.entry_logs.log_ends``).
+A flush that fails because the disk is full stays pending. The next attempt continues in a new file, after the entries
+that are already in the index. The bytes that the failed attempt wrote after these entries are counted as dead in the
+last step (``bookie.storage.entry_logs.log_ends``).
 
-If one of several ledger directories is full, the flush continues in another one at once. If one fails, all entries of
-the flush are written again to others, because the ones written to it may be lost; the journal has them until the last
-step (R114).
+If one of several ledger directories is full, the flush continues in another one at once. If a directory fails, all
+entries of the flush are written again to the other directories, because the entries written to the failed one may be
+lost. The journal keeps them until the last step (R114).
 """
 
 from __future__ import annotations
@@ -38,29 +38,28 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches, WriteCache
 
 _DIRECTORIES_TRIED_MAX: Final = 64
-"""Full or failing directories skipped by one attempt of a flush; more than a bookie has."""
+"""The most full or failing directories that one attempt of a flush skips; no bookie has as many."""
 
 _Item = tuple[LedgerId, EntryId, CachedEntry]
 
 
 @dataclass(slots=True)
 class _Flush:
-    """The work of one checkpoint."""
+    """The work of one checkpoint.
+
+    ``named``: how many of the entries, in order, are already in the index. ``log_id``: the last log to which the index
+    may refer. ``complete``: the logs that were written completely. ``cut_off``: the file sizes of the logs that a full
+    disk cut off and to which the index may refer. ``failed``: other logs that a full disk cut off.
+    """
 
     sequences: tuple[int, ...]
-    """The sequence of each journal at its begin."""
     ledger_count: int
     states: Changes = field(repr=False)
     named: int = 0
-    """The number of entries, in order, already in the index."""
     log_id: int = 0
-    """The last log to which the index may refer."""
     complete: list[int] = field(default_factory=list)
-    """Logs written to their end."""
     cut_off: dict[int, int] = field(default_factory=dict)
-    """Logs cut off by a full disk, to which the index may refer, with the sizes of their files."""
     failed: list[int] = field(default_factory=list)
-    """Other logs cut off by a full disk."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class Checkpointer:
 
     Attributes:
         mark: the last mark in the index.
-        on_flushed: called after each checkpoint, when the flushed cache is gone.
+        on_flushed: called after each checkpoint, when the flushed cache has been dropped.
     """
 
     caches: Caches
@@ -83,7 +82,7 @@ class Checkpointer:
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, durable_sequences: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Make a checkpoint of at least everything durable at the call, and return the sequence of each journal.
+        """Checkpoint at least everything that is durable now, and return the covered sequence of each journal.
 
         Raises:
             DiskFullError: not done; nothing is lost, and the caller may try again.
@@ -96,11 +95,11 @@ class Checkpointer:
             return await self._finish(self._pending)
 
     def exclusive(self) -> asyncio.Lock:
-        """Return the lock to hold while an entry's index record changes: no checkpoint runs concurrently."""
+        """Return the lock to hold while changing an entry's index record; no checkpoint runs while it is held."""
         return self._running
 
     def drop(self, ledger_id: LedgerId) -> None:
-        """Drop a ledger's entries not yet in the index. The caller must hold ``exclusive``."""
+        """Drop the entries of a ledger that are not in the index yet. The caller must hold ``exclusive``."""
         self.caches.active.drop(ledger_id)
         if self._pending is not None and self.caches.flushing is not None:
             self._pending.named -= self.caches.flushing.drop(ledger_id, self._pending.named)
@@ -130,7 +129,7 @@ class Checkpointer:
         return flush.sequences
 
     async def _write_somewhere(self, flush: _Flush, cache: WriteCache) -> None:
-        """Write the entries to the logs; if a directory is full or fails, to those in other directories."""
+        """Write the entries to logs; if a directory is full or fails, use another directory."""
         for _ in range(_DIRECTORIES_TRIED_MAX):
             try:
                 await self._write_entries(flush, cache)
@@ -168,7 +167,7 @@ class Checkpointer:
                 flush.cut_off[log.log_id] = await log.file.size()
             elif log is not None:
                 flush.failed.append(log.log_id)
-                await self.logs.discard(log)  # else the failed attempts would fill the disk
+                await self.logs.discard(log)  # otherwise failed attempts would fill the disk
             raise
         finally:
             if log is not None:
@@ -184,7 +183,7 @@ class Checkpointer:
             raise
 
     async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
-        """Make the log durable, then write the index entries that refer to it. Replaced entries count as dead."""
+        """Make the log durable, then write the index entries that refer to it. Count replaced entries as dead."""
         await log.sync()
         flush.log_id = log.log_id
         dead = await superseded(self.index, puts)
@@ -219,7 +218,7 @@ class Checkpointer:
 
 
 async def _state_pairs(states: Changes) -> list[tuple[bytes, bytes]]:
-    """Return the index pairs of states. Other tasks run between the parts of a long list."""
+    """Return the index pairs of states. Yield to other tasks between the parts of a long list."""
     pairs: list[tuple[bytes, bytes]] = []
     for part in states.parts():
         if pairs:

@@ -1,4 +1,4 @@
-"""The errors for which a store refuses to open. Each message names the place and the remedy."""
+"""The errors with which a store refuses to open. Each message names the place and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bookie.model.errors import FatalError
 SALVAGE: Final = (
     "let `bkheal bookie salvage-journal` keep what can be read; the rest then counts as unknown, and repair restores it"
 )
-"""The remedy for a journal of which there is no copy."""
+"""The remedy for a journal without a copy."""
 
 
 class DamagedJournalError(FatalError):
@@ -17,7 +17,7 @@ class DamagedJournalError(FatalError):
 
 
 class WrongJournalError(FatalError):
-    """A directory belongs to another journal than the one it was given for. Nothing was removed from the disk."""
+    """A directory belongs to a different journal than configured. Nothing was removed from the disk."""
 
 
 class UnsupportedFormatError(FatalError):

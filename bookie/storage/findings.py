@@ -1,4 +1,4 @@
-"""The unusable parts found by the repair of a bookie's files."""
+"""The unusable parts that a repair of a bookie's files found."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 from bookie.storage.port import DiskError, DiskFile
 
 FINDINGS_MAX: Final = 100
-"""Findings with a description; all of them are counted."""
+"""The number of findings that are kept with a description; the others are only counted."""
 _PIECE_BYTES: Final = 64 << 10
-"""Read at a time where the device reports errors."""
+"""Bytes read at a time in ranges where the device reports errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings in order.
+    """A list of findings, in order.
 
     Attributes:
-        finding_count: all findings.
+        finding_count: the number of all findings.
         findings: the first ``FINDINGS_MAX``.
     """
 
@@ -48,7 +48,7 @@ class Findings:
 
 
 async def read_with_gaps(file: DiskFile, path: str, offset: int, size: int, findings: Findings) -> bytes:
-    """Return bytes of a file, with zeros in place of unreadable parts; each gap is a finding."""
+    """Return bytes of a file, with zeros in place of unreadable parts. Report each gap as a finding."""
     try:
         return (await file.read([(offset, size)]))[0]
     except DiskError:

@@ -1,8 +1,8 @@
-"""When checkpoints run: when the write cache is over its bound, and again while a disk is full.
+"""The scheduling of checkpoints: when the write cache exceeds its bound, and repeatedly while a disk is full.
 
-The invariant: while a disk is full the store refuses adds, and attempts a checkpoint at intervals until one succeeds,
-because only a checkpoint frees journal files. Any failure of a disk other than a full one stops the journal, since an
-entry that cannot leave the cache would otherwise stay in memory.
+The invariant: while a disk is full, the store refuses adds and attempts a checkpoint at intervals until one succeeds,
+because only a checkpoint frees journal files. Any other disk failure stops the journal, because entries that cannot
+leave the cache would otherwise stay in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Flusher:
-    """The checkpoints of one store, requested by its caches, its fullness, or a caller."""
+    """Runs the checkpoints of one store when a cache, a full disk or a caller requests them."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Flusher:
         is_full: bool,
         on_change: Callable[[], None],
     ) -> None:
-        """Prepare; with ``is_full`` the first checkpoint is attempted as soon as ``start`` is called.
+        """Prepare. If ``is_full`` is set, the first checkpoint is attempted as soon as ``start`` is called.
 
-        ``on_change`` is called when ``is_behind`` has ended, and when a disk is full.
+        ``on_change`` is called when ``is_behind`` becomes false, and when a disk is full.
         """
         checkpointer.on_flushed = on_change
         self._on_change = on_change
@@ -58,18 +58,18 @@ class Flusher:
         """True if a disk is full."""
 
     def start(self) -> None:
-        """Begin to run checkpoints when they are needed."""
+        """Start running checkpoints when they are needed."""
         if self.is_full:
             self._is_needed.set()
         self._task = guarded("storage flush", self._flush_when_needed())
 
     async def stop(self) -> None:
-        """Run no more checkpoints but those of ``checkpoint``. A running one is cancelled."""
+        """Cancel a running checkpoint, and run no more except by calls of ``checkpoint``."""
         await cancel(self._task)
 
     @property
     def is_behind(self) -> bool:
-        """True if the active cache is over its bound while the other one is still being flushed."""
+        """True if the active cache exceeds its bound while the other one is still being flushed."""
         return self._caches.flushing is not None and self._is_over_bound()
 
     async def checkpoint(self) -> None:
@@ -88,7 +88,7 @@ class Flusher:
             raise
 
     async def noting_full(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that writes to a disk; if the disk is full, attempt checkpoints until it has space again.
+        """Await work that writes to a disk. If the disk is full, attempt checkpoints until it has space again.
 
         Raises:
             DiskFullError: from the work.
@@ -100,7 +100,7 @@ class Flusher:
             raise
 
     def stored(self) -> None:
-        """Request a checkpoint if the entries just stored have brought the cache over its bound."""
+        """Request a checkpoint if the cache exceeds its bound after entries were stored."""
         if self._is_over_bound() or fault_point("storage.flush_now"):
             self._is_needed.set()
 
@@ -133,7 +133,7 @@ class Flusher:
     async def _flush(self) -> None:
         await self._has_room_for_checkpoint()
         while self.is_full:
-            # Also pause after a success: the journal's disk may be the full one, which only an add can show.
+            # Pause after a success too: the journal's disk may be the full one, and only an add shows that.
             await self._clock.sleep(self._settings.flush_retry_s)
             self.is_full = not await self._has_room_for_checkpoint()
 

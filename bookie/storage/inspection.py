@@ -1,7 +1,7 @@
-"""The look into the storage of a stopped bookie. Nothing is written to its files.
+"""Inspection of the storage of a stopped bookie. It writes nothing to its files.
 
-The journals are replayed into memory only, so they show the same entries as the bookie after its next start. Opening
-the index makes RocksDB write the records of its own log to tables, as each start does; no record changes.
+The journals are replayed into memory only, so the result contains the same entries as the bookie after its next start.
+When the index is opened, RocksDB writes the records of its own log to tables, as at each start; no record changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from bookie.storage.write_cache import Caches
 from bookie.wire.port import EntryResult
 
 _REPLAYED_BYTES_MAX: Final = 1 << 30
-"""Entries of the journal held in memory: a bookie whose ledger disk is full has up to eight caches in it."""
+"""The most bytes of journal entries held in memory: the journal of a bookie with a full ledger disk has up to eight
+caches of entries."""
 _PAGE_KEYS: Final = 10_000
 
 
@@ -37,11 +38,11 @@ class StorageStatus:
     """The content of the storage of a stopped bookie. Sizes are in bytes."""
 
     journal_sequence: int
-    """The last batch of the journal; of several journals, of the furthest one."""
+    """The sequence of the last batch in the journal; the greatest one if there are several journals."""
     journal_records: int
-    """Records in the journal and not yet in the entry logs."""
+    """Records that are in the journal and not yet in the entry logs."""
     ledgers: int
-    """Ledgers recorded, with those of which only the fence is left."""
+    """Recorded ledgers, including those of which only the fence is left."""
     entry_logs: int
     entry_log_bytes: int
     dead_bytes: int
@@ -61,7 +62,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnds:
-    """The first and the last entry of a ledger; None: there are none. There may be gaps between them."""
+    """The first and the last entry of a ledger; None if there are none. There may be gaps between them."""
 
     ledger_id: LedgerId
     is_known: bool
@@ -83,7 +84,7 @@ class StoppedStorage:
     replays: Sequence[JournalReplay]
 
     async def status(self) -> StorageStatus:
-        """Return numbers and sizes.
+        """Return the counts and sizes of the content.
 
         Raises:
             DiskError: a directory or the index cannot be read.
@@ -157,14 +158,14 @@ class StoppedStorage:
 async def inspect(
     journals: Sequence[Disk], ledgers: Disk, index: EntryIndex, settings: StorageSettings
 ) -> StoppedStorage:
-    """Open the storage of a stopped bookie to look into it.
+    """Open the storage of a stopped bookie for inspection.
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back.
-        WrongJournalError: a disk belongs to another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is missing.
         LostIndexError: the index is lost, or the bookie has never run.
         UnsupportedFormatError: a file was written by a newer version.
-        DiskError: a disk failed, or the journal holds more than memory may.
+        DiskError: a disk failed, or the journal holds more than ``_REPLAYED_BYTES_MAX``.
     """
     slots = await loaded_slots(journals)
     [value] = await index.get_many([MARK_KEY])

@@ -1,8 +1,8 @@
 """The state that a bookie keeps about a ledger besides its entries: key, fence, limbo.
 
-There is one object per ledger id, and it stays in memory while it is in use or newer than the index. A user can
-therefore check it and enqueue to the journal without yielding, which puts each fence and add in one order. (Two objects
-for the same ledger were a defect in Apache: apache/bookkeeper #4701.)
+There is one object per ledger id, which stays in memory while it is in use or newer than the index. A caller can
+therefore check it and enqueue to the journal without yielding in between, so the fences and adds of a ledger have one
+order. (Two objects for the same ledger were a defect in Apache: apache/bookkeeper #4701.)
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LIMBO: Final = 2
 _HAS_KEY: Final = 4
 _COLLECTED: Final = 8
 _FORGET_SCAN: Final = 32
-"""States examined after each use: a constant cost, and far more than the one state a use can add."""
+"""The number of states examined after each use: a constant cost, and far more than the one state that a use can add."""
 _BLOCK_IDS_MAX: Final = 2000
-"""Most ids of changed ledgers in one sorted list, so an insertion moves at most this number of ids."""
+"""The most ids of changed ledgers in one sorted list, and so the most ids that one insertion moves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,16 +39,17 @@ class LedgerState:
     """The state of one ledger.
 
     Attributes:
-        master_key: the key as enqueued to the journal; None before the first contact, and for a ledger that is only in
-            limbo.
+        master_key: the key as it was enqueued to the journal; None before the ledger's first use, and for a ledger that
+            is only in limbo.
         is_key_durable: the key survives a crash.
         is_known: the ledger is durably recorded on this bookie.
         is_fenced: ordinary adds are refused, from the moment when the fence is enqueued.
-        is_fence_durable: the fence survives a crash; no reply may depend on the fence before.
+        is_fence_durable: the fence survives a crash; before that, no reply may depend on it.
         is_limbo: the entries stored here earlier are unknown; the status is LIMBO instead of any "absent".
-        is_collected: the entries were collected and none was added since; the rest, above all the fence, is permanent.
-        deleting: set when the running deletion of entries ends; None if none is running.
-        fencing: completes when the fence being written is durable or has failed; shared by concurrent fences.
+        is_collected: the entries were collected and none were added since; the rest of the state, above all the fence,
+            is permanent.
+        deleting: an event that is set when the running deletion of entries ends; None if none is running.
+        fencing: completes when the current write of a fence is durable or has failed; shared by concurrent fences.
     """
 
     ledger_id: LedgerId
@@ -72,7 +73,7 @@ class LedgerState:
         return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
 
     def accepts(self, master_key: bytes) -> bool:
-        """Return whether the key is the ledger's key; at the first contact, any key is accepted."""
+        """Return whether the key is the ledger's key. Before the first use of the ledger, any key is accepted."""
         return self.master_key is None or hmac.compare_digest(self.master_key, master_key)
 
     def encode(self) -> bytes:
@@ -104,16 +105,16 @@ def _is_wanted(flags: int, only_limbo: bool) -> bool:
 
 
 class Changes:
-    """The changed states that wait for the same checkpoint, as index pairs in the order of their ledger ids.
+    """The changed states that wait for one checkpoint, as index pairs ordered by ledger id.
 
-    Each is encoded and put in its place at the change: to do this for all at once would stop every request meanwhile.
+    Each state is encoded and inserted when it changes. Doing this for all states at once would delay all requests.
     """
 
     def __init__(self) -> None:
         self._pairs: dict[LedgerId, tuple[bytes, bytes]] = {}
         self._blocks: list[list[LedgerId]] = [[]]
         self._firsts: list[LedgerId] = []
-        """The first id of each block but the first one."""
+        """The first id of each block except the first one."""
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -122,7 +123,7 @@ class Changes:
         return ledger_id in self._pairs
 
     def put(self, ledger_id: LedgerId, pair: tuple[bytes, bytes]) -> None:
-        """Add a pair, in place of an earlier one of the ledger."""
+        """Add a pair, replacing an earlier one of the same ledger."""
         if ledger_id not in self._pairs:
             place = bisect_right(self._firsts, ledger_id)
             block = self._blocks[place]
@@ -140,12 +141,12 @@ class Changes:
             yield [self._pairs[ledger_id] for ledger_id in block]
 
     def update(self, newer: Changes) -> None:
-        """Add pairs, in place of earlier ones."""
+        """Add pairs, replacing earlier ones of the same ledgers."""
         for ledger_id, pair in newer._pairs.items():
             self.put(ledger_id, pair)
 
     def part(self, after: int, last: int, limit: int) -> list[tuple[LedgerId, bytes]]:
-        """Return the first ids greater than ``after``, up to ``last``, with their values: at most ``limit``."""
+        """Return the first ids > ``after`` and <= ``last`` with their values, at most ``limit``."""
         found: list[LedgerId] = []
         for block in islice(self._blocks, bisect_right(self._firsts, after), None):
             first, end = bisect_right(block, after), bisect_right(block, last)
@@ -171,7 +172,9 @@ class LedgerStates:
         self._being_saved = Changes()
 
     def using(self, ledger_id: LedgerId) -> _Use:
-        """Give the only state object of the ledger, loaded, to a block. It stays the only one until the block ends.
+        """Return a context manager for the state object of a ledger, which is loaded.
+
+        No other object exists for the ledger until the block ends.
 
         Raises:
             DiskError: the index cannot be read.
@@ -179,7 +182,7 @@ class LedgerStates:
         return _Use(self, ledger_id)
 
     def take(self, ledger_id: LedgerId) -> LedgerState:
-        """Return the state object of a ledger, perhaps not loaded; it stays until ``give``."""
+        """Return the state object of a ledger, which may not be loaded yet; it stays in memory until ``give``."""
         if (state := self._states.get(ledger_id)) is None:
             state = self._states[ledger_id] = LedgerState(ledger_id, loading=asyncio.Lock())
         self._states.move_to_end(ledger_id)
@@ -196,7 +199,7 @@ class LedgerStates:
             await self._load(state, state.loading)
 
     def give(self, state: LedgerState) -> None:
-        """End one use."""
+        """End one use of a state object."""
         state.uses -= 1
         self._forget_surplus()
 
@@ -210,7 +213,7 @@ class LedgerStates:
     def take_changed(self) -> Changes:
         """Return all states changed since the last ``saved``; they stay in memory until then."""
         taken, self._changed = self._changed, Changes()
-        if self._being_saved:  # they were taken and not saved
+        if self._being_saved:  # the states taken before were not saved
             self._being_saved.update(taken)
         else:
             self._being_saved = taken
@@ -222,7 +225,7 @@ class LedgerStates:
         self._forget_surplus()
 
     async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
-        """Return ids of recorded ledgers greater than ``after``, ascending: about ``limit``, none at the end.
+        """Return about ``limit`` ids of recorded ledgers greater than ``after``, ascending; empty only at the end.
 
         Collected ledgers are omitted unless they are in limbo. With ``only_limbo``, only ledgers in limbo are returned.
 
@@ -230,7 +233,7 @@ class LedgerStates:
             DiskError: the index cannot be read.
         """
         while True:
-            before = [self._being_saved, self._changed]  # they may be saved during the read, too late for it
+            before = [self._being_saved, self._changed]  # a save during the read may be too late to be in its result
             pairs = await self._index.range(*states_after(after), limit)
             last = ledger_id_of_state(pairs[-1][0]) if len(pairs) == limit else LEDGER_ID_MAX
             is_wanted = {ledger_id_of_state(key): _is_wanted(value[1], only_limbo) for key, value in pairs}
@@ -260,13 +263,13 @@ class LedgerStates:
         oldest = list(islice(self._states.values(), _FORGET_SCAN))
         for state in oldest[:surplus]:
             if state.uses or state.ledger_id in self._changed or state.ledger_id in self._being_saved:
-                self._states.move_to_end(state.ledger_id)  # else 32 of these would keep all others in memory
+                self._states.move_to_end(state.ledger_id)  # otherwise 32 of these would keep all others in memory
             else:
                 del self._states[state.ledger_id]
 
 
 class _Use:
-    """One use of a state. Every request has one, and a generator would cost it three times as much."""
+    """One use of a state. Every request has one; a generator would take three times as long as this class."""
 
     __slots__ = ("_ledger_id", "_state", "_states")
 

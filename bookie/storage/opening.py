@@ -1,7 +1,7 @@
-"""The opening of a store from the files on its disks.
+"""Opening a store from the files on its disks.
 
-All journals are replayed into the write cache and then written again by a checkpoint, before any request is served:
-data left in the page cache by a killed process can be read back although it may never reach the disk.
+Before any request is served, all journals are replayed into the write cache, and a checkpoint writes their data again:
+data that a killed process left in the page cache can be read although it may never reach the disk.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 _REPLAYED_CACHES_MAX: Final = 8
-"""Caches of replayed entries held in memory while the ledger disk is full."""
+"""The most replayed entries, in multiples of a cache's size, that are held in memory while the ledger disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a store. ``is_full``: the first checkpoint failed because a disk is full, and must be repeated."""
+    """The parts of a store. ``is_full``: the first checkpoint failed because a disk is full and must be repeated."""
 
     disk: Disk
     caches: Caches
@@ -59,14 +59,14 @@ class Parts:
 async def open_parts(
     journal_disks: Sequence[Disk], ledger_disk: Disk, index: EntryIndex, settings: StorageSettings, clock: Clock
 ) -> Parts:
-    """Check that the disks belong together, replay all journals, make a checkpoint, and begin new journal epochs.
+    """Check that the disks belong together, replay all journals, run a checkpoint, and begin new journal epochs.
 
     Raises:
         DamagedJournalError: acknowledged records cannot be read back; nothing was removed.
         WrongJournalError: a disk belongs to another journal; nothing was removed.
         LostIndexError: the index does not belong to the other files; nothing was removed.
         UnsupportedFormatError: a file was written by a newer version or another program; nothing was removed.
-        DiskError: a disk failed, or is full and the journal holds more than memory may.
+        DiskError: a disk failed, or it is full and the journal holds more than fits into memory.
     """
     for disk in journal_disks:
         await disk.make_directory(journal_replay.DIRECTORY)
@@ -99,7 +99,7 @@ async def open_parts(
 
 
 async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
-    """Return the marks of each journal, after a check that each disk belongs to the journal in this place.
+    """Check that each disk belongs to the journal in its place, and return the loaded marks of each journal.
 
     Raises:
         WrongJournalError: a disk belongs to another journal.
@@ -120,7 +120,7 @@ async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
 
 
 def check_count(mark: CheckpointMark, count: int) -> None:
-    """Check the number of journals against the index.
+    """Check that the number of journals is the one in the index.
 
     Raises:
         WrongJournalError: the store has another number of journals.
@@ -136,7 +136,7 @@ def check_count(mark: CheckpointMark, count: int) -> None:
 async def check_stores_journals(
     value: bytes | None, slots: Sequence[MarkSlots], ledger_disk: Disk
 ) -> CheckpointMark | None:
-    """Return the checkpoint's mark, after a check that neither the index nor a journal was lost or replaced.
+    """Check that neither the index nor a journal was lost or replaced, and return the checkpoint's mark.
 
     Args:
         value: the mark in the index; None: there is none.
@@ -144,7 +144,7 @@ async def check_stores_journals(
         ledger_disk: the disk of the entry logs.
 
     Raises:
-        DamagedJournalError, LostIndexError: one was lost (``replay.check_same_store``).
+        DamagedJournalError, LostIndexError: a journal or the index was lost (``replay.check_same_store``).
         WrongJournalError: the store has another number of journals.
         DiskError: a directory cannot be read.
     """
@@ -185,7 +185,7 @@ def _journals(
 
 
 async def _checkpoint_mark(slots: Sequence[MarkSlots], ledger_disk: Disk, index: EntryIndex) -> CheckpointMark:
-    """Return the checkpoint mark in the index. A new store gets all marks here, those of the journals first."""
+    """Return the checkpoint mark in the index. For a new store, write all marks, those of the journals first."""
     [value] = await index.get_many([MARK_KEY])
     found = await check_stores_journals(value, slots, ledger_disk)
     if found is not None:
@@ -206,7 +206,7 @@ async def _first_checkpoint(checkpointer: Checkpointer, journals: Journals) -> b
 
 
 async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[int, ...]]) -> bool:
-    """Make a checkpoint; False if the disk is too full for it."""
+    """Run a checkpoint. Return False if the disk is too full for it."""
     try:
         await checkpointer.run(sequences)
     except DiskFullError as error:
@@ -216,12 +216,13 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
 
 
 def _grown(size_bytes: int, settings: StorageSettings) -> int:
-    """Return the size of the active cache at which the next checkpoint is tried, on a full disk.
+    """Return the size of the active cache at which the next checkpoint is attempted on a full disk.
 
-    A bookie takes no more adds once its disk is full, so its journal holds two caches and the adds on the way.
+    A bookie accepts no adds after its disk is full, so its journal holds the content of two caches and the adds in
+    progress.
 
     Raises:
-        DiskFullError: this journal holds more, which memory may not.
+        DiskFullError: this journal holds more than ``_REPLAYED_CACHES_MAX`` caches, which must not be held in memory.
     """
     if size_bytes >= _REPLAYED_CACHES_MAX * settings.cache_bytes_max:
         raise DiskFullError(f"the journal holds more than {size_bytes} bytes of entries, which need room on the disk")

@@ -1,7 +1,7 @@
 """Ports of the storage core: files that can be made durable, and an ordered index.
 
 The core (journal, entry log, store) uses the disk only through these ports. ``Disk`` paths are relative to the root of
-the adapter. Written data is only guaranteed to survive a crash once the matching sync has returned.
+the adapter. Written data is guaranteed to survive a crash only after the corresponding sync has returned.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from bookie.model.errors import FatalError
 
 SILENT_S: Final = 60.0
-"""A disk is given up after so long without an answer: the retries of a disk driver, or of a network volume that fails
-over, take up to about 30 s."""
+"""A disk that does not answer for this time counts as failed. The retries of a disk driver, or of a network volume that
+fails over, take up to about 30 s."""
 
 
 class DiskError(FatalError):
@@ -23,12 +23,12 @@ class DiskError(FatalError):
 class DiskFullError(DiskError):
     """No space left, or no more files may be opened. The process may continue read-only, unlike after other errors.
 
-    Both may end without a restart, and neither says anything about what is on the disk.
+    Both conditions may end without a restart, and neither means that the content of the disk is damaged.
     """
 
 
 class StalledDiskError(DiskError):
-    """A disk does not answer. Threads waiting for it cannot be ended."""
+    """A disk does not answer. The threads that wait for it cannot be stopped."""
 
 
 class DirectoryFullError(DiskFullError):
@@ -36,7 +36,7 @@ class DirectoryFullError(DiskFullError):
 
 
 class DirectoryFailedError(DiskError):
-    """One of several directories failed and is out of use: write to a new file, which is in another one (R114).
+    """One of several directories failed and is out of use: write to a new file, in another directory (R114).
 
     Unsynced writes to files of the failed directory may be lost.
     """
@@ -55,7 +55,7 @@ class DiskFile(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Make all content durable (fdatasync): of a file opened for reading, the content of an earlier process.
+        """Make all content durable (fdatasync), including data of an earlier process if the file was only opened.
 
         Raises:
             DiskError: the kernel reported a failure; never call this again for this file.
@@ -65,7 +65,7 @@ class DiskFile(Protocol):
     async def append_and_sync(self, parts: Sequence[bytes]) -> int:
         """Do ``append``, then ``sync``, as one request, for a group commit.
 
-        An adapter with threads saves one switch (about 0.1 ms, nearly half of the sync itself).
+        An adapter with threads saves one thread switch (about 0.1 ms, nearly half of the time of the sync itself).
 
         Raises:
             DiskFullError: no space left; the file may end with a part of the data.
@@ -74,11 +74,11 @@ class DiskFile(Protocol):
         ...
 
     async def reserve(self, ahead: int) -> None:
-        """From now on, keep up to ``ahead`` bytes of space after the last append; 0 gives it back.
+        """From now on, keep up to ``ahead`` bytes of space reserved after the last append; 0 releases it.
 
-        A sync of an append into reserved space has less to write: neither the size of the file nor the list of its
-        blocks changes. Until the space is given back, readers find zeros after the last append, even after a crash. It
-        is an attempt: a file system that cannot reserve, or a nearly full disk, gets no reservation.
+        A sync after an append into reserved space has less to write: neither the size of the file nor its list of
+        blocks changes. Until the space is released, readers find zeros after the last append, even after a crash. This
+        is best effort: nothing is reserved if the file system does not support it, or the disk is nearly full.
 
         Raises:
             DiskError: the file is closed.
@@ -86,7 +86,7 @@ class DiskFile(Protocol):
         ...
 
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes at each (offset, size); fewer at the end of the file.
+        """Return the bytes of each (offset, size) range; fewer at the end of the file.
 
         Raises:
             DiskError: the file cannot be read.
@@ -96,7 +96,7 @@ class DiskFile(Protocol):
     def read_at_once(self, offset: int, size: int) -> bytes | None:
         """Return the ``size`` bytes at ``offset`` if they are in memory, without waiting for the disk or a thread.
 
-        None says nothing about the file: ``read`` has to be asked.
+        None means that the result is not known without a ``read``.
         """
         return None
 
@@ -112,7 +112,7 @@ class DiskFile(Protocol):
         """Close without syncing. Idempotent.
 
         Raises:
-            DiskError: of a network file system, for what was not synced. The file is closed.
+            DiskError: a network file system failed to write data that was not synced. The file is closed.
         """
         ...
 
@@ -138,7 +138,7 @@ class Disk(Protocol):
         ...
 
     async def replace(self, path: str, data: bytes) -> None:
-        """Atomically and durably replace the content of ``path`` (write aside, sync, rename, sync directory).
+        """Atomically and durably replace the content of ``path`` (write a new file, sync, rename, sync directory).
 
         Raises:
             DiskFullError: no space left; the file has the old content.
@@ -171,7 +171,7 @@ class Disk(Protocol):
         ...
 
     async def room(self) -> int:
-        """Return the free bytes for one new file: those of the device with the most."""
+        """Return the free bytes for one new file: those of the device with the most free space."""
         return (await self.space())[1]
 
     @property
@@ -181,9 +181,9 @@ class Disk(Protocol):
 
     @property
     def oldest_change(self) -> int | None:
-        """The number of the oldest change under way; None if there is none, or if changes are not counted.
+        """The number of the oldest running change; None if there is none, or if changes are not counted.
 
-        Of several directories, only changes of the first one count.
+        If there are several directories, only changes of the first one count.
         """
         return None
 
@@ -209,7 +209,7 @@ class EntryIndex(Protocol):
     def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values of ``keys`` if all of them are in memory, without waiting for the disk or a thread.
 
-        None says nothing about the keys: ``get_many`` has to be asked.
+        None means that the result is not known without ``get_many``.
         """
         return None
 
@@ -247,7 +247,7 @@ class EntryIndex(Protocol):
         ...
 
     async def reopen(self) -> None:
-        """Let writes succeed again after ``DiskFullError``. Nothing happens if no write failed in this way.
+        """Make writes possible again after ``DiskFullError``. Nothing happens if no write failed in this way.
 
         Raises:
             DiskFullError: there is not enough space yet. If the space ended while the index was being opened, every

@@ -1,11 +1,12 @@
 """Read-ahead: the entries after those requested by a sequential reader, in one large read of an entry log.
 
-A request is sequential if it follows a recent one of the same ledger, or is long. A load follows the ledger's entries
-in the index, takes those stored one after the other in one entry log, reads them at once, and verifies each of them. An
-entry that cannot be read or verified is left out, and the request reads it by itself: its answer contains the error.
+A request is sequential if it continues a recent one of the same ledger, or if it is long. A load takes the ledger's
+next entries from the index as far as they are consecutive in one entry log, reads them with one request, and verifies
+each of them. An entry that cannot be read or verified is omitted. The request then reads it separately, and its answer
+contains the error.
 
-A request waits only for the load that has its entries. The entries expected in the next request of the same reader are
-loaded in the background, so the disk works during the way of the answer.
+A request waits only for a load of its own entries. The entries that the next request of the same reader is expected to
+need are loaded in the background, so the disk works while the answer is being sent.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from bookie.storage.settings import StorageSettings
 _log = logging.getLogger(__name__)
 
 _LEDGERS_MAX: Final = 1024
-"""Ledgers whose readers are remembered."""
+"""The number of ledgers whose readers are remembered."""
 _READERS_MAX: Final = 4
-"""Readers remembered for each of them."""
+"""The number of readers remembered per ledger."""
 _STEP_MAX: Final = 16
-"""Entries a sequential reader may skip: those stored only on other bookies of the ensemble."""
+"""A sequential reader may skip to an entry at most this far ahead: other bookies of the ensemble store those in
+between."""
 _LONG_REQUEST: Final = 16
-"""Entries in one request from which on it counts as sequential by itself."""
+"""A request for at least this many entries counts as sequential by itself."""
 _BACKGROUND_MAX: Final = 4
-"""Most loads in the background at once; each holds a window of memory beside the cache."""
+"""The most concurrent loads in the background. Each holds one window in memory, in addition to the cache."""
 _FIRST_ENTRIES: Final = 64
-"""Entries of the first load of a ledger, before their size is known."""
+"""The number of entries in the first load of a ledger, when their size is not known yet."""
 
 
 @dataclass(slots=True)
@@ -55,8 +57,8 @@ class _Recent:
     """The recent readers of one ledger.
 
     Attributes:
-        positions: where they are.
-        entries: how many entries the next load takes.
+        positions: the last entry that each of them read.
+        entries: how many entries the next load reads.
         end: the last entry covered by the latest load, verified or not.
     """
 
@@ -78,7 +80,7 @@ class ReadAhead:
         self._is_closed = False
 
     def note(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Record these entries as read."""
+        """Record that these entries were read."""
         if (recent := self._recent.get(ledger_id)) is None:
             recent = self._recent[ledger_id] = _Recent()
             if len(self._recent) > _LEDGERS_MAX:
@@ -93,7 +95,7 @@ class ReadAhead:
         positions.append(entry_ids[-1])
 
     def is_wanted(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> bool:
-        """Return whether a request is sequential, and more than its entries should be read."""
+        """Return whether a request is sequential, so that more than its entries should be read."""
         if fault_point("storage.read_ahead"):
             return True
         if len(entry_ids) >= _LONG_REQUEST:
@@ -102,18 +104,18 @@ class ReadAhead:
         return recent is not None and _follows(recent.positions, entry_ids[0]) is not None
 
     async def load(self, ledger_id: LedgerId, first: EntryId) -> int:
-        """Load entries from ``first`` on into the cache, and return the number of bytes read; 0 if none came.
+        """Load entries from ``first`` on into the cache, and return the number of their bytes; 0 if none were loaded.
 
-        The caller must have seen that no load of this ledger is running, without a yield.
+        The caller must have checked, without a yield since, that no load of this ledger is running.
         """
         return await self._run(self.cache.begin(ledger_id, first))
 
     def load_next(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Begin to load the expected next request of the reader of ``entry_ids``, unless it is here or on its way."""
+        """Start loading what the reader of ``entry_ids`` will request next, unless it is loaded or being loaded."""
         recent, last = self._recent.get(ledger_id), entry_ids[-1]
         if recent is None or self._is_closed or len(self._background) >= _BACKGROUND_MAX:
             return
-        next_last = last + max(last - entry_ids[0], 0) + 1  # of the next request, if it is like this one
+        next_last = last + max(last - entry_ids[0], 0) + 1  # the end of the next request, if it is as long
         first = max(recent.end, last) + 1
         if recent.end >= next_last or first > LEDGER_ID_MAX or self.cache.loading(ledger_id) is not None:
             return
@@ -123,7 +125,7 @@ class ReadAhead:
         task.add_done_callback(lambda done: self._finished(done, load))
 
     async def close(self) -> None:
-        """Stop the loads in the background, and begin no more."""
+        """Stop the loads in the background, and start no more."""
         self._is_closed = True
         for task in list(self._background):
             await cancel(task)
@@ -133,7 +135,7 @@ class ReadAhead:
 
     def _finished(self, task: asyncio.Task[None], load: Load) -> None:
         self._background.discard(task)
-        if not load.done.is_set():  # cancelled before it ran
+        if not load.done.is_set():  # cancelled before it started
             self.cache.end(load, {})
 
     async def _run(self, load: Load) -> int:
@@ -148,7 +150,7 @@ class ReadAhead:
         return sum(map(len, entries.values()))
 
     async def _window(self, ledger_id: LedgerId, first: EntryId) -> dict[EntryId, bytes]:
-        """Read and verify the entries stored one after the other from ``first`` on."""
+        """Read and verify the entries from ``first`` on that are stored consecutively."""
         recent = self._recent.get(ledger_id) or _Recent()
         pairs = await self._index.range(pack_entry_key(ledger_id, first), entry_range(ledger_id)[1], recent.entries)
         if not pairs:
@@ -163,12 +165,12 @@ class ReadAhead:
         for key, (_, entry_id), (_, offset, length, crc) in zip(keys, unpack_entry_keys(keys), places, strict=False):
             begin = offset - start
             body = data[begin : begin + length]
-            if len(body) == length and crc32c(body) == crc and body.startswith(key):  # the ids, as in ``is_entry``
+            if len(body) == length and crc32c(body) == crc and body.startswith(key):  # key: the ids in the entry
                 entries[EntryId(entry_id)] = body
         return entries
 
     def _next_entries(self, count: int, size: int) -> int:
-        """As many as fit into a window if they have the size of the last ones."""
+        """Return how many entries of the last ones' average size fit into a window."""
         fitting = self._settings.read_ahead_bytes * count // size
         return max(min(fitting, self._settings.read_ahead_entries), 1)
 
@@ -178,7 +180,7 @@ def _follows(positions: Sequence[EntryId], entry_id: EntryId) -> EntryId | None:
 
 
 def _contiguous(places: Sequence[tuple[int, int, int, int]], bytes_max: int) -> tuple[int, int, int]:
-    """Return the number of places in one range of one log, beginning with the first, its offset, and its size.
+    """Return the number of places, from the first on, that form one range of one log, its offset, and its size.
 
     The range is longer than ``bytes_max`` only if the first entry is.
     """

@@ -1,13 +1,12 @@
-"""The read cache: entries read ahead from the entry logs, before they are requested.
+"""The read cache: entries that were read from the entry logs before they are requested.
 
-The invariant: an entry in this cache has the bytes to which the index refers. Only verified entries are put in. Every
-write or deletion of an entry's place in the index goes through ``WatchedIndex``: once it has ended, the ledger's
-entries leave the cache, and loads of the ledger begun before it put nothing in (R106). The write caches hide this
-cache, and an entry leaves them only after it was written to the index, so a superseded copy is never served. Compaction
-moves entries without changing them.
+The invariant: an entry in this cache has the bytes to which the index refers. Only verified entries are added. Every
+write or deletion of an entry's place in the index goes through ``WatchedIndex``: after it ends, the ledger's entries
+are removed from the cache, and loads of the ledger that started before add nothing (R106). The write caches take
+precedence, and an entry leaves them only after it was written to the index, so a superseded copy is never served.
+Compaction moves entries without changing them.
 
-The memory is bounded; the block loaded first leaves first.
-R rules are defined in docs/failure-model.md.
+The memory is bounded; the block that was loaded first is evicted first. R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Load:
 
     Attributes:
         ledger_id: the ledger being read.
-        first: no earlier entry is loaded.
-        is_valid: false once the ledger's entries changed in the index; nothing is put in the cache then.
+        first: the first entry to load.
+        is_valid: False after the ledger's entries changed in the index; nothing is added to the cache then.
         done: set when the load has ended.
     """
 
@@ -60,10 +59,10 @@ class ReadCache:
     """The read cache of one store.
 
     Attributes:
-        size: bytes in it, with an overhead for each entry.
-        hits: entries found here when requested.
-        misses: entries in no cache when requested.
-        read_ahead_bytes: bytes of verified entries loaded.
+        size: its bytes, including an overhead for each entry.
+        hits: the number of requested entries that were found here.
+        misses: the number of requested entries that were in no cache.
+        read_ahead_bytes: the bytes of all verified entries that were loaded.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -74,30 +73,30 @@ class ReadCache:
         self._bytes_max = bytes_max
         self._ledgers: dict[LedgerId, _Ledger] = {}
         self._blocks: dict[_Block, None] = {}
-        """In the order in which they were loaded."""
+        """All blocks, in the order in which they were loaded."""
         self._loads: dict[LedgerId, Load] = {}
         self._is_closed = False
 
     def entries(self, ledger_id: LedgerId) -> Mapping[EntryId, bytes]:
         """Return the cached entries of a ledger, valid until the next yield.
 
-        The caller must look in the write caches first, with no yield before this call.
+        The caller must look in the write caches first, without a yield before this call.
         """
         found = self._ledgers.get(ledger_id)
         return _NOTHING if found is None else found.entries
 
     def loading(self, ledger_id: LedgerId) -> Load | None:
-        """Return the load of a ledger that has begun and has not ended."""
+        """Return the running load of a ledger, or None."""
         return self._loads.get(ledger_id)
 
     def begin(self, ledger_id: LedgerId, first: EntryId) -> Load:
-        """Begin a load. Call this before the index is read, and always ``end`` afterwards. One per ledger at a time."""
+        """Begin a load, before reading the index. ``end`` must always follow. A ledger has one load at a time."""
         assert ledger_id not in self._loads, "a load of this ledger is running"
         load = self._loads[ledger_id] = Load(ledger_id, first)
         return load
 
     def end(self, load: Load, entries: dict[EntryId, bytes]) -> None:
-        """End a load with the verified entries it found; empty if it failed."""
+        """End a load, and add the verified entries that it found: none if it failed."""
         self._loads.pop(load.ledger_id)
         load.done.set()
         loaded = sum(map(len, entries.values()))
@@ -115,7 +114,7 @@ class ReadCache:
             self._evict(next(iter(self._blocks)))
 
     def forget(self, ledger_ids: Iterable[LedgerId]) -> None:
-        """Remove the entries of ledgers, and let their running loads put nothing in."""
+        """Remove the entries of ledgers, and invalidate their running loads."""
         for ledger_id in ledger_ids:
             if (load := self._loads.get(ledger_id)) is not None:
                 load.is_valid = False
@@ -125,17 +124,17 @@ class ReadCache:
                     self.size -= block.size
 
     def close(self) -> None:
-        """Remove everything, and take nothing more."""
+        """Remove everything, and accept no more entries."""
         self._is_closed = True
         self.forget([*self._ledgers, *self._loads])
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is in the cache or on its way into it."""
+        """Whether the cache is empty and no load is running."""
         return not self._ledgers and not self._loads
 
     def _evict(self, block: _Block) -> None:
-        """Remove a block with all its entries, including those in a later block."""
+        """Remove a block and all its entries, including those that a later block also has."""
         del self._blocks[block]
         self.size -= block.size
         ledger = self._ledgers[block.ledger_id]
@@ -148,11 +147,11 @@ class ReadCache:
 
 
 class WatchedIndex:
-    """An ``EntryIndex`` whose writes keep a read cache right (R106)."""
+    """An ``EntryIndex`` whose writes invalidate the entries of a read cache (R106)."""
 
     def __init__(self, index: EntryIndex, cache: ReadCache) -> None:
         self.changes = Changes()
-        """The writes under way."""
+        """The running writes."""
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
@@ -164,13 +163,13 @@ class WatchedIndex:
         self.close = index.close
 
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply changes as ``EntryIndex.write`` does. The cache forgets their ledgers, even if the write fails."""
+        """Apply changes as ``EntryIndex.write`` does. Their ledgers leave the cache, even if the write fails."""
         try:
             with self.changes.one():
                 await self._write(puts, deletes)
         except asyncio.CancelledError:
             if ledger_ids_of(_keys(puts, deletes)):
-                self._cache.close()  # the write may still happen, at any later moment
+                self._cache.close()  # the write may still happen at any later moment
             raise
         finally:
             if not self._cache.is_unused:

@@ -1,7 +1,7 @@
 """Reads from the write caches, the read cache, the index and the entry logs, in this order.
 
-The caches are always checked first, and without yielding: an entry leaves the write caches only once it is in the
-index. An entry that is in the index but does not verify is CORRUPT or IO_ERROR, never absent (S6).
+The caches are always checked first and without yielding, because an entry leaves the write caches only after it is in
+the index. An entry that is in the index but cannot be verified is CORRUPT or IO_ERROR, never absent (S6).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _Found = bytes | Location | None
 _log = logging.getLogger(__name__)
 
 _FEW_KEYS: Final = 16
-"""A ledger with fewer entries needs no second look into the index for its last one."""
+"""The ids of a ledger with fewer entries are read at once, so its last entry needs no second lookup."""
 _JOINED_AT_ONCE: Final = 20_000
-"""Ids of cached entries joined to runs between two turns of the loop: some milliseconds."""
+"""The number of ids of cached entries that are joined to runs before the event loop gets a turn: a few milliseconds."""
 _AT_ONCE_MAX: Final = 8
-"""Most entries of one request looked up without a thread if memory has them; a switch to a thread and back takes longer
-than their look-up."""
+"""Requests for at most this many entries are answered without a thread if the data is in memory: a switch to a thread
+and back takes longer."""
 _AT_ONCE_BYTES: Final = 64 << 10
-"""Bytes of one request copied from the page cache without a thread: some ten microseconds."""
+"""The most bytes of one request that are copied from the page cache without a thread: some ten microseconds."""
 _MOVES_MAX: Final = 3
-"""How often one read follows entries moved by compaction at the same time; only damage can cause more moves."""
+"""How often one read looks up entries again that compaction moved during the read; only damage can cause more moves."""
 
 
 @dataclass(slots=True)
@@ -99,16 +99,16 @@ class EntryReader:
     def _look_in_memory(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found], places: Sequence[int]
     ) -> tuple[list[int], int]:
-        """Look up the entries at ``places`` in the caches, and put them into ``found``.
+        """Look up the entries at ``places`` in the caches, and update ``found``.
 
         Returns:
-            The places still missing, and the number of entries found in the read cache.
+            The places that are still missing, and the number of entries found in the read cache.
         """
         missing: list[int] = []
         newest = self.caches.get if self.caches.has(ledger_id) else None
         ahead = {} if self.ahead is None else self.ahead.cache.entries(ledger_id)
         hits = 0
-        for place in places:  # nothing yields here
+        for place in places:  # this loop does not yield
             entry_id = entry_ids[place]
             if newest is not None and (entry := newest(ledger_id, entry_id)) is not None:
                 found[place] = entry.data
@@ -127,7 +127,7 @@ class EntryReader:
         found: list[_Found],
         missing: list[int],
     ) -> list[int]:
-        """Read missing entries with those after them if the request is sequential; return the places still missing."""
+        """If the request is sequential, read missing entries with those after them. Return the places still missing."""
         is_wanted, loaded_bytes = ahead.is_wanted(ledger_id, entry_ids), 0
         while missing and loaded_bytes < READ_BYTES_MAX:
             first, before = entry_ids[missing[0]], missing[0]
@@ -158,10 +158,10 @@ class EntryReader:
     async def _stored(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found]
     ) -> list[bytes | DiskError | None]:
-        """Return the bytes at each location in ``found``, and correct ``found`` for moved entries.
+        """Return the bytes at each location in ``found``, and update ``found`` for moved entries.
 
-        A missing log was either compacted or lost. If it was compacted, the index already has the new locations, and
-        their log can only be missing if it was compacted as well.
+        A missing log was either compacted or lost. If it was compacted, the index already has the new locations. Their
+        log can be missing only if it was compacted as well.
         """
         for attempt in range(_MOVES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
@@ -183,7 +183,7 @@ class EntryReader:
         found: list[_Found],
         places: Sequence[int],
     ) -> bool:
-        """Look up the entries at ``places`` again, correct ``found``, and return whether it changed."""
+        """Look up the entries at ``places`` again, update ``found``, and return whether it changed."""
         before = [found[place] for place in places]
         cached = [self.caches.get(ledger_id, entry_ids[place]) for place in places]
         values = await self.index.get_many([pack_entry_key(ledger_id, entry_ids[place]) for place in places])
@@ -207,7 +207,7 @@ class EntryReader:
         return (await self.entries(state, [EntryId(last)]))[0]
 
     async def ends(self, ledger_id: LedgerId) -> tuple[EntryId, EntryId] | None:
-        """Return the least and the greatest id of a ledger's entries; None: there are none.
+        """Return the least and the greatest id of a ledger's entries, or None if there are none.
 
         Raises:
             DiskError: the index cannot be read.
@@ -221,7 +221,7 @@ class EntryReader:
         return (min(found), max(found)) if found else None
 
     async def runs(self, ledger_id: LedgerId) -> EntryRuns:
-        """Return the ids of all entries of a ledger. Gives way to others between parts.
+        """Return the ids of all entries of a ledger. Yields to other tasks between parts of the work.
 
         Raises:
             DiskError: the index cannot be read.
@@ -237,7 +237,7 @@ class EntryReader:
     async def unreachable(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of the stored entries of a ledger whose logs may be in a directory that is out of use (R114).
 
-        Gives way to others between parts.
+        Yields to other tasks between parts of the work.
 
         Raises:
             DiskError: the index cannot be read.
@@ -297,7 +297,7 @@ def _verified(
     if isinstance(data, bytes) and is_entry(location, data, ledger_id, entry_id):
         return EntryResult(entry_id, Status.OK, data)
     status = Status.IO_ERROR if isinstance(data, DiskError) else Status.CORRUPT
-    if not isinstance(data, DirectoryFailedError):  # logged once, for all of its entries
+    if not isinstance(data, DirectoryFailedError):  # the failure is logged once for the directory
         _log.error(
             "stored entry does not verify",
             extra={
@@ -314,7 +314,7 @@ def _verified(
 
 def _add_page(runs: RunsBuilder, keys: Sequence[bytes]) -> None:
     first, last = entry_id_of(keys[0]), entry_id_of(keys[-1])
-    if last - first == len(keys) - 1:  # ascending and distinct, so there is no gap
+    if last - first == len(keys) - 1:  # the keys are ascending and distinct, so there is no gap
         runs.add(first, last)
         return
     for run in joined(map(entry_id_of, keys)):
@@ -322,7 +322,7 @@ def _add_page(runs: RunsBuilder, keys: Sequence[bytes]) -> None:
 
 
 def _collecting(entry_ids: list[EntryId]) -> Generator[None, None, EntryRuns]:
-    """Return the set of ids in any order, with pauses. Sorting mostly ascending ids takes little time."""
+    """Return the set of ids, with pauses. Sorting is fast, because most ids are ascending."""
     entry_ids.sort()
     runs = RunsBuilder()
     for start in range(0, len(entry_ids), _JOINED_AT_ONCE):

@@ -1,22 +1,22 @@
-"""The rebuilding of a lost entry index from the entry logs.
+"""Rebuilding a lost entry index from the entry logs.
 
-The index holds two kinds of records. The places of entries are found again in the entry logs. The states of ledgers
-(keys, fences, limbo, and which ledgers were collected) are not. Every ledger found is therefore fenced, and in limbo:
-the status of an entry not found is "unknown", never "absent" (S6). The caller must do the same for the ledgers without
-any entry found, before anything is served (``bookie.server.joining.rebuilt``).
+The index holds two kinds of records. The places of entries can be recovered from the entry logs. The states of ledgers
+(keys, fences, limbo, and which ledgers were collected) cannot. Every ledger that is found is therefore fenced and put
+in limbo: the status of an entry that is not found is "unknown", never "absent" (S6). The caller must do the same for
+ledgers of which no entry was found, before anything is served (``bookie.server.joining.rebuilt``).
 
-Entries of collected ledgers are found again if their logs still exist. The collector deletes them again.
+Entries of collected ledgers reappear if their logs still exist. The collector deletes them again.
 
-If an entry is found more than once, the copy in the log with the greatest id counts, as after a crash. A log is read to
-its end: an unreadable part is a finding and is skipped up to the next intact record. Nothing in the logs is changed.
-Each log is synced before its entries are named. After a kill, it may be in the page cache alone, and the disk may have
-an older copy, which counts as dead from then on.
+If an entry is found more than once, the copy in the log with the greatest id is used, as after a crash. A log is read
+to its end: an unreadable part is a finding, and is skipped up to the next intact record. Nothing in the logs is
+changed. Each log is synced before the index refers to its entries. After a kill it may be only in the page cache, and
+the disk may have an older copy, which counts as dead from then on.
 
-The journal may be damaged or lost as well. Then the store with the new index refuses to open for this reason, until the
-journal is salvaged (``bookie.storage.salvaging``).
+The journal may be damaged or lost as well. The store with the new index then refuses to open until the journal is
+salvaged (``bookie.storage.salvaging``).
 
-The mark of the checkpoint is written last. It lets the next start replay every existing journal file, because entries
-can be in the journal alone. Without the mark, a store refuses to open, so an unfinished index is never used.
+The mark of the checkpoint is written last. It makes the next start replay every existing journal file, because some
+entries may be only in the journal. Without the mark a store refuses to open, so an unfinished index is never used.
 
 Source: docs/failure-model.md#lost-index; S rules are defined in docs/invariants.md.
 """
@@ -70,22 +70,22 @@ from bookie.storage.port import Disk, DiskFile, EntryIndex
 _log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 8 << 20
-"""Read at a time; more than the largest record."""
+"""Bytes read at a time; more than the largest record."""
 _TRIED_BYTES_MAX: Final = 1 << 30
-"""Bytes over which checksums are computed in the search for the next record of one window."""
+"""The most bytes over which checksums are computed in one window to find the next record."""
 _HEAD: Final = struct.Struct(">IIqq")
-"""Size, CRC32C, ledger id, entry id: the beginning of every record."""
+"""The beginning of every record: size, CRC32C, ledger id, entry id."""
 
 
 @dataclass(slots=True)
 class RebuiltIndex(Findings):
-    """The result of the search in the entry logs.
+    """The result of reading the entry logs.
 
     Attributes:
-        logs: entry logs read.
-        entries: entries in the index.
-        ledgers: ledgers with at least one entry.
-        superseded: older copies of entries stored again.
+        logs: the number of entry logs read.
+        entries: the number of entries added to the index.
+        ledgers: the number of new ledgers in the index.
+        superseded: the number of older copies of entries that were stored again.
     """
 
     logs: int = 0
@@ -95,38 +95,39 @@ class RebuiltIndex(Findings):
 
 
 async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) -> RebuiltIndex:
-    """Fill an empty index from the entry logs, and let each journal be replayed from its beginning.
+    """Fill an empty index from the entry logs, with a mark from which each journal is replayed completely.
 
     Args:
         journals: the disk of each journal; only read.
         ledgers: the disk of the entry logs, which are read and synced.
-        index: an empty index. If this call does not return, no store opens with it.
+        index: an empty index. Unless this call succeeds, no store opens with it.
 
     Raises:
-        WrongJournalError: a disk belongs to another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is missing.
         DiskError: a directory cannot be read or is out of use, or the index cannot be written.
     """
     places = place_files(journals)
     sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
     rebuilding = _Rebuilding(ledgers, index)
-    await ledgers.make_directory(DIRECTORY)  # a ledger directory that was just added has none
+    await ledgers.make_directory(DIRECTORY)  # a ledger directory that was just added does not have it yet
     ids = await all_log_ids(ledgers)
     await rebuilding.read_logs(ids)
-    check_all_in_use(ledgers)  # one may have failed since the first check
+    check_all_in_use(ledgers)  # a directory may have failed since the first check
     await rebuilding.finish(CheckpointMark(tuple(sequences), max(ids, default=0) + 1, rebuilding.result.ledgers))
     return rebuilding.result
 
 
 async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> RebuiltIndex:
-    """Name in an index the entries of entry logs that it does not name, and put new ledgers in limbo. Idempotent.
+    """Add the entries of entry logs to an index in use, and put new ledgers in limbo. Idempotent.
 
-    An entry that the index names in an older log is named here: compaction or a repair has stored it again, and the
-    index lost this. The older log may be removed by now, or its copy damaged.
+    If the index locates an entry in an older log, its place is replaced: compaction or a repair has stored the entry
+    again, and the index lost that write. The older log may have been removed since, or its copy may be damaged.
 
     Args:
         ledgers: the disk of the entry logs, which are read and synced.
         index: an index in use.
-        ids: the logs begun after the last write of the index, or just before. Their dead bytes are not counted.
+        ids: the logs that were begun after, or just before, the last write of the index. Their dead bytes are not
+            counted.
 
     Raises:
         DiskError: a log cannot be opened, or the index cannot be read or written.
@@ -137,9 +138,9 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
 
 
 async def _first_sequence(journal: Disk, place: PlaceFile) -> int:
-    """Return the sequence from which on every existing journal file is replayed; 0 if the journal is lost.
+    """Return a sequence from which a replay reads every existing journal file; 0 if the journal is lost.
 
-    A journal whose marks are lost is never replayed, but salvaged. So the sequence must not be too great for that.
+    A journal with lost marks is not replayed but salvaged, from the same sequence, so it must not be too great.
     """
     slots = MarkSlots(journal, replay.DIRECTORY)
     try:
@@ -156,7 +157,8 @@ class _Rebuilding:
     disk: Disk
     index: EntryIndex
     adopted: frozenset[int] | None = None
-    """Logs that are added to an index in use: a place it names in one of them stays. None: it is a new index."""
+    """The logs that are added to an index in use; places in them that it already has are kept. None: the index is
+    new."""
     result: RebuiltIndex = field(default_factory=RebuiltIndex)
     _dead: dict[int, int] = field(default_factory=dict)
     """Dead bytes by log id."""
@@ -190,19 +192,19 @@ class _Rebuilding:
             await file.close()
         if end < size:
             self._add_dead(log_id, size - end)
-            # This lets compaction remove the log after its entries have left it.
+            # This allows compaction to remove the log after it has moved its entries.
             if is_end_recorded and self.adopted is None:
                 await self.index.write([ends_at(log_id, end, is_counted=True)])
 
     async def finish(self, mark: CheckpointMark) -> None:
-        """Write the numbers of dead bytes, and the mark: from now on the index can be used."""
+        """Write the numbers of dead bytes, then the mark, which makes the index usable."""
         await self.index.write([(dead_key(log_id), pack_dead(size)) for log_id, size in sorted(self._dead.items())])
         await self.index.write([(MARK_KEY, mark.encode())])
 
     async def _records(
         self, file: DiskFile, log_id: int, size: int
     ) -> AsyncGenerator[tuple[int, list[tuple[Location, bytes]]], None]:
-        """Yield the intact records, with the offset to which their places are relative. Report the other bytes."""
+        """Yield the intact records, with the offset to which their places are relative. Report all other bytes."""
         offset, damage_begin = HEADER_SIZE, None
         while offset < size:
             window = await self._read(file, log_id, offset, min(WINDOW_BYTES, size - offset))
@@ -222,7 +224,7 @@ class _Rebuilding:
             self._report_damage(log_id, damage_begin, size)
 
     async def _name(self, log_id: int, base: int, records: Sequence[tuple[Location, bytes]]) -> None:
-        """Write places and the states of new ledgers."""
+        """Write the places of records, and the states of new ledgers."""
         places: dict[bytes, Location] = {}
         found: set[LedgerId] = set()
         named = []
@@ -262,7 +264,7 @@ class _Rebuilding:
         await self.index.write([*puts, *more, *await self._new_states(sorted(found))])
 
     async def _new_states(self, ledger_ids: Sequence[LedgerId]) -> list[tuple[bytes, bytes]]:
-        """Return the states of ledgers that are new, or were collected."""
+        """Return the index pairs of the states of ledgers that are new or were collected."""
         known = await self.index.get_many([state_key(ledger_id) for ledger_id in ledger_ids])
         puts = []
         for ledger_id, value in zip(ledger_ids, known, strict=True):
@@ -273,7 +275,7 @@ class _Rebuilding:
                 state.restore(value)
                 if not state.is_collected:
                     continue
-                state.is_collected, state.is_limbo = False, True  # else its entries were never collected again
+                state.is_collected, state.is_limbo = False, True  # otherwise its entries would never be collected again
             puts.append((state_key(ledger_id), state.encode()))
         return puts
 
@@ -289,10 +291,10 @@ class _Rebuilding:
 
 
 def next_record(window: bytes) -> int:
-    """Return how far to continue in a window that does not begin with an intact record.
+    """Return how many bytes to skip in a window that does not begin with an intact record.
 
-    This is the distance to the next intact record. If there is none, only the possible beginning of a record
-    that continues after the window is left.
+    This is the distance to the next intact record. If there is none, everything is skipped except the possible
+    beginning of a record that continues after the window.
     """
     tried, last = 0, len(window) - RECORD_HEADER_SIZE - ENTRY_HEADER_SIZE
     for start in range(1, last + 1):

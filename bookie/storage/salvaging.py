@@ -1,21 +1,21 @@
-"""The salvage of a damaged or lost journal: the readable part is kept, and the rest counts as unknown (rule R107).
+"""Salvaging a damaged or lost journal: the readable part is kept, and the rest counts as unknown (rule R107).
 
-The records that only the journal held, after the last checkpoint, may be any entry, key or fence of any ledger. Only
-the journal shows which ledgers got one. So the salvage bounds nothing by time:
+Records after the last checkpoint are only in the journal. The lost ones may be entries, keys or fences of any ledger,
+even of one that was last used long ago. So the salvage treats all ledgers alike:
 
-- each ledger named by the index or by a readable record of the journal is fenced, and in limbo: the status of an entry
-  not stored here is "unknown", never "absent" (S6), and no old writer gets an acknowledgement, because a fence may be
-  among the lost records (S17);
-- of a collected ledger only the fence is needed. If the metadata names the bookie for it again, the caller puts it in
-  limbo, with all other ledgers named by the metadata (``bookie.server.joining.salvaged``).
+- each ledger in the index or in a readable record of the journal is fenced and put in limbo. The status of an entry
+  that is not stored here is then "unknown", never "absent" (S6). No old writer gets an acknowledgement, because a fence
+  may be among the lost records (S17);
+- a collected ledger is only fenced. If the metadata names the bookie for it again, the caller puts it in limbo, with
+  all other ledgers for which the metadata names the bookie (``bookie.server.joining.salvaged``).
 
-Entry logs not named by the index are kept, and their entries named: the damage may be that the index lost its last
-writes, and the journal was trimmed since. This includes entries moved by compaction: the logs named by such an index
-are removed by then.
+Entry logs to which the index does not refer are kept, and their entries are added to the index: the index may have lost
+its last writes after the journal was trimmed. This includes entries that compaction moved: the logs to which such an
+index refers were removed.
 
-The readable entries are moved to the entry logs, so the last copy of an entry survives. The mark of the checkpoint does
-not move, and nothing in the journal is changed. So until the caller takes the journal out, the store does not open, and
-this can be repeated.
+The readable entries are moved to the entry logs, so the last copy of an entry survives. The mark of the checkpoint and
+the journal are not changed. So the store does not open until the caller removes the journal, and the salvage can be
+repeated.
 
 Source: docs/failure-model.md#damaged-journal; S rules are defined in docs/invariants.md.
 """
@@ -55,8 +55,8 @@ class SalvagedJournal:
     """The records read from a damaged journal.
 
     Attributes:
-        records: records of the journal missing from the entry logs and the index.
-        ledgers: ledgers in limbo now. Ledgers named only by the metadata come later.
+        records: the number of journal records that were not in the entry logs and the index yet.
+        ledgers: the number of ledgers in limbo. The caller adds those that only the metadata names.
         epoch: the greatest epoch found in the journal.
         findings: the unreadable parts.
     """
@@ -68,10 +68,10 @@ class SalvagedJournal:
 
 
 async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJournalError | None:
-    """Return why a store with these journals does not open; None if each of them can be replayed.
+    """Return the reason why a store with these journals does not open; None if each of them can be replayed.
 
     Raises:
-        WrongJournalError: a disk belongs to another journal, or one is left out.
+        WrongJournalError: a disk belongs to another journal, or one is missing.
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
         DiskError: the directory or the index cannot be read.
@@ -103,7 +103,8 @@ async def salvage(
     Raises:
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
-        DiskError: a disk failed or is full, or a ledger directory is out of use. Call it again when this has ended.
+        DiskError: a disk failed or is full, or a ledger directory is out of use. Repeat the call after the cause is
+            removed.
     """
     mark = await _checkpoint_mark(index)
     await ledgers.make_directory(entry_log.DIRECTORY)
@@ -112,7 +113,7 @@ async def salvage(
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
     unfinished = set(log_ids) & set(await uncounted(index))
     adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
-    entry_log.check_all_in_use(ledgers)  # one may have failed since the first check
+    entry_log.check_all_in_use(ledgers)  # a directory may have failed since the first check
     mark = replace(mark, ledger_count=mark.ledger_count + adopted.ledgers)
     await index.write([(MARK_KEY, mark.encode())])
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
@@ -141,15 +142,15 @@ async def salvage(
 
 
 async def begin_journals(journals: Sequence[Disk], index: EntryIndex, epoch: int) -> None:
-    """Begin a journal in each directory, all of them without one: after the last one the store opens.
+    """Begin a new journal in each directory. The store can open after the last one was begun.
 
     Args:
-        journals: the disk of each journal, without ``journal``.
+        journals: the disk of each journal, without a ``journal`` directory.
         index: after ``salvage``.
         epoch: greater than any epoch of the earlier journals.
 
     Raises:
-        DiskError: it could not be made durable.
+        DiskError: a journal could not be made durable.
     """
     mark = await _checkpoint_mark(index)
     for disk, place, sequence in zip(journals, place_files(journals), mark.sequences, strict=True):
@@ -184,6 +185,6 @@ async def _enter_limbo(index: EntryIndex) -> int:
 
 
 def _suspect(state: LedgerState, *, is_collected: bool) -> None:
-    """The journal may have had a fence, and entries unless the ledger was collected."""
+    """Set the state of a ledger of which the journal may have lost a fence and, unless it was collected, entries."""
     state.is_fenced = state.is_fence_durable = True
     state.is_limbo = state.is_limbo or not is_collected

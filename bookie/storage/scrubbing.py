@@ -1,7 +1,7 @@
 """The verification of stored entries against their checksums.
 
-The index is followed in the order of its keys, so a scrub reads exactly the entries the bookie would serve, once, and a
-position is the key it reached. An entry that does not verify is a finding; nothing is changed.
+A scrub goes through the index in the order of its keys. So it reads each entry that the bookie would serve exactly
+once, and its position is the last key. An entry that cannot be verified is a finding; nothing is changed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bookie.storage.port import EntryIndex
 
 _PAGE_KEYS: Final = 1000
 _STEP_BYTES: Final = 4 << 20
-"""Read at a time, unless one entry is larger."""
+"""The most bytes read at a time, unless one entry is larger."""
 _ENTRIES_END: Final = b"\xff"
-"""After the keys of all entries."""
+"""The end key (exclusive) of the range of all entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedEntry:
-    """An entry in the index that cannot be served."""
+    """An entry that is in the index and cannot be served."""
 
     ledger_id: LedgerId
     entry_id: EntryId
@@ -41,9 +41,9 @@ class DamagedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """The result of one step of a scrub; ``last`` is its last entry, from which another scrub can continue.
+    """The result of one step of a scrub.
 
-    ``entries`` is the number of entries read.
+    ``last`` is its last entry, after which another scrub can continue. ``entries`` is the number of entries read.
     """
 
     last: tuple[LedgerId, EntryId]
@@ -58,11 +58,12 @@ async def scrub(
     """Verify every entry after ``after`` (None: all), a few megabytes at a time.
 
     Args:
-        index: the entries.
-        logs: where they are.
-        after: the last entry verified before; None: there is none.
-        is_for_findings: whether each entry in a directory out of use is damage. If not, these entries are passed over:
-            they are known to be out of use, are left out of lists, and may be as many as a disk holds (R114).
+        index: the entry index.
+        logs: the entry logs.
+        after: the last entry that an earlier scrub verified; None: begin with the first entry.
+        is_for_findings: whether each entry in a directory that is out of use counts as damaged. If not, these entries
+            are skipped: they are known to be out of use, are omitted from lists, and may be as many as a disk holds
+            (R114).
 
     Raises:
         DiskError: the index cannot be read.
@@ -105,7 +106,7 @@ async def _verified(
         else:
             what = "its entry log is missing" if body is None else str(body)
         if await _is_moved(index, key, place):
-            continue  # compaction or a deletion was faster
+            continue  # compaction moved it, or it was deleted
         damaged.append(DamagedEntry(LedgerId(ledger_id), EntryId(entry_id), log_path(place.log_id), place.offset, what))
     return ScrubStep((LedgerId(last[0]), EntryId(last[1])), len(placed), size, damaged)
 

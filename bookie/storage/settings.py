@@ -1,4 +1,4 @@
-"""Bounds of the storage core. Sizes in bytes."""
+"""Bounds of the storage core. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 READ_CACHE_BYTES: Final = 32 << 20
-"""Default size of the read cache: sixteen windows of read-ahead."""
+"""Default size of the read cache: sixteen times the size of one read-ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,44 +19,45 @@ class StorageSettings:
     journal_file_bytes: int = 64 << 20
     """Size at which a journal file is closed; space is freed file by file."""
     journal_reserve_bytes: int = 0
-    """Space reserved by the journal after its end, so a sync seldom changes more than the batch; 0: none. Do not use it
-    on ext4, where an acknowledged batch was lost with it
+    """Space that the journal reserves after its end, so that a sync seldom writes more than the batch; 0: none. Do not
+    use it on ext4, where it caused the loss of an acknowledged batch
     (docs/decisions/0106-journals-reserve-no-space-by-default.md)."""
     journal_queue_bytes_max: int = 64 << 20
-    """Most bytes of records waiting for the disk; further requests are answered with TOO_MANY_REQUESTS."""
+    """The most bytes of records that wait for the disk; further requests are answered with TOO_MANY_REQUESTS."""
     journal_mark_after_s: float = 1.0
-    """Silence of the journal after which its durable end is recorded outside of it, which takes up to twice this time.
-    While batches follow each other, each one records the end of the one before."""
+    """Idle time of the journal after which its durable end is recorded outside of it. This happens after at most twice
+    this time. While batches follow each other, each one records the end of the one before."""
     cache_bytes_max: int = 64 << 20
     """Size at which a write cache is flushed. During a flush there are two caches."""
     read_cache_bytes_max: int = READ_CACHE_BYTES
     """Size of the read cache, with 256 bytes for each entry; 0: no read-ahead. Only sequential reads fill it."""
     read_ahead_bytes: int = 2 << 20
-    """Most bytes of one read-ahead: large enough for the full speed of a disk."""
+    """The most bytes of one read-ahead: large enough for the full speed of a disk."""
     read_ahead_entries: int = 1000
-    """Most entries of one read-ahead. All of them are verified without a pause: about a millisecond."""
+    """The most entries of one read-ahead. They are verified without a pause, which takes about a millisecond."""
     flush_page_bytes: int = 1 << 20
     """Size of one write to an entry log. A flush yields to other work between pages, so a page must take only about a
     millisecond."""
     flush_page_entries: int = 1000
     flush_sync_bytes: int = 4 << 20
-    """Bytes per sync of an entry log and the following index write: large enough that a flush needs few syncs of the
-    journal's disk, small enough that no sync delays the journal for long."""
+    """Bytes after which an entry log is synced and the index is written: large enough that a flush needs few syncs,
+    which compete with the journal's if both use one disk, and small enough that no sync delays the journal for long."""
     flush_sync_entries: int = 4000
     entry_log_bytes: int = 128 << 20
-    """Size at which an entry log is ended, checked at each of its syncs. A flush usually fills less; after a start with
-    a full ledger disk it may hold many caches. A log is compacted as a whole, so its size bounds the space for that."""
+    """Size at which an entry log is ended, checked after each of its syncs. A flush usually fills less, but after a
+    start with a full ledger disk it may contain many caches. A log is compacted as a whole, so its size bounds the
+    space that compaction needs."""
     flush_retry_s: float = 5.0
     """Pause before a flush is retried after the disk was full."""
     ledgers_in_memory: int = 100_000
-    """Unused ledger states kept in memory."""
+    """The most unused ledger states kept in memory."""
     open_logs: int = 256
-    """Entry log files kept open for reading."""
+    """The most entry log files kept open for reading."""
     list_page_keys: int = 10_000
-    """Index keys read at a time for the list of a ledger's entries."""
+    """The number of index keys read at a time for the list of a ledger's entries."""
     delete_page_keys: int = 4000
-    """Index entries deleted at a time when a ledger is collected; checkpoints wait for one such page."""
+    """The number of index entries deleted at a time when a ledger is collected. Checkpoints wait for one such page."""
     compact_below: float = 0.5
-    """Live share below which an entry log is compacted: at worst, one live byte is copied for each byte freed."""
+    """Share of live bytes below which an entry log is compacted: at worst, one byte is copied for each freed byte."""
     compact_bytes_per_s: int = 50 << 20
-    """Speed at which compaction reads entry logs: a fraction of a disk's speed, so requests hardly suffer."""
+    """Speed at which compaction reads entry logs: a fraction of a disk's speed, so it hardly slows down requests."""

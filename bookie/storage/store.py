@@ -1,18 +1,18 @@
-"""The store of one bookie: durable entries, fences and keys; the interface for request handlers.
+"""The store of one bookie, with durable entries, fences and keys; the interface for request handlers.
 
 The invariant: a request succeeds only after the sync of the journal batch that contains it (J1), and an acknowledged
-entry is served until it is collected, even after kill -9 or a power loss (I15). "Absent" is the answer only for entries
-that were never stored here, or whose ledger was collected (S6, I13).
+entry is served until it is collected, even after kill -9 or a power loss (I15). The answer "absent" is given only for
+entries that were never stored here or whose ledger was collected (S6, I13).
 
 An add is written to the journal and synced, put in the write cache, and acknowledged. Later a checkpoint writes the
 cache to an entry log, syncs it, and then writes the index entries and the checkpoint mark; only then may journal files
-be deleted. So at each moment every acknowledged entry is in the journal after this mark, or in a synced log to which
-the index refers. After a crash the journal is replayed from this mark, which is safe because storing an entry twice has
-no effect.
+be deleted. So at any time, every acknowledged entry is in the journal after this mark, or in a synced log to which the
+index refers. After a crash the journal is replayed from this mark, which is safe because storing an entry twice has no
+effect.
 
-A fence and an add of a ledger have one order: the order of its journal. Checks and enqueuing happen without yielding,
-and a fence refuses adds from the moment when it is enqueued. It is answered when it is durable (I11), after all adds
-before it, so the greatest entry in its answer includes them.
+The fences and adds of a ledger have one order: that of its journal. There is no yield between the checks of a request
+and its enqueuing, and adds are refused as soon as a fence is enqueued. A fence is answered when it is durable (I11),
+and so after all adds before it: the greatest entry in its answer takes them into account.
 
 Requests never raise: each gets a reply with a ``Status``. If the store can no longer give these guarantees, ``fatal``
 completes, and the process must exit. The store does not verify entry digests (this needs the ledger's password), and
@@ -59,17 +59,18 @@ _LIMBO_CHUNK: Final = 1000
 """Ledgers put in limbo at a time: enough to fill a group commit, few enough to bound the number of tasks."""
 
 REQUEST_FAILURES: Final = (DiskError, UnsupportedFormatError, JournalBusyError, JournalStoppedError)
-"""The failures of one request: an unreadable index, an unreadable ledger state, a full queue, a stopped journal."""
+"""The errors that fail one request: an unreadable index, an unreadable ledger state, a full queue, a stopped
+journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on their way to the disks."""
+    """The bytes in memory that wait to be written to the disks."""
 
     journal_bytes: int
-    """Records waiting for the journal."""
+    """Records that wait for the journal."""
     cache_bytes: int
-    """Entries not yet in the entry logs, with their overhead."""
+    """Entries that are not in the entry logs yet, with their overhead."""
     is_flushing: bool
 
 
@@ -135,7 +136,7 @@ class LedgerStorage:
             index: the entry index.
             settings: the limits of the store.
             clock: time.
-            more_journals: the disks of further journals. Their number and order must never change (R125).
+            more_journals: the disks of additional journals. Their number and order must never change (R125).
 
         Raises:
             DamagedJournalError: acknowledged entries cannot be read back.
@@ -153,26 +154,26 @@ class LedgerStorage:
 
     @property
     def fatal(self) -> asyncio.Future[FatalError]:
-        """Completes with the reason when the store can no longer acknowledge anything; do not cancel it."""
+        """Completes with the reason when the store can no longer acknowledge anything. Do not cancel it."""
         return self._journals.fatal
 
     @property
     def journal_changes(self) -> tuple[int | None, ...]:
-        """For each journal the number of the oldest change of its disk that is under way; None if there is none."""
+        """For each journal, the number of the oldest running change of its disk; None if there is none."""
         return self._journals.oldest_changes
 
     @property
     def ledger_changes(self) -> tuple[int | None, int | None]:
-        """As ``journal_changes``, for the entry logs in the first ledger directory and for the index there."""
+        """The same as ``journal_changes``, for the entry logs in the first ledger directory and the index there."""
         return self._parts.disk.oldest_change, self._index.changes.oldest
 
     @property
     def full_journals(self) -> tuple[bool, ...]:
-        """For each journal whether its disk had no space for the last change, as far as is known."""
+        """For each journal, whether its disk had no space for the last change, as far as is known."""
         return self._journals.full
 
     def fail(self, error: DiskError) -> None:
-        """Acknowledge nothing more, after a watch outside the store found the failure of a disk."""
+        """Stop acknowledging, because a check outside the store found that a disk failed."""
         self._journals.stop(error)
 
     @property
@@ -182,7 +183,7 @@ class LedgerStorage:
 
     @property
     def takes_no_adds(self) -> bool:
-        """True if all adds are refused, even those of recovery and repair; set by the disk watch.
+        """True if all adds are refused, including those of recovery and repair; set by the disk watch.
 
         Waiting adds are then answered with READ_ONLY at once.
         """
@@ -200,14 +201,14 @@ class LedgerStorage:
 
     @property
     def ledger_count(self) -> int:
-        """The number of ledgers recorded here, because of an entry, a fence or limbo."""
+        """The number of ledgers that are recorded here because of an entry, a fence or limbo."""
         return self._states.count
 
     async def add(self, batch: AddBatch) -> AddReply:
         """Store all entries of a batch durably, or none. They replace existing entries with the same id.
 
-        A batch with a ``wait`` waits while the ledger disk is behind, in the order of arrival, and only then is refused
-        with TOO_MANY_REQUESTS. The checks follow the wait, so a fence of that time holds.
+        While the ledger disk is behind, a batch with a ``wait`` waits, in the order of arrival, before it is refused
+        with TOO_MANY_REQUESTS. The checks follow the wait, so a fence that arrived during the wait is respected.
         """
         if batch.wait is not None and not await self._line.turn(batch.wait):
             return AddReply(Status.SHUTTING_DOWN)
@@ -223,7 +224,7 @@ class LedgerStorage:
                     return AddReply(Status.UNAUTHORIZED, "not the master key of this ledger")
                 if state.is_fenced and not batch.is_recovery:
                     return AddReply(Status.FENCED)
-                # No yield since the checks: a fence comes either before them or after this add.
+                # There was no yield since the checks, so a fence comes either before them or after this add.
                 error = await self._writer.enqueue_add(state, batch.master_key, entries)
         except REQUEST_FAILURES as failure:
             return AddReply(self._status_of(failure), str(failure))
@@ -262,12 +263,14 @@ class LedgerStorage:
             return self._status_of(error)
 
     async def set_limbo(self, ledger_ids: Sequence[LedgerId]) -> None:
-        """Durably put ledgers in limbo: their status is LIMBO instead of "absent". They are also fenced, because
-        a fence may be among the lost data.
+        """Put ledgers in limbo durably.
+
+        The status of their missing entries is then LIMBO instead of "absent". They are also fenced, because a fence may
+        be among the lost data.
 
         Raises:
             FatalError: not durable (DiskError, JournalStoppedError).
-            JournalBusyError: the queue for the disk is full; some ledgers may be in limbo, call again.
+            JournalBusyError: the queue for the disk is full. Some ledgers may be in limbo; call again.
         """
         remaining = iter(ledger_ids)
         while chunk := list(islice(remaining, _LIMBO_CHUNK)):
@@ -302,16 +305,16 @@ class LedgerStorage:
             return ReadReply(self._status_of(error), detail=str(error))
 
     async def list_entries(self, ledger_id: LedgerId) -> ListReply:
-        """List the entries of a ledger, even with the status LIMBO or NO_LEDGER. In limbo there may have been more.
+        """List the entries of a ledger, even with status LIMBO or NO_LEDGER. In limbo there may have been more entries.
 
-        Entries in a directory out of use are left out; the status is CORRUPT then, and LIMBO in limbo (R114).
+        Entries in a directory that is out of use are omitted; the status is then CORRUPT, or LIMBO in limbo (R114).
         """
         if (problem := check_ledger(ledger_id)) is not None:
             return ListReply(Status.BAD_REQUEST, detail=problem)
         self._marks.pop(ledger_id, None)
         try:
             async with self._states.using(ledger_id) as state:
-                while state.deleting is not None:  # else the list could contain a part of the entries
+                while state.deleting is not None:  # otherwise the list could contain only a part of the entries
                     await state.deleting.wait()
                 runs = await self._reader.runs(ledger_id)
                 unreachable = await self._reader.unreachable(ledger_id)
@@ -326,7 +329,7 @@ class LedgerStorage:
             return ListReply(self._status_of(error), detail=str(error))
 
     async def ledger_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
-        """Return ids of ledgers stored here greater than ``after``, ascending: about ``limit``, none at the end.
+        """Return about ``limit`` ids of ledgers stored here greater than ``after``, ascending; empty only at the end.
 
         Collected ledgers are omitted unless they are in limbo, although their fences are kept.
 
@@ -336,7 +339,7 @@ class LedgerStorage:
         return await self._states.page(after, 1 if fault_point("storage.tiny_id_page") else limit)
 
     async def ledger(self, ledger_id: LedgerId) -> LedgerStatus:
-        """Return the state of a ledger and its entries. Unlike ``list_entries``, it leaves a mark of ``mark`` set.
+        """Return the state of a ledger and its entries. Unlike ``list_entries``, it does not clear a mark of ``mark``.
 
         Raises:
             DiskError: the index cannot be read.
@@ -346,7 +349,7 @@ class LedgerStorage:
             return LedgerStatus(ledger_id, *flags, await self._reader.runs(ledger_id))
 
     async def ledger_ends(self, ledger_id: LedgerId) -> LedgerEnds:
-        """Return the state of a ledger and its first and last entry. Two reads of the index; no mark changes.
+        """Return the state of a ledger and its first and last entry, with two reads of the index. It clears no mark.
 
         Raises:
             DiskError: the index cannot be read.
@@ -357,7 +360,7 @@ class LedgerStorage:
 
     @property
     def memory(self) -> MemoryUse:
-        """The bytes held in memory on their way to the disks."""
+        """The bytes in memory that wait to be written to the disks."""
         flushing = self._caches.flushing
         cached = self._caches.active.size + (0 if flushing is None else flushing.size)
         return MemoryUse(self._journals.waiting_bytes, cached, is_flushing=flushing is not None)
@@ -368,7 +371,7 @@ class LedgerStorage:
         return mark
 
     def is_marked(self, ledger_id: LedgerId, mark: CollectionMark) -> bool:
-        """Return whether the mark is still set."""
+        """Return whether a mark is still set."""
         return self._marks.get(ledger_id) is mark
 
     def unmark(self, ledger_id: LedgerId, mark: CollectionMark) -> None:
@@ -380,7 +383,7 @@ class LedgerStorage:
         """Delete a ledger's entries permanently if ``mark`` is still set; the ledger stays fenced (S17).
 
         Returns:
-            False if the mark was cleared: some of the entries may be deleted, and new ones are kept.
+            False if the mark was cleared: some of the entries may have been deleted, and new ones are kept.
 
         Raises:
             JournalBusyError: the queue for the disk is full.
@@ -397,14 +400,14 @@ class LedgerStorage:
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
         """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``.
 
-        Entries in a directory out of use are passed over (R114).
+        Entries in a directory that is out of use are skipped (R114).
         """
         return scrub(self._index, self._parts.logs, after, is_for_findings=False)
 
     async def compact(self, below: float | None = None) -> CompactionResult:
-        """Free the space of collected entries, in logs with a smaller live share than ``below`` (default: the setting).
+        """Free the space of dead bytes in logs with too small a share of live bytes.
 
-        One call at a time.
+        The share must be smaller than ``below``; None: the value of the settings. Only one call at a time.
 
         Raises:
             DiskFullError: not done, or only in part.
@@ -424,7 +427,7 @@ class LedgerStorage:
                 raise error
 
     async def limbo_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:
-        """Return ids of ledgers in limbo greater than ``after``, ascending: about ``limit``, none at the end.
+        """Return about ``limit`` ids of ledgers in limbo greater than ``after``, ascending; empty only at the end.
 
         Raises:
             DiskError: the index cannot be read.
@@ -441,7 +444,7 @@ class LedgerStorage:
         await self._flusher.checkpoint()
 
     def end_waits(self) -> None:
-        """Answer the waiting adds with SHUTTING_DOWN at once. No add waits from now on."""
+        """Answer the waiting adds with SHUTTING_DOWN at once. From now on, no add waits."""
         self._line.close()
 
     async def close(self) -> None:
@@ -463,7 +466,7 @@ class LedgerStorage:
         await self._index.close()
 
     async def abort(self) -> None:
-        """Stop at once, as in a crash: nothing more is written, and no request succeeds any more."""
+        """Stop at once, as in a crash: nothing more is written, and no further request succeeds."""
         self._is_closing = True
         self._line.close()
         await self._flusher.stop()

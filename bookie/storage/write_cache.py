@@ -1,7 +1,7 @@
-"""The write caches: entries durable in the journal but not yet in the entry logs.
+"""The write caches: entries that are durable in the journal but not yet in the entry logs.
 
-There are two caches: one accepts entries, the other is being flushed or None. Reads check both caches before the index,
-and an entry leaves a cache only once it is in the index, so it can be found at any moment.
+There are two caches: one accepts entries, and the other is being flushed or None. Reads check both caches before the
+index, and an entry leaves a cache only after it is in the index, so it can be found at any time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 
 ENTRY_OVERHEAD_BYTES: Final = 256
-"""Memory per entry besides its bytes (objects, dictionary slot); with it, the bound also limits empty entries."""
+"""Memory per entry in addition to its bytes (objects, dictionary slot). Because of it, the bound also limits empty
+entries."""
 
 
 class CachedEntry(NamedTuple):
-    """The stored form of an entry and its CRC32C. A named tuple is fast to create, once per entry on the hot path."""
+    """The stored form of an entry and its CRC32C. It is a named tuple, which is fast to create on the hot path."""
 
     data: bytes
     crc: int
@@ -25,7 +26,7 @@ class CachedEntry(NamedTuple):
 
 @dataclass(slots=True)
 class WriteCache:
-    """One cache. ``size`` counts all entries ever put, so repeated adds of the same entry also fill the cache."""
+    """One cache. ``size`` counts every put entry, so repeated adds of the same entry also fill the cache."""
 
     size: int = 0
     _ledgers: dict[LedgerId, dict[EntryId, CachedEntry]] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class WriteCache:
         self.size += size + len(entries) * ENTRY_OVERHEAD_BYTES
 
     def count_other(self) -> None:
-        """Count a record other than an entry: fences alone then also fill the cache, are flushed, and are trimmed."""
+        """Count a record other than an entry, so that the cache also fills up, and is flushed, by fences alone."""
         self.size += ENTRY_OVERHEAD_BYTES
 
     def get(self, ledger_id: LedgerId, entry_id: EntryId) -> CachedEntry | None:
@@ -96,7 +97,7 @@ class Caches:
         return max((entry_id for entry_id in found if entry_id is not None), default=None)
 
     def entry_ids(self, ledger_id: LedgerId) -> list[EntryId]:
-        """Return the ids of a ledger's entries in both caches, in any order, perhaps twice."""
+        """Return the ids of a ledger's entries in both caches, in any order and perhaps with duplicates."""
         return [entry_id for cache in self._present() for entry_id in cache.entry_ids(ledger_id)]
 
     def swap(self) -> None:

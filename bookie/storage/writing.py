@@ -1,7 +1,8 @@
 """Writes of entries, fences and limbo: first to the journal, then to memory once they are durable.
 
-The functions that enqueue never yield, so the caller's checks still hold when the record gets its place in the journal.
-Restrictions of a ledger (fenced, limbo) take effect at once, promises (known, durable) only when they are true.
+The functions that enqueue never yield, so the caller's checks still hold when a record gets its place in the journal.
+Restrictions of a ledger (fenced, limbo) take effect at once. Promises (known, durable) take effect only when they are
+true.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from bookie.storage.ledger_state import LedgerState, LedgerStates
 from bookie.storage.write_cache import CachedEntry, Caches
 
 Done = asyncio.Future[FatalError | None]
-"""Completes with None once the records are durable, or with the reason why they never will be."""
+"""Completes with None when the records are durable, or with the reason why they never will be."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerWriter:
-    """The writes of one store; ``on_stored`` or ``on_failed`` is called after each request.
+    """The writer of one store. ``on_stored`` or ``on_failed`` is called after each request.
 
-    Every method may raise JournalBusyError or JournalStoppedError; nothing was enqueued or changed then.
+    Every method may raise JournalBusyError or JournalStoppedError; then nothing was enqueued or changed.
     """
 
     journals: Journals
@@ -55,7 +56,7 @@ class LedgerWriter:
         return self._enqueue(state, records, on_durable, new_key=master_key if is_first else None)
 
     async def fence(self, state: LedgerState, master_key: bytes) -> FatalError | None:
-        """Fence durably. Concurrent calls share one record; the next call after a failure tries again."""
+        """Fence a ledger durably. Concurrent calls share one record. The next call after a failure tries again."""
         if state.fencing is None:
             if state.is_fence_durable and state.is_key_durable:
                 return None
@@ -69,7 +70,7 @@ class LedgerWriter:
         records.add(RecordKind.LIMBO, state.ledger_id)
 
         def on_durable() -> None:
-            state.is_limbo = True  # again, because an earlier end of limbo may have become durable since
+            state.is_limbo = True  # set it again, because an earlier end of limbo may have become durable in between
             self._fenced(state)
 
         done = self._enqueue(state, records, on_durable)
@@ -132,7 +133,7 @@ class LedgerWriter:
             self.on_stored()
 
         def failed(error: FatalError) -> None:
-            if new_key is not None:  # all later records fail as well, so nothing depends on the key
+            if new_key is not None:  # no record depends on the key, because all later records fail as well
                 state.master_key = None
             settle()
             self.on_failed(error)

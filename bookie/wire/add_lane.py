@@ -1,4 +1,4 @@
-"""Order and room of the adds to one bookie: first come, first served, and a bound on the bytes in flight."""
+"""The order of the adds to one bookie (first come, first served), and the bound on their bytes in flight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class AddLane:
-    """Callers pass one by one; each holds its room from its turn until ``leave``."""
+    """Callers get their turns one by one; each one's bytes are reserved from its turn until ``leave``."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -20,7 +20,7 @@ class AddLane:
     async def turn(self, size: int) -> AsyncIterator[None]:
         """Wait until it is the caller's turn and ``size`` more bytes fit (anything fits into an empty lane).
 
-        Turns follow the order of the calls. The room stays taken after a successful block, and is given back if the
+        Turns follow the order of the calls. The bytes remain reserved after a successful block, and are released if the
         block fails.
         """
         async with self._turn:
@@ -35,6 +35,6 @@ class AddLane:
                 raise
 
     def leave(self, size: int) -> None:
-        """Give back the room of a completed add."""
+        """Release the bytes of a completed add."""
         self._bytes -= size
         self._freed.set()

@@ -1,9 +1,9 @@
 """Adds to one address over one long-lived gRPC stream, matched to their acks by request id (S18).
 
-Batches waiting during the write of a message travel together in the next one: a message costs as much as hundreds of
-entries. A message is meant for one incarnation: the connection's, or the one that its batches pin. The first add opens
-the stream, and the first add after a break opens it again. Adds in flight on a broken stream answer UNREACHABLE; this
-module never sends them again. Acks whose caller was cancelled are dropped.
+Batches that wait during the write of a message are sent together in the next one, because a message costs as much as
+hundreds of entries. A message is meant for one incarnation: the connection's, or the one that its batches pin. The
+first add opens the stream, and the first add after a break opens it again. Adds in flight on a broken stream answer
+UNREACHABLE; this module never sends them again. Acks for cancelled callers are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SubmittedAdd:
 
 
 class AddStream:
-    """One stream of adds to a bookie. Adds leave in the order of the ``submit`` calls."""
+    """One stream of adds to a bookie. Adds are sent in the order of the ``submit`` calls."""
 
     def __init__(self, open_call: Callable[[], AddCall], incarnation: str) -> None:
         self._open_call = open_call
@@ -55,7 +55,7 @@ class AddStream:
         return add
 
     def forget(self, add: SubmittedAdd) -> None:
-        """The caller of ``add`` was cancelled: a queued batch is not sent, a later ack is dropped."""
+        """Forget ``add``: if it is still queued, it is not sent, and a later ack is dropped."""
         if self._live is not None:
             self._live.forget(add)
 
@@ -72,7 +72,7 @@ class _LiveStream:
         self.is_over = False
         self._call = call
         self._incarnation = incarnation
-        self._unsent: dict[int, SubmittedAdd] = {}  # a dict because it keeps its order and gives up any member at once
+        self._unsent: dict[int, SubmittedAdd] = {}  # a dict: it keeps the order, and removes any member quickly
         self._waiting: dict[int, SubmittedAdd] = {}
         self._has_unsent = asyncio.Event()
         self._sender = guarded("add stream sender", self._send())
@@ -93,7 +93,7 @@ class _LiveStream:
         await cancel(self._receiver)
 
     async def _send(self) -> None:
-        # A separate task: cancelling a write half-way would end the whole stream.
+        # This runs in a task of its own, because the cancellation of a write would end the whole stream.
         try:
             while True:
                 while not self._unsent:
@@ -107,7 +107,7 @@ class _LiveStream:
             raise
 
     def _next_message(self) -> pb.AddRequest:
-        """Waiting batches for one incarnation, up to a size; the first batch of any size."""
+        """Return a message of waiting batches for one incarnation, up to ``CHUNK_BYTES``, or of one larger batch."""
         message = pb.AddRequest()
         size = 0
         while self._unsent:

@@ -1,4 +1,4 @@
-"""The wait of adds for a storage that takes none at the moment."""
+"""The wait of adds for a storage that accepts none at the moment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class WaitingCaller:
     """One caller whose adds wait.
 
     Attributes:
-        is_over: no add waits any more, because its answer cannot be sent.
-        places: set to make the waiting adds look again.
+        is_over: whether no add may wait any more, because its answer cannot be sent.
+        places: events of the waiting adds; each add checks again after its event is set.
     """
 
     __slots__ = ("is_over", "places")
@@ -29,7 +29,7 @@ class WaitingCaller:
 
 @dataclass(frozen=True, slots=True)
 class AddWait:
-    """How long adds wait for room in a bookie's storage, instead of being refused at once."""
+    """The wait of adds for room in a bookie's storage, instead of a refusal at once."""
 
     caller: WaitingCaller
     until_s: float

@@ -1,6 +1,6 @@
 """A client of the administration of one bookie at a given address, for commands.
 
-Refusals and silence become the error families. A token is sent over TLS, or to this machine, and never in the clear.
+Refusals and missing answers become errors of the five families. A token is sent only over TLS or to this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.wire.security import BookieSecurity
 from bookie.wire.tls import channel_credentials
 
 CALL_S: Final = 35.0
-"""A little more than the bookie's own deadline."""
+"""Timeout of a call, a little longer than the bookie's own deadline."""
 FORCE_S: Final = 125.0
 INVENTORY_S: Final = 90.0
 
@@ -44,7 +44,7 @@ class AdministrationMissingError(AdministrationRefusedError):
 
 
 class AdministrationConflictError(ConflictError):
-    """The bookie cannot do it in its present state. Nothing was changed."""
+    """The bookie cannot do the operation in its present state. Nothing was changed."""
 
 
 class AdministrationUnavailableError(TransientError):
@@ -56,7 +56,7 @@ class AdministrationAnswerError(AdministrationUnavailableError):
 
 
 class AdministrationUnknownError(OutcomeUnknownError):
-    """The answer did not come in time: the operation may have been done."""
+    """There was no answer in time: the operation may have been done."""
 
 
 class PlaintextTokenError(PermanentError):
@@ -83,16 +83,16 @@ class Administration:
         token: str | None,
         hint: str = "set $BKHEAL_TOKEN or give --token-file",
     ) -> None:
-        """Prepare.
+        """Prepare the calls.
 
         Args:
-            address: of the bookie's gRPC port.
-            security: how bookies are reached.
-            token: for calls that need one; None: none is sent.
+            address: the address of the bookie's gRPC port.
+            security: how to connect to the bookie.
+            token: the token for calls that need one; None sends none.
             hint: how the user gives a token, for the error message of a call with a missing or wrong one.
 
         Raises:
-            PlaintextTokenError: the token would pass a network in the clear.
+            PlaintextTokenError: the token would be sent over a network in the clear.
             TlsFilesError: a TLS file cannot be used.
         """
         if token is not None and security.tls is None and not is_loopback(address.host):
@@ -114,7 +114,7 @@ class Administration:
         await self._channel.close(None)
 
     async def status(self) -> pb.NodeStatus:
-        """Return the state of the bookie. Raises as every call: one of the errors of this module."""
+        """Return the state of the bookie. Like every call, it raises one of the errors of this module."""
         return await self._call(self._stub.GetStatus(pb.GetStatusRequest(), **self._options(CALL_S)))
 
     async def force(self) -> pb.ForceResponse:
@@ -136,13 +136,13 @@ class Administration:
     async def inventory(
         self, after: int = -1, limit: int = 0, *, only_limbo: bool = False, ledger_id: int | None = None
     ) -> AsyncIterator[tuple[pb.InventoryLedger, EntryRuns]]:
-        """Yield the ledgers after ``after`` with their entries, in as many calls as it takes.
+        """Yield the ledgers after ``after`` with their entries, in as many calls as necessary.
 
         Args:
-            after: ledger id; -1: from the first one on.
-            limit: most ledgers; 0: all.
-            only_limbo: only ledgers in limbo.
-            ledger_id: only this one.
+            after: ledger id, exclusive; -1 for all ledgers.
+            limit: maximum number of ledgers; 0 for all.
+            only_limbo: whether to yield only ledgers in limbo.
+            ledger_id: the only ledger to yield; None for all.
         """
         count, pieces, size = 0, list[bytes](), 0
         async for message in self._inventory(after, limit, only_limbo=only_limbo, ledger_id=ledger_id):
@@ -191,7 +191,7 @@ class Administration:
     async def _inventory(
         self, after: int, limit: int, *, only_limbo: bool = False, ledger_id: int | None = None, only_ends: bool = False
     ) -> AsyncIterator[pb.InventoryLedger]:
-        """Yield the messages of as many calls as it takes. The ledgers of a correct answer ascend, so calls end."""
+        """Yield the messages of as many calls as necessary. Ledgers of a correct answer ascend, so the calls end."""
         count, reached = 0, after
         following: int | None
         while True:
@@ -237,9 +237,9 @@ class Administration:
 
 
 _LIMIT: Final = 10_000
-"""Ledgers of one call."""
+"""Maximum number of ledgers of one call."""
 _LIST_BYTES_MAX: Final = 256 << 20
-"""Of the list of one ledger."""
+"""Maximum size of the list of one ledger."""
 
 
 def _error(

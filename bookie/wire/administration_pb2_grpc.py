@@ -77,18 +77,18 @@ class AdministrationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Inventory(self, request, context):
-        """The ledgers of this bookie and the entries that it has of each, in ascending order. Each message is bounded (200
-        ledgers, about 1 MiB), and the call ends at its limit of ledgers or after a minute: the last message names the ledger
-        after which another call continues. Does not keep a ledger from being collected, as ListEntries does.
+        """The ledgers of this bookie and their entries on it, in ascending order. Each message is bounded (200 ledgers, about
+        1 MiB), and the call ends at its limit of ledgers or after a minute: the last message names the ledger after which
+        another call continues. Unlike ListEntries, it does not prevent the collection of a ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Force(self, request, context):
-        """Moves what was acknowledged before the call from the journal to the entry logs and the index, and syncs both. Every
-        acknowledged entry is on the journal's disk without this call: there are no adds without a sync. After it, the
-        ledger directory alone has these entries.
+        """Moves entries acknowledged before the call from the journal to the entry logs and the index, and syncs both. Every
+        acknowledged entry is on the journal's disk without this call: there are no adds without a sync. After the call,
+        the ledger directory contains all of these entries, without the journal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +109,7 @@ class AdministrationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetReadOnly(self, request, context):
-        """Makes the bookie refuse new data until it is made writable again, also over restarts; or shows whether it does.
+        """Makes the bookie refuse new data until it is made writable again, also after restarts; or shows the present mode.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

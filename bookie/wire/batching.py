@@ -1,4 +1,4 @@
-"""Entries cut into batches of a size accepted by every bookie."""
+"""The division of entries into batches of a size that every bookie accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 
 def batches(packets: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cut entries into batches of at most ``BATCH_ENTRIES_MAX``, closed once they hold ``BATCH_BYTES_MAX``."""
+    """Yield batches of at most ``BATCH_ENTRIES_MAX`` entries; each ends as soon as it has ``BATCH_BYTES_MAX`` bytes."""
     batch: list[bytes] = []
     size = 0
     for packet in packets:

@@ -100,9 +100,9 @@ class BookieServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Add(self, request_iterator, context):
-        """Stores batches. A stream lives as long as its client. Batches reach the storage in the order sent; acks come in
-        the order in which batches become durable, so clients match them by request_id. Messages only carry what was
-        waiting to be sent: how batches and acks are grouped into them means nothing.
+        """Stores batches. A stream lasts as long as its client. Batches reach the storage in the order sent. Acks are sent in
+        the order in which batches become durable, so clients match them by request_id. A message carries whatever waits to
+        be sent: the grouping of batches and acks into messages has no meaning.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,16 +110,16 @@ class BookieServicer:
 
     def Read(self, request, context):
         """Reads entries of one ledger, in the order asked. The last message of the stream has is_last set; a stream that
-        ends without it was cut short. The answer may cover only a prefix of the request, at least one entry when OK.
-        With a fence_key the ledger is fenced first, as by Fence; a fence that failed is the whole answer.
+        ends without it was cut short. The answer may cover only a prefix of the request, at least one entry if OK. With a
+        fence_key the ledger is fenced first, as by Fence; if the fence fails, nothing is read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLedgers(self, request, context):
-        """The same for several ledgers, whose answers come in any order and may be in pieces: those of each ledger are an
-        answer of their own. At most 64 ledgers, each named once. Never fences. Meant for small answers.
+        """The same for several ledgers. Their answers are sent in any order, and may be in pieces; the pieces of one ledger
+        form one answer. At most 64 ledgers, each named once. Never fences. Intended for small answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,61 +133,61 @@ class BookieServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Refuses, from the answer on and for good, every add to a ledger that is not a recovery add. Creates the ledger
-        where it is unknown.
+        """Fences a ledger: after the answer, every add except recovery adds is refused permanently. Creates the ledger if it
+        is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLac(self, request, context):
-        """What this bookie knows of a ledger's last add confirmed. Never fences.
+        """Returns this bookie's values for a ledger's last add confirmed. Never fences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitLac(self, request, context):
-        """The same as a long poll: answered once the last add confirmed that the answer proves is greater than "beyond",
-        after the given wait (bounded by the bookie), or at once where too many wait already.
+        """The same as a long poll: answered as soon as the answer proves a last add confirmed greater than "beyond", after
+        the given wait (bounded by the bookie), or at once if too many polls already wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteLac(self, request, context):
-        """Tells a last add confirmed. A hint, kept in memory alone; a smaller one than what is known changes nothing.
+        """Writes a last add confirmed: a hint that is kept only in memory. A smaller one than the present value is ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEntries(self, request, context):
-        """Lists the entries of a ledger that this bookie can serve. The pieces' availability bytes, joined, are the list.
+        """Lists the entries of a ledger that this bookie can serve. The joined availability bytes of the pieces are the list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLedgers(self, request, context):
-        """The same for several ledgers, whose pieces come in any order: those of each ledger are an answer of their own. At
-        most 64 ledgers, each named once.
+        """The same for several ledgers. The pieces are sent in any order; the pieces of one ledger form one answer. At most
+        64 ledgers, each named once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Copy(self, request, context):
-        """Makes this bookie read entries of one ledger from another bookie, verify their digests, and store them as recovery
-        adds are stored. The other bookie is found by its registration in this bookie's own cluster, so a request can name
-        no address. May be repeated: an entry replaces the one with the same id.
+        """Makes this bookie read entries of one ledger from another bookie, verify their digests, and store them like
+        recovery adds. The other bookie is found by its registration in this bookie's own cluster, so a request cannot
+        choose an address. May be repeated: an entry replaces the one with the same id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Info(self, request, context):
-        """State of the bookie.
+        """Returns the state of the bookie.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

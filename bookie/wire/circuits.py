@@ -1,14 +1,14 @@
-"""The circuits of silent bookies, as observed by one process, and a transport that fails at once if one is open.
+"""The circuits of bookies that do not answer one process, and a transport that fails at once if a circuit is open.
 
-A bookie can be registered and not answer: its machine hangs, or a network path drops packets. Then each request costs
-its whole deadline, and each ledger meets the same bookie again. After ``SILENCES_MAX`` requests in a row without an
-answer the *circuit* of the bookie is open: a request fails at once with UNREACHABLE. From time to time one request is
-let through as a probe. The first answer closes the circuit.
+A bookie can be registered and not answer: its machine hangs, or a network path drops packets. Then each request takes
+its whole deadline, for one ledger after another. After ``SILENCES_MAX`` consecutive requests without an answer, the
+*circuit* of the bookie is open: a request fails at once with UNREACHABLE. From time to time one request is sent as a
+probe. The first answer closes the circuit.
 
-UNREACHABLE means "unknown", never "absent" (S6). So an open circuit can delay a repair, and cannot change its result.
+UNREACHABLE means "unknown", never "absent" (S6). So an open circuit can delay a repair, but cannot change its result.
 
-The health of a bookie is a property of the process, not of a ledger. It is neither shared nor stored: another process
-may reach the bookie.
+A circuit belongs to a process, not to a ledger. It is neither shared nor stored, because another process may reach the
+bookie.
 
 Source: R42, docs/failure-model.md#R42.
 """
@@ -31,17 +31,17 @@ from bookie.wire.port import AddBatch, AddReply, Failed, ReadReply, Reply, Reply
 _log = logging.getLogger(__name__)
 
 SILENCES_MAX: Final = 3
-"""Requests in a row without an answer that open a circuit: one or two may be lost with a connection."""
+"""Number of consecutive requests without an answer that open a circuit; one or two may be lost with a connection."""
 SILENCE_S: Final = 1.0
-"""A failure before this time proves nothing: a bookie that restarts refuses connections for a moment."""
+"""A failure in less than this time proves nothing: a bookie that restarts refuses connections for a moment."""
 SLOW_S: Final = 3.0
 """A request that its caller cancelled after this time or more counts as one without an answer."""
 PROBE_PAUSE_S: Final = 1.0
 PROBE_PAUSE_S_MAX: Final = 30.0
-"""Pauses between probes: from the first on, each is twice the one before, up to the second."""
+"""The first and the longest pause between probes. Each pause is twice the one before."""
 PROBE_TIMEOUT_S: Final = 5.0
-"""Deadline of the first probes, which come often. A later one waits as long as the pause before it, up to its caller's
-deadline: a bookie that is slow but works must not stay shut out."""
+"""Deadline of the first probes, which are frequent. A later one waits as long as the pause before it, up to its
+caller's deadline: a bookie that is slow but works must not remain excluded."""
 _NO_ANSWER: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _OF_THIS_PROCESS: Final = _NO_ANSWER | {Status.UNRESOLVED, Status.UNSUPPORTED}
 """Statuses that do not prove an answer from the bookie."""
@@ -52,7 +52,7 @@ class Admission(enum.Enum):
 
     SENT = "sent"
     PROBE = "probe"
-    """It is sent with a short deadline, and the caller must report its end."""
+    """The request is sent with a short deadline, and the caller must report its end."""
     REFUSED = "refused"
 
 
@@ -92,11 +92,11 @@ class Circuits:
         return circuit is not None and circuit.is_open and not circuit.is_probe_due(now_s)
 
     def avoided(self, bookies: Collection[BookieId], now_s: float) -> frozenset[BookieId]:
-        """Return the members of ``bookies`` to be avoided."""
+        """Return those of ``bookies`` that ``is_avoided``."""
         return frozenset(bookie for bookie in self._circuits if bookie in bookies and self.is_avoided(bookie, now_s))
 
     def admit(self, bookie: BookieId, now_s: float) -> Admission:
-        """Decide about a request to be made now."""
+        """Decide whether a request is sent now."""
         circuit = self._circuits.get(bookie)
         if circuit is None or not circuit.is_open:
             return Admission.SENT
@@ -205,7 +205,7 @@ class CircuitTransport(Transport):
                 self._circuits.probe_cancelled(bookie)
         if is_answer(reply):
             self._circuits.answered(bookie)
-        elif reply.status is Status.UNSUPPORTED:  # proves nothing; else lists would use up every probe
+        elif reply.status is Status.UNSUPPORTED:  # proves nothing; otherwise lists would use up every probe
             self._circuits.probe_cancelled(bookie)
         else:
             self._circuits.probe_failed(bookie, self._clock.monotonic_s())
@@ -213,5 +213,5 @@ class CircuitTransport(Transport):
 
 
 def is_answer(reply: Reply) -> bool:
-    """Whether the bookie itself made the reply, or a part of it."""
+    """Whether the reply, or a part of it, comes from the bookie itself."""
     return reply.status not in _OF_THIS_PROCESS or (isinstance(reply, ReadReply) and bool(reply.results))

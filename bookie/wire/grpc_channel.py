@@ -11,7 +11,7 @@ from bookie.wire.port import Status
 from bookie.wire.resolver import BookieAddress
 
 MESSAGE_BYTES_MAX: Final = 12 << 20
-"""Both ways: an answer about the last add confirmed may carry two entries of the maximum size, 5 MiB each."""
+"""Largest message, in both directions: an answer about the last add confirmed may carry two entries of 5 MiB each."""
 METADATA_BYTES_MAX: Final = 8 << 10
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -52,6 +52,6 @@ def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | 
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> tuple[Status, str]:
-    """Return status and text of a call ended by gRPC itself; codes without a status of their own are UNREACHABLE."""
+    """Return the status and text of a call that gRPC itself ended; codes without a status become UNREACHABLE."""
     code = error.code()
     return _STATUS_OF.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"

@@ -1,7 +1,7 @@
-"""Values of the transport port to protobuf messages and back, for both ends of the wire.
+"""The conversion of values of the transport port to protobuf messages and back, for both ends of a connection.
 
-Entries pass as whole lists: nothing here looks at a single one. Errors of a peer (unknown statuses, answers for other
-entries than requested) become a value or ``MalformedAnswerError``, never a wrong result.
+Entries are converted as whole lists, and their bytes are not examined. Errors of a peer (unknown statuses, answers for
+other entries than requested) become a value or ``MalformedAnswerError``, never a wrong result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bookie.wire.port import (
 from bookie.wire.requests import Copy
 
 CHUNK_BYTES: Final = 1 << 20
-"""A streamed answer's message is closed once it holds this much; one more entry may overshoot it."""
+"""Size at which a message of a streamed answer is complete. Its last entry may exceed this size."""
 
 _TO_WIRE: Final = {
     status: cast(pb.Status, pb.Status.Value(f"STATUS_{status.name}")) for status in Status if status < 100
@@ -49,7 +49,7 @@ _SILENCE_TO_WIRE: Final = {
     Status.TIMEOUT: pb.SILENCE_TIMEOUT,
     Status.UNRESOLVED: pb.SILENCE_UNRESOLVED,
 }
-"""How a bookie reports the silence of another bookie."""
+"""How a bookie reports that another bookie does not answer."""
 _SILENCE_FROM_WIRE: Final = {int(number): status for status, number in _SILENCE_TO_WIRE.items()}
 
 
@@ -58,12 +58,12 @@ class MalformedAnswerError(PermanentError):
 
 
 def status_from_wire(number: int) -> Status:
-    """A status of this version; an unknown one of a newer bookie counts as a failure."""
+    """Return the status for a number; IO_ERROR for an unknown one of a newer bookie."""
     return _FROM_WIRE.get(number, Status.IO_ERROR)
 
 
 def add_to_wire(request_id: int, batch: AddBatch) -> pb.AddBatch:
-    """Message of one add."""
+    """Return the message of one add."""
     message = pb.AddBatch(
         request_id=request_id,
         ledger_id=batch.ledger_id,
@@ -75,12 +75,12 @@ def add_to_wire(request_id: int, batch: AddBatch) -> pb.AddBatch:
 
 
 def add_from_wire(message: pb.AddBatch) -> AddBatch:
-    """Batch in a message."""
+    """Return the batch in a message."""
     return AddBatch(LedgerId(message.ledger_id), message.master_key, list(message.entries), message.is_recovery)
 
 
 def ack_to_wire(message: pb.AddBatch, reply: AddReply) -> pb.AddAck:
-    """Answer to ``message``."""
+    """Return the answer to ``message``."""
     return pb.AddAck(
         request_id=message.request_id,
         ledger_id=message.ledger_id,
@@ -90,12 +90,12 @@ def ack_to_wire(message: pb.AddBatch, reply: AddReply) -> pb.AddAck:
 
 
 def ack_from_wire(ack: pb.AddAck) -> AddReply:
-    """Reply in an ack."""
+    """Return the reply in an ack."""
     return AddReply(status_from_wire(ack.status), ack.detail)
 
 
 def read_to_wire(reply: ReadReply) -> Iterator[pb.EntryBatch]:
-    """Messages of a read's answer, each of about ``CHUNK_BYTES``; the final one carries the overall status."""
+    """Yield the messages of a read's answer, each of about ``CHUNK_BYTES``; the last one has the overall status."""
     results = reply.results
     start = size = 0
     for index, result in enumerate(results):
@@ -107,7 +107,7 @@ def read_to_wire(reply: ReadReply) -> Iterator[pb.EntryBatch]:
 
 
 def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.LedgerBatches]:
-    """Messages of the answer about several ledgers, each of about ``CHUNK_BYTES`` and a piece more at most."""
+    """Yield the messages of the answer about several ledgers, each of about ``CHUNK_BYTES`` plus at most one piece."""
     message, size = pb.LedgerBatches(), 0
     for ledger_id, reply in replies:
         for piece in read_to_wire(reply):
@@ -143,7 +143,7 @@ def _entries_to_wire(results: Sequence[EntryResult]) -> pb.EntryBatch:
 
 
 def entries_from_wire(message: pb.EntryBatch) -> list[EntryResult]:
-    """Results in a message of a read's answer.
+    """Return the results in a message of a read's answer.
 
     Raises:
         MalformedAnswerError: the parallel lists differ in length.
@@ -162,7 +162,7 @@ def _entry_result(entry_id: int, status: Status, packet: bytes) -> EntryResult:
 
 
 def read_last_from_wire(message: pb.EntryBatch) -> ReadReply:
-    """Reply in the answer to a read of the last entry.
+    """Return the reply in the answer to a read of the last entry.
 
     Raises:
         MalformedAnswerError: an OK answer without exactly one result.
@@ -175,7 +175,7 @@ def read_last_from_wire(message: pb.EntryBatch) -> ReadReply:
 
 
 def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
-    """Message of a fence's answer."""
+    """Return the message of a fence's answer."""
     response = pb.FenceResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
     if reply.last_entry is not None:
         response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
@@ -183,13 +183,13 @@ def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
 
 
 def fence_from_wire(response: pb.FenceResponse) -> FenceReply:
-    """Reply in a fence's answer."""
+    """Return the reply in a fence's answer."""
     last = _one_from_wire(response.last_entry) if response.HasField("last_entry") else None
     return FenceReply(status_from_wire(response.status), last, response.detail)
 
 
 def lac_to_wire(reply: LacReply) -> pb.LacResponse:
-    """Message of an answer about the last add confirmed; with two of the largest entries it still is one message."""
+    """Return the message of an answer about the last add confirmed: one message, even with two large entries."""
     response = pb.LacResponse(status=_TO_WIRE[reply.status], detail=reply.detail, explicit_lac=reply.explicit)
     if reply.last_entry is not None:
         response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
@@ -199,7 +199,7 @@ def lac_to_wire(reply: LacReply) -> pb.LacResponse:
 
 
 def lac_from_wire(response: pb.LacResponse, expected: EntryId | None = None) -> LacReply:
-    """Reply in an answer about the last add confirmed; ``expected`` is the only entry allowed in it.
+    """Return the reply in an answer about the last add confirmed; ``expected`` is the only entry allowed in it.
 
     Raises:
         MalformedAnswerError: the answer has another entry, or one with a status other than OK.
@@ -212,12 +212,12 @@ def lac_from_wire(response: pb.LacResponse, expected: EntryId | None = None) -> 
 
 
 def write_lac_to_wire(reply: AddReply) -> pb.WriteLacResponse:
-    """Message of the answer to an explicit LAC."""
+    """Return the message of the answer to an explicit LAC."""
     return pb.WriteLacResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
 
 
 def write_lac_from_wire(response: pb.WriteLacResponse) -> AddReply:
-    """Reply in the answer to an explicit LAC."""
+    """Return the reply in the answer to an explicit LAC."""
     return AddReply(status_from_wire(response.status), response.detail)
 
 
@@ -230,14 +230,14 @@ def _one_from_wire(message: pb.OneEntry) -> EntryResult:
 
 
 def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
-    """Messages of a listing's answer; the final one carries the overall status."""
+    """Yield the messages of a listing's answer; the last one has the overall status."""
     for piece in reply.entries.encoded() if reply.entries or reply.status is Status.OK else ():
         yield pb.EntryList(availability=piece)
     yield pb.EntryList(is_last=True, status=_TO_WIRE[reply.status], detail=reply.detail)
 
 
 def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.LedgerLists]:
-    """Messages of the answer that lists several ledgers, each of at most about ``CHUNK_BYTES`` plus a piece."""
+    """Yield the messages of an answer that lists several ledgers, each of at most ``CHUNK_BYTES`` plus a piece."""
     lists: list[pb.LedgerList] = []
     size = 0
     for ledger_id, reply in replies:
@@ -252,7 +252,7 @@ def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.
 
 
 def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[None, None, ListReply]:
-    """Return the reply in the pieces of a listing's answer, with pauses, as a list may be long.
+    """Return the reply in the pieces of a listing's answer, with pauses, because a list may be long.
 
     A reply other than OK may have entries as well.
 
@@ -266,7 +266,7 @@ def list_from_wire(pieces: Sequence[bytes], last: pb.EntryList) -> Generator[Non
 
 
 def copy_to_wire(copy: Copy, incarnation: str) -> pb.CopyRequest:
-    """Message of a request to copy entries, for the disks of ``incarnation``."""
+    """Return the message of a request to copy entries, for the disks of ``incarnation``."""
     return pb.CopyRequest(
         incarnation=incarnation,
         ledger_id=copy.ledger_id,
@@ -279,7 +279,7 @@ def copy_to_wire(copy: Copy, incarnation: str) -> pb.CopyRequest:
 
 
 def copy_from_wire(message: pb.CopyRequest) -> Copy:
-    """Request in a message. An unknown digest becomes DUMMY, which is refused."""
+    """Return the request in a message. An unknown digest becomes DUMMY, which is refused."""
     return Copy(
         LedgerId(message.ledger_id),
         cast(list[EntryId], list(message.entry_ids)),
@@ -292,7 +292,7 @@ def copy_from_wire(message: pb.CopyRequest) -> Copy:
 
 
 def copied_to_wire(reply: CopyReply) -> pb.CopyResponse:
-    """Message of the answer to a request to copy entries."""
+    """Return the message of the answer to a request to copy entries."""
     silence = _SILENCE_TO_WIRE.get(reply.source, pb.SILENCE_NONE)
     return pb.CopyResponse(
         status=_TO_WIRE[reply.status],
@@ -311,7 +311,7 @@ def copied_to_wire(reply: CopyReply) -> pb.CopyResponse:
 
 
 def copied_from_wire(response: pb.CopyResponse, entry_ids: Sequence[EntryId]) -> CopyReply:
-    """Reply in the answer to a request to copy ``entry_ids``.
+    """Return the reply in the answer to a request to copy ``entry_ids``.
 
     Raises:
         MalformedAnswerError: it covers more, refuses what it does not cover or what it should have stored, or covers
@@ -347,7 +347,7 @@ def copied_from_wire(response: pb.CopyResponse, entry_ids: Sequence[EntryId]) ->
 
 
 def info_to_wire(reply: InfoReply) -> pb.InfoResponse:
-    """Message of an info answer."""
+    """Return the message of an info answer."""
     response = pb.InfoResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
     if (info := reply.info) is not None:
         response.incarnation = info.incarnation
@@ -360,7 +360,7 @@ def info_to_wire(reply: InfoReply) -> pb.InfoResponse:
 
 
 def info_from_wire(response: pb.InfoResponse) -> InfoReply:
-    """Reply in an info answer."""
+    """Return the reply in an info answer."""
     status = status_from_wire(response.status)
     if status is not Status.OK:
         return InfoReply(status, None, response.detail)

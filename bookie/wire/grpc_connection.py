@@ -62,7 +62,7 @@ class Connection:
         self._reads = JointReads(self._stub.ReadLedgers, address.incarnation, self._read)
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
-        """Make a request. A cancelled long poll gives its place at the bookie back.
+        """Make a request. A cancelled long poll frees its place at the bookie.
 
         In a read, ``results`` grows with each piece, so a failure leaves the pieces that came before it.
 
@@ -143,6 +143,6 @@ class Connection:
         return await in_turns(list_from_wire(pieces, last))
 
     async def close(self) -> None:
-        """End the add stream and the channel; calls in flight end."""
+        """Close the add stream and the channel; calls in flight end."""
         await self.adds.close()
         await self._channel.close(None)

@@ -1,6 +1,6 @@
-"""The transport port over gRPC: one channel for each bookie address, adds over one stream of it.
+"""The transport port over gRPC: one channel for each bookie address, and one stream of it for adds.
 
-Nothing is retried here. A call ended by gRPC or a deadline answers UNREACHABLE or TIMEOUT, and may have taken effect.
+Nothing is retried here. A call ended by gRPC or a deadline returns UNREACHABLE or TIMEOUT, and may have taken effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOSED: Final = "the connection was closed"
 
 
 class InsecureTransportError(PermanentError):
-    """Neither TLS nor, explicitly, plaintext was requested; or both were."""
+    """Neither TLS nor plaintext was requested explicitly, or both were."""
 
 
 class GrpcTransport(Transport):
@@ -48,16 +48,16 @@ class GrpcTransport(Transport):
         is_plaintext: bool = False,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
     ) -> None:
-        """Connect to nothing yet.
+        """Prepare the transport; nothing is connected yet.
 
         Args:
-            resolver: finds bookies.
+            resolver: finds the addresses of bookies.
             tls: files for TLS; the bookie's certificate is always verified.
-            is_plaintext: no TLS; must be explicit, as plaintext is for loopback and trusted networks.
+            is_plaintext: no TLS; must be explicit, because plaintext is only for loopback and trusted networks.
             in_flight_bytes_max: limit of the bytes of adds to one bookie without an ack; more adds wait for room.
 
         Raises:
-            InsecureTransportError: give exactly one of ``tls`` and ``is_plaintext``.
+            InsecureTransportError: not exactly one of ``tls`` and ``is_plaintext`` was given.
             TlsFilesError: the files cannot be read.
         """
         if is_plaintext == (tls is not None):
@@ -103,7 +103,7 @@ class GrpcTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """Idempotent; later calls answer UNREACHABLE."""
+        """Close every connection. Idempotent; later calls return UNREACHABLE."""
         self._is_closed = True
         for connection in self._connections.values():
             self._retire(connection)
@@ -114,7 +114,7 @@ class GrpcTransport(Transport):
     async def _connection(self, bookie: BookieId) -> Connection:
         """Return the connection to the present address of ``bookie``.
 
-        Another address, or other disks there, means a new one.
+        It is a new one if the address, or the disks there, have changed.
         """
         address = await address_for(self._resolver, bookie, GRPC_PROTOCOL)
         if self._is_closed:

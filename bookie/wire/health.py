@@ -14,7 +14,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from typing_extensions import override
 
 WATCHES_MAX: Final = 256
-"""To be added to the concurrent calls of a server, so that watches take no place of requests."""
+"""Maximum number of watches, in addition to a server's concurrent calls, so that watches do not displace requests."""
 
 
 class BoundedHealth(health.HealthServicer):  # type: ignore[misc]  # as above
@@ -26,7 +26,7 @@ class BoundedHealth(health.HealthServicer):  # type: ignore[misc]  # as above
 
     @override
     async def Watch(self, request: Any, context: Any) -> None:  # (gRPC's name)
-        """Send the state, and each change of it."""
+        """Send the state and each of its changes."""
         if self._watches >= WATCHES_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHES_MAX} watches are open: use Check")
         self._watches += 1

@@ -1,13 +1,13 @@
-"""Concurrent requests about several ledgers of one bookie in one call.
+"""Several concurrent requests about different ledgers of one bookie in one call.
 
-A call costs both sides more than the list or the few entries of a small ledger. So requests waiting at the same time
-are sent as one call, and a lone request is sent alone. The reply to each is the same as alone: the bookie makes it
-after the request, a ledger is answered as soon as its own pieces are complete, and a broken call fails only the
-requests without a complete answer. A bookie of an earlier version does not support the call; then every request is sent
-alone.
+A call costs both sides more than the list or the few entries of a small ledger. So requests that wait at the same time
+are sent as one call, and a single request is sent alone. Each reply is the same as alone: the bookie produces it after
+the request, a request is complete as soon as its own pieces are complete, and a broken call fails only the requests
+without a complete answer. A bookie of an earlier version does not support the call; then every request is sent alone.
 
-A request waits for the end of the loop's current step, and for a place: ``CALLS_MAX`` calls have one. A call gives its
-place up after ``PLACE_S``: it then works on a large ledger, and requests for small ones must not wait for it.
+A request waits for the end of the event loop's current step, and for a place: at most ``CALLS_MAX`` calls have one. A
+call loses its place after ``PLACE_S``: it is then about a large ledger, and requests for small ones must not wait for
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bookie.wire.grpc_codec import MalformedAnswerError
 from bookie.wire.port import JOINT_LEDGERS_MAX, READ_BYTES_MAX
 
 CALLS_MAX: Final = 2
-"""Calls with a place: the bookie works on one while the answer of the other is on its way."""
+"""Maximum number of calls with a place: the bookie works on one while the answer of the other is under way."""
 PLACE_S: Final = 0.05
 CUT_SHORT: Final = "the answer was cut short"
 
 ANSWER_BYTES_MAX: Final = READ_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
-"""Limit of the answer to one call: more than a bookie sends for one read. Requests left over are sent alone."""
+"""Limit of the answer to one call: more than a bookie sends for one read. Beyond it, requests are sent alone."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -48,11 +48,11 @@ class Joint:
         self.ledger_id = ledger_id
         self.timeout_s = timeout_s
         self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True after the last piece of the answer; False: to be sent alone."""
+        """True after the last piece of the answer; False if the caller must send the request alone."""
         self.call: _Call | None = None
 
     def complete(self, *, is_answered: bool) -> None:
-        """Wake the caller, if it still waits."""
+        """Complete the caller's wait, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(is_answered)
 
@@ -69,7 +69,7 @@ class _Call:
         self.callers = callers
         self.has_place = True
         self.task: asyncio.Task[None] | None = None
-        """None for a lone request, which its caller sends."""
+        """None for a single request, which its caller sends."""
 
 
 class JointCalls(abc.ABC, Generic[JointT, MessageT]):
@@ -87,7 +87,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
 
     @abc.abstractmethod
     def _hand_over(self, message: MessageT, requests: Mapping[LedgerId, JointT]) -> None:
-        """Give each request its part of a message, and complete those that have all of their answer.
+        """Give each request its part of a message, and complete the requests whose answer is complete.
 
         Raises:
             MalformedAnswerError: a part is for none of ``requests``, or for one whose answer is already complete.
@@ -98,7 +98,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: the answer is not one to the requests.
+            MalformedAnswerError: the answer does not match the requests.
         """
         if not self._is_supported:
             return False
@@ -132,7 +132,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
             asyncio.get_running_loop().call_later(PLACE_S, self._leave, call)
 
     def _take(self) -> dict[LedgerId, JointT]:
-        """Remove and return the first requests that may be sent together: each ledger once."""
+        """Remove and return the first requests that may be sent together: at most one for each ledger."""
         taken: dict[LedgerId, JointT] = {}
         while self._waiting and len(taken) < JOINT_LEDGERS_MAX and self._waiting[0].ledger_id not in taken:
             request = self._waiting.popleft()

@@ -48,7 +48,7 @@ class JointLists(JointCalls[_Listing, pb.LedgerLists]):
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: the answer is not one to this request.
+            MalformedAnswerError: the answer does not match the request.
             InvalidAvailabilityError: the bytes of a list are not an availability list.
         """
         listing = _Listing(ledger_id, timeout_s)

@@ -1,6 +1,6 @@
 """Small reads of several ledgers of one bookie in one call, ``ReadLedgers`` (``joint_calls``).
 
-Only reads with small expected answers share a call. One message holds the answers that are ready at the same time.
+Only reads with small expected answers share a call. One message contains the answers that are ready at the same time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ReadAnswer:
         """The last piece of the answer."""
 
     def add(self, piece: pb.EntryBatch) -> None:
-        """Take over a piece.
+        """Add a piece.
 
         Raises:
-            MalformedAnswerError: its entries are not those that come next in the request.
+            MalformedAnswerError: its entries are not the next ones of the request.
         """
         start = len(self.results)
         results = entries_from_wire(piece)
@@ -50,7 +50,7 @@ class ReadAnswer:
         """Return the whole answer.
 
         Raises:
-            MalformedAnswerError: it is OK and covers no entry.
+            MalformedAnswerError: the answer is OK, but covers no entry.
         """
         if self.last is None:
             return ReadReply(Status.UNREACHABLE, tuple(self.results), CUT_SHORT)
@@ -83,7 +83,7 @@ class JointReads(JointCalls[_Reading, pb.LedgerBatches]):
 
         Raises:
             grpc.aio.AioRpcError: gRPC ended the call.
-            MalformedAnswerError: the answer is not one to this request.
+            MalformedAnswerError: the answer does not match the request.
         """
         reading = _Reading(read, results, timeout_s)
         if not await self._joined(reading):

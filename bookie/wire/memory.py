@@ -33,7 +33,7 @@ class MemoryNetwork:
         self._listening: dict[tuple[str, int], BookieHandler] = {}
 
     def listen(self, host: str, port: int, handler: BookieHandler) -> None:
-        """Let ``handler`` answer at ``host:port``, instead of the present one."""
+        """Let ``handler`` answer at ``host:port``, in place of the present one."""
         self._listening[host, port] = handler
 
     def hang_up(self, host: str, port: int) -> None:
@@ -56,18 +56,18 @@ class Faults:
     is_reply_lost: bool = False
     """Calls take effect and answer TIMEOUT."""
     delay_s: float = 0.0
-    """Before a request arrives."""
+    """Delay before a request arrives, in seconds."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One transport's way to one bookie."""
+    """The connection of one transport to one bookie."""
 
     faults: Faults = field(default_factory=Faults)
     tail: asyncio.Future[None] | None = None
-    """Completes once the latest request has been delivered or given up; the next is delivered after it."""
+    """Completes after the latest request was delivered or cancelled; the next one is delivered after that."""
     calls: dict[asyncio.Future[str], None] = field(default_factory=dict)
-    """In their order, one for each call in flight; completed with a reason when the connection breaks."""
+    """One future for each call in flight, in order; completed with a reason when the connection breaks."""
 
 
 class MemoryTransport(Transport):
@@ -80,7 +80,7 @@ class MemoryTransport(Transport):
         self._is_closed = False
 
     def faults(self, bookie: BookieId) -> Faults:
-        """Return the faults towards ``bookie``, to be set by a test or simulation."""
+        """Return the faults towards ``bookie``, which a test or simulation may set."""
         return self._line(bookie).faults
 
     def cut(self, bookie: BookieId) -> None:
@@ -107,7 +107,7 @@ class MemoryTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """Idempotent."""
+        """Break every connection. Idempotent."""
         self._is_closed = True
         for bookie in self._lines:
             self.cut(bookie)
@@ -152,7 +152,7 @@ class MemoryTransport(Transport):
     async def _in_turn(
         self, bookie: BookieId, line: _Line, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
     ) -> asyncio.Future[ReplyT] | tuple[Status, str]:
-        """Deliver after all earlier calls, while the delays of many requests overlap."""
+        """Deliver a request after all earlier ones; the delays of several requests overlap."""
         before, line.tail = line.tail, asyncio.get_running_loop().create_future()
         delivered = line.tail
         try:
@@ -165,7 +165,7 @@ class MemoryTransport(Transport):
         finally:
             if before is None or before.done():
                 delivered.set_result(None)
-            else:  # given up before its turn: what comes later still waits for what came earlier
+            else:  # cancelled before its turn: later requests still wait for earlier ones
                 before.add_done_callback(lambda _: delivered.set_result(None))
 
     async def _deliver(

@@ -1,9 +1,9 @@
 """The transport port: the requests of any process to a bookie (``bookie.wire.requests``), over any protocol.
 
-Remote misbehaviour is an answer, not an exception: every call returns a reply with a ``Status``, also without an
+A failure of a bookie is a reply, not an exception: every call returns a reply with a ``Status``, even if there is no
 answer. Only cancellation and our own bugs raise. A status is *absent* for exactly two values (safety rule S6):
-corruption, limbo, refusal and silence are all "unknown". Each reply belongs to its request (S18); adapters match them
-and drop the rest. Every call has a deadline.
+corruption, limbo, refusal and a missing answer are all "unknown". Each reply belongs to its request (S18); adapters
+match them and drop the rest. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.add_wait import AddWait
 
 BATCH_BYTES_MAX: Final = 1 << 20
-"""Entries stop being added to a batch once it holds this many bytes; one more entry may overshoot it."""
+"""Size at which a batch is complete. Its last entry may exceed this size."""
 BATCH_ENTRIES_MAX: Final = 1024
 READ_ENTRIES_MAX: Final = 4096
 READ_BYTES_MAX: Final = 8 << 20
 """Bound of one read's answer; the client requests the rest again."""
 JOINT_LEDGERS_MAX: Final = 64
-"""Ledgers whose lists, or whose entries, one call may ask for."""
+"""Maximum number of ledgers whose lists, or whose entries, one call requests."""
 SMALL_READ_BYTES: Final = 64 << 10
 """Largest answer of a read in a shared call: a call costs as much as this many bytes."""
 
@@ -33,7 +33,7 @@ _NO_ENTRIES: Final = EntryRuns(())
 
 
 class Status(enum.IntEnum):
-    """Outcome of a request to a bookie. Values below 100 travel on the wire."""
+    """Outcome of a request to a bookie. Values below 100 are used on the wire."""
 
     OK = 0
     NO_ENTRY = 1
@@ -41,9 +41,9 @@ class Status(enum.IntEnum):
     NO_LEDGER = 2
     """The ledger is unknown to this bookie."""
     CORRUPT = 3
-    """The entry was stored and its bytes do not verify."""
+    """The entry was stored, but its bytes are damaged."""
     LIMBO = 4
-    """This bookie lost a disk: it cannot determine whether it held this."""
+    """This bookie lost a disk: it cannot determine whether it had the entry or the ledger."""
     FENCED = 5
     UNAUTHORIZED = 6
     READ_ONLY = 7
@@ -58,9 +58,9 @@ class Status(enum.IntEnum):
     TIMEOUT = 101
     """No answer within the deadline: the request may or may not have taken effect."""
     UNRESOLVED = 102
-    """The bookie is not registered, or has no endpoint this transport speaks."""
+    """The bookie is not registered, or has no endpoint for this transport."""
     UNSUPPORTED = 103
-    """The bookie serves, and cannot answer this kind of request."""
+    """The bookie works, but cannot answer this kind of request."""
 
     @property
     def is_absent(self) -> bool:
@@ -70,7 +70,7 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AddBatch:
-    """Stored-form entries of one ledger for one bookie. All are accepted, or none.
+    """Entries of one ledger, in stored form, for one bookie. All are accepted, or none.
 
     Over Apache's protocol each entry is a separate request, so there a refused batch may have been stored in part.
     """
@@ -79,16 +79,16 @@ class AddBatch:
     master_key: bytes = field(repr=False)
     entries: Sequence[bytes] = field(repr=False)
     is_recovery: bool = False
-    """Accepted on a fenced ledger as well (S3)."""
+    """Whether the batch is accepted on a fenced ledger as well (S3)."""
     incarnation: str = ""
-    """Disks that the batch is meant for (others answer WRONG_INCARNATION); empty: those registered now."""
+    """Disks for which the batch is meant (others answer WRONG_INCARNATION); empty for those registered now."""
     wait: AddWait | None = field(default=None, repr=False, compare=False)
     """Within a bookie: the wait before TOO_MANY_REQUESTS, if the ledger disk is behind. None: no wait. Never sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddReply:
-    """OK only after every entry of the batch is durable on that bookie (S11)."""
+    """The reply to an add. OK only after every entry of the batch is durable on that bookie (S11)."""
 
     status: Status
     detail: str = ""
@@ -96,7 +96,7 @@ class AddReply:
 
 @dataclass(frozen=True, slots=True)
 class EntryResult:
-    """One entry's outcome; ``packet`` is the stored form, present exactly when OK."""
+    """One entry's outcome; ``packet`` is the stored form, present exactly if the status is OK."""
 
     entry_id: EntryId
     status: Status
@@ -109,9 +109,9 @@ class EntryResult:
 class ReadReply:
     """Results in the order asked, covering a prefix of the request.
 
-    ``status`` is OK when each covered entry has its own result, which may be an error; otherwise the request as a
-    whole failed after that prefix. A prefix shorter than the request with status OK means: bytes bound reached, ask
-    again for the rest (at least one entry is always covered).
+    ``status`` is OK if each covered entry has its own result, which may be an error; otherwise the request as a whole
+    failed after that prefix. If the status is OK and the prefix is shorter than the request, the answer reached its
+    limit of bytes: request the rest again (at least one entry is always covered).
     """
 
     status: Status
@@ -121,7 +121,7 @@ class ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class FenceReply:
-    """OK only after the fence is durable. ``last_entry`` is the greatest stored entry, if there is one.
+    """The reply to a fence. OK only after the fence is durable. ``last_entry`` is the greatest stored entry, if any.
 
     An Apache bookie may have stored a greater one (R137).
     """
@@ -133,10 +133,10 @@ class FenceReply:
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """A bookie's values for a ledger's last add confirmed. All of them are verified by the client's digest.
+    """A bookie's values for a ledger's last add confirmed. The client verifies all of them with the digest.
 
-    OK when the bookie answered; ``explicit`` and ``last_entry`` are then its values, if any. Absent and LIMBO statuses
-    as for reads; they may carry the existing entry as well.
+    OK if the bookie answered; ``explicit`` and ``last_entry`` are then its values, if any. The statuses for absent and
+    LIMBO are those of reads; such a reply may also contain the existing entry.
     """
 
     status: Status
@@ -160,12 +160,12 @@ class ListReply:
 
 @dataclass(frozen=True, slots=True)
 class CopyReply:
-    """How far a bookie came in copying entries from another bookie. ``covered`` entries have an outcome, in order.
+    """The progress of a bookie that copies entries from another one. The first ``covered`` entries have an outcome.
 
     Each covered entry is durable on the copying bookie, unless ``refusals`` names it. ``status`` is the status of the
     copying bookie: if it is not OK, this bookie could not store the entries after the covered ones. ``source`` is the
     status of the other bookie: if it is not OK, nothing is known about the entries after the covered ones (S6). With
-    both OK, the remaining entries did not fit into one answer; ask again (at least one is always covered).
+    both OK, the remaining entries did not fit into one answer; request them again (at least one is always covered).
     """
 
     status: Status
@@ -190,7 +190,7 @@ class BookieInfo:
     """State of a bookie. Disk figures are of the ledger directory, in bytes."""
 
     incarnation: str
-    """Empty if the bookie has none to report, as is its ``version``."""
+    """Empty if the bookie reports none; the same holds for ``version``."""
     version: str
     is_read_only: bool
     """The bookie's own answer; False if it has none. The registration is authoritative."""
@@ -202,7 +202,7 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class InfoReply:
-    """``info`` is present exactly when OK."""
+    """The reply to a request for the state; ``info`` is present exactly if the status is OK."""
 
     status: Status
     info: BookieInfo | None = None
@@ -228,10 +228,10 @@ _ReplyT_co = TypeVar("_ReplyT_co", bound=Reply, covariant=True)
 
 
 class Failed(Protocol[_ReplyT_co]):
-    """A kind of reply as the constructor of a failed one."""
+    """The constructor of a failed reply of one kind."""
 
     def __call__(self, status: Status, *, detail: str) -> _ReplyT_co:
-        """Make the reply."""
+        """Return the reply."""
         ...
 
 
@@ -243,7 +243,7 @@ class Request(ABC, Generic[_ReplyT_co]):
     @property
     @abstractmethod
     def failed(self) -> Failed[_ReplyT_co]:
-        """The constructor of the reply to this request if it failed as a whole."""
+        """The constructor of the reply to this request after it failed as a whole."""
 
 
 class Transport(Protocol):

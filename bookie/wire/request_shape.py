@@ -21,7 +21,7 @@ from bookie.wire.requests import Copy
 _IDS: Final = struct.Struct(">qq")
 """Ledger and entry at the start of an entry; ledger and last add confirmed at the start of a LAC."""
 _LAC_PACKET_BYTES_MAX: Final = _IDS.size + 20
-"""With the longest digest."""
+"""Size with the longest digest."""
 _MASTER_KEY_BYTES_MAX: Final = 4096
 
 

@@ -1,8 +1,8 @@
-"""Every request to a bookie except adds, as a value, with the promises of its reply.
+"""Every request to a bookie except adds, as a value, with the guarantees of its reply.
 
-A client makes one with ``Transport.ask``; the bookie answers it with ``BookieHandler.answer``. Code with the same
-treatment for all requests (routing, measuring, faults) has one method for all; only the codecs and the bookie itself
-distinguish them. Adds are separate, as a stream in order.
+A client makes one with ``Transport.ask``; the bookie answers it with ``BookieHandler.answer``. Code that treats all
+requests alike (routing, measuring, faults) has one method for all; only the codecs and the bookie itself distinguish
+them. Adds are separate, because they are an ordered stream.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.wire.port import (
 
 @dataclass(frozen=True, slots=True)
 class Read(Request[ReadReply]):
-    """Read entries. The answer holds at most ``READ_BYTES_MAX`` bytes and one entry more."""
+    """Read entries. The answer contains at most ``READ_BYTES_MAX`` bytes and one more entry."""
 
     ledger_id: LedgerId
     entry_ids: Sequence[EntryId]
@@ -45,7 +45,7 @@ class Read(Request[ReadReply]):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it goes before other reads: a read with a fence belongs to a recovery."""
+        """Whether the read goes before others: a read with a fence belongs to a recovery."""
         return self.fence_key is not None
 
 
@@ -62,9 +62,9 @@ class ReadLast(Request[ReadReply]):
 
 @dataclass(frozen=True, slots=True)
 class Fence(Request[FenceReply]):
-    """Refuse every later add without the recovery flag, permanently; creates an unknown ledger.
+    """Permanently refuse every later add without the recovery flag. An unknown ledger is created.
 
-    A read-only bookie fences as well: a fence takes bytes, not kilobytes.
+    A read-only bookie also fences, because a fence needs only a few bytes.
     """
 
     ledger_id: LedgerId
@@ -82,7 +82,7 @@ class ReadLac(Request[LacReply]):
 
 @dataclass(frozen=True, slots=True)
 class WaitLac(Request[LacReply]):
-    """Long poll: answered as soon as the answer shows a last add confirmed greater than ``beyond``.
+    """Wait for a last add confirmed greater than ``beyond`` (long poll): the bookie answers as soon as it has one.
 
     ``LacReply.entry`` carries entry ``beyond + 1`` once it is confirmed and stored there. The bookie bounds the number
     of waiters; beyond the bound the answer comes at once, so a caller must pause before it repeats the request. Such an
@@ -92,27 +92,27 @@ class WaitLac(Request[LacReply]):
     ledger_id: LedgerId
     beyond: EntryId
     wait_s: float
-    """After it (bookies bound it) the bookie answers with its present values.
+    """Time after which the bookie answers with its present values, in seconds. Bookies limit it.
 
-    The bookie also waits for an unknown ledger, or one in limbo. The deadline of the call has to be longer.
+    The bookie also waits for an unknown ledger, or one in limbo. The deadline of the call must be longer.
     """
     failed: ClassVar = LacReply
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLac(Request[AddReply]):
-    """Write a last add confirmed. A hint: not durable, never needed for safety. A read-only bookie takes it as well."""
+    """Write a last add confirmed: a hint, not durable and never needed for safety. Read-only bookies accept it."""
 
     ledger_id: LedgerId
     master_key: bytes = field(repr=False)
     explicit: bytes = field(repr=False)
-    """As ``packet.pack_lac`` makes it."""
+    """The packet made by ``packet.pack_lac``."""
     failed: ClassVar = AddReply
 
 
 @dataclass(frozen=True, slots=True)
 class ListEntries(Request[ListReply]):
-    """Ask which entries of a ledger the bookie holds. Keeps the ledger from being collected for a while (a pin).
+    """Ask which entries of a ledger the bookie holds. For a while after that, the ledger is not collected (a pin).
 
     A bookie without lists answers UNSUPPORTED: ``bookie.client.held_entries`` then finds the entries by reading.
     """
@@ -138,9 +138,9 @@ class Copy(Request[CopyReply]):
     digest_type: DigestType
     """Not DUMMY, which verifies nothing."""
     digest_key: bytes = field(default=b"", repr=False)
-    """As ``bookie.model.digest.digest_key`` makes it."""
+    """The key returned by ``bookie.model.digest.digest_key``."""
     incarnation: str = ""
-    """Disks that the copies are meant for, as in ``AddBatch``."""
+    """Disks for which the copies are meant, as in ``AddBatch``."""
     failed: ClassVar = CopyReply
 
 
@@ -156,7 +156,7 @@ AnyRequest = Read | ReadLast | Fence | ReadLac | WaitLac | WriteLac | ListEntrie
 
 
 def incarnation_for(request: Request[ReplyT], registered: str) -> str:
-    """Return the disks that a request is meant for: those named in it, or else those of the bookie's address."""
+    """Return the disks for which a request is meant: those that it names, or else those of the bookie's address."""
     return (request.incarnation if isinstance(request, Copy) else "") or registered
 
 

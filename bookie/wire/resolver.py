@@ -1,6 +1,6 @@
 """The addresses of bookies, and the port through which a transport gets them.
 
-The address carries the storage incarnation that the bookie registered; a transport puts it into every request, so other
+An address contains the storage incarnation that the bookie registered. A transport puts it into every request, so other
 disks under the same bookie id never answer in place of the intended ones.
 """
 
@@ -29,26 +29,26 @@ class BookieAddress:
     port: int
     protocol: str = GRPC_PROTOCOL
     incarnation: str = ""
-    """Empty: not known, requests are not checked against it."""
+    """Empty if unknown; requests are then not checked against it."""
 
 
 class Resolver(Protocol):
     """Finds addresses. May cache for a second or two. After a ``BkhealError`` the address is unknown."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
-        """Return the address of ``bookie``, or None if it has none."""
+        """Return the address of ``bookie``; None if it has none."""
         ...
 
 
 class UnresolvedError(TransientError):
-    """No address for the bookie, or none of the requested protocol."""
+    """There is no address for the bookie, or none of the requested protocol."""
 
 
 async def address_for(resolver: Resolver, bookie: BookieId, protocol: str) -> BookieAddress:
     """Return the address of ``bookie`` for ``protocol``.
 
     Raises:
-        UnresolvedError: it has no address, or the address is unknown; the text has the case.
+        UnresolvedError: it has no such address, or the address is unknown; the text distinguishes these.
     """
     try:
         address = await resolver.resolve(bookie)

@@ -25,10 +25,10 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity
 def open_transport(
     resolver: Resolver, security: BookieSecurity = PLAINTEXT, *, uses_apache_lists: bool = False
 ) -> RoutedTransport:
-    """Return a transport to every bookie found by ``resolver``. Connects to nothing yet.
+    """Return a transport to every bookie that ``resolver`` finds; nothing is connected yet.
 
     Args:
-        resolver: finds bookies.
+        resolver: finds the addresses of bookies.
         security: TLS and login for every bookie.
         uses_apache_lists: whether to ask Apache's bookies for lists of entries, which cost them memory permanently
             (``bookie.wire.apache.listing``).
@@ -47,7 +47,7 @@ def open_transport(
 
 @dataclass(slots=True)
 class _Search:
-    """Requests waiting for the route to a bookie, in their order."""
+    """The requests that wait for the route to a bookie, in order."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -115,7 +115,7 @@ class RoutedTransport(Transport):
         except BkhealError:
             address = None
         if address is None:
-            return self._over_grpc  # which asks the resolver itself, and has its answer in the reply
+            return self._over_grpc  # it asks the resolver itself, and its reply contains the answer
         route = self._over_apache if address.protocol == APACHE_PROTOCOL else self._over_grpc
         self._routes[bookie] = route
         return route

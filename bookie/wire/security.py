@@ -22,7 +22,7 @@ class SecurityFilesError(PermanentError):
 
 
 class SaslMechanism(enum.Enum):
-    """Ways to log in at an Apache bookie that asks for it (docs/formats.md#tls-and-login)."""
+    """Ways to log in to an Apache bookie that requires it (docs/formats.md#tls-and-login)."""
 
     DIGEST_MD5 = "DIGEST-MD5"
     PLAIN = "PLAIN"
@@ -54,11 +54,11 @@ class BookieSecurity:
     """The security settings of a transport, for every bookie."""
 
     tls: TlsSettings | None = None
-    """None: connections in the clear. Otherwise every bookie must speak TLS; Apache's are asked by START_TLS."""
+    """None: connections in the clear. Otherwise every bookie must use TLS; Apache's are asked by START_TLS."""
     sasl: SaslCredentials | None = None
-    """None: no login. Apache bookies only; ours identify clients by their certificates."""
+    """None: no login. Only for Apache bookies; ours identify clients by their certificates."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame from and to Apache bookies: theirs if ``nettyMaxFrameSizeBytes`` was raised.
+    """Longest frame from and to Apache bookies: their ``nettyMaxFrameSizeBytes`` if it was raised.
 
     An entry of bkheal's writers never needs more.
     """
@@ -70,7 +70,7 @@ PLAINTEXT: Final = BookieSecurity()
 
 @dataclass(frozen=True, slots=True)
 class SecurityFiles:
-    """The operator's settings: files, bounds, and no secret itself. May be logged, and sent to Spark's executors."""
+    """The operator's settings: files and bounds, but no secrets. May be logged, and sent to Spark's executors."""
 
     tls_ca: Annotated[Path | None, Option("PEM file: bookies speak TLS, signed by this.")] = None
     tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate, with the one above.")] = None
@@ -102,7 +102,7 @@ class SecurityFiles:
                 yield problem
 
     def load(self) -> BookieSecurity:
-        """Read the password; certificates are read by the transport.
+        """Read the password, and return the settings of a transport, which reads the certificates.
 
         Raises:
             SecurityFilesError: these settings contradict themselves, or the password cannot be read.
@@ -125,4 +125,4 @@ class SecurityFiles:
 
 
 NO_FILES: Final = SecurityFiles()
-"""Neither TLS nor login, and frames of the usual length."""
+"""Neither TLS nor login, and frames of the default length."""

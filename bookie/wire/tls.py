@@ -1,11 +1,11 @@
-"""TLS for both ends of the bookie protocol: which files, and the credentials made of them.
+"""TLS for both ends of the bookie protocol: the credentials made of the files.
 
-The peer is always verified: a client checks the bookie's certificate and host name against ``ca``, and a bookie asks
-every client for a certificate signed by ``ca``. The only way to switch verification off is to use no TLS at all.
+The peer is always verified: a client checks the bookie's certificate and host name against ``ca``, and a bookie
+requires from every client a certificate signed by ``ca``. Verification cannot be disabled, except by not using TLS.
 
-A server follows its files: after a change, new connections use the new ones, as short-lived certificates require. The
-old ones stay in use if the new ones are unusable, for example a certificate whose key has not arrived yet. A client
-reads its files once, at its construction.
+A server follows its files: after a change, new connections use the new ones, as short-lived certificates require. If
+the new ones are unusable, for example a certificate whose key was not replaced yet, the old ones stay in use. A client
+reads its files only when it is constructed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class TlsFilesError(PermanentError):
-    """A TLS file cannot be read, or a combination of files makes no sense."""
+    """A TLS file cannot be read, or a combination of files is invalid."""
 
 
 def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
-    """Client-side credentials, read from the files now.
+    """Return client-side credentials, read from the files now.
 
     Raises:
         TlsFilesError: unreadable, or a certificate without its key.
@@ -42,10 +42,10 @@ def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    """Return server-side credentials that demand a client certificate and follow their files.
+    """Return server-side credentials that require a client certificate and follow their files.
 
     Raises:
-        TlsFilesError: unusable now, or no certificate and key.
+        TlsFilesError: the files are unusable now, or there is no certificate or no key.
     """
     if tls.cert is None or tls.key is None:
         raise TlsFilesError("a TLS server needs a certificate and its key: give both")
@@ -53,15 +53,15 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
 
 
 def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
-    """Credentials of a server whose changed files are read again for the next connection.
+    """Return credentials of a server; after its files change, they are read again for the next connection.
 
     Args:
         cert: certificate chain.
         key: its private key.
-        client_ca: clients must show a certificate signed by one of these; None: they need none.
+        client_ca: the CAs, one of which must have signed a client's certificate; None: clients need none.
 
     Raises:
-        TlsFilesError: unusable now.
+        TlsFilesError: the files are unusable now.
     """
     check_pair(cert, key)
 
@@ -91,7 +91,7 @@ def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
 
 
 class ServerContext:
-    """The ``ssl`` context of a server that demands a client certificate; it follows its files."""
+    """The ``ssl`` context of a server that requires a client certificate; it follows its files."""
 
     def __init__(self, tls: TlsSettings) -> None:
         """Read the files.
@@ -138,12 +138,12 @@ class ServerContext:
 
 
 def check_pair(cert: Path, key: Path) -> None:
-    """Refuse a certificate without its key, as both are in the midst of a rotation.
+    """Refuse a certificate with a different key, as it occurs in the middle of a rotation.
 
-    Loading such a pair into a context in use would leave it with neither the old nor the new one.
+    A context in use that loaded such a pair would have neither the old nor the new one.
 
     Raises:
-        TlsFilesError: they do not go together, or one cannot be used.
+        TlsFilesError: they do not match, or one of them cannot be used.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=no_password)
@@ -152,7 +152,7 @@ def check_pair(cert: Path, key: Path) -> None:
 
 
 def no_password() -> str:
-    """Refuse an encrypted key, instead of the prompt of OpenSSL."""
+    """Refuse an encrypted key. Otherwise OpenSSL would ask for its password at the terminal."""
     raise ValueError("the key is encrypted, and a service cannot ask for its password")
 
 

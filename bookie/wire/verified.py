@@ -1,6 +1,6 @@
-"""Verification of the entries in a bookie's answer: each may be copied (S10), or is damaged.
+"""The verification of entries in a bookie's answer: each may be copied (S10), or is damaged.
 
-Both kinds of copies use it: those made by a worker, and those made by a bookie on request.
+Both kinds of copying use it: by a worker, and by a bookie on request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.wire.port import EntryResult, Status
 
 
 def verified(digest: Digest, ledger_id: LedgerId, entry_id: EntryId, result: EntryResult) -> EntryResult:
-    """Return the result of reading an entry; CORRUPT, with the reason, if its bytes do not verify."""
+    """Return the result of reading an entry; CORRUPT, with the reason, if its bytes are damaged."""
     if result.status is not Status.OK:
         return result
     damage = damage_of(digest, result.packet, ledger_id, entry_id)

@@ -1,4 +1,4 @@
-"""Copy entries from their holders to their targets, within the throttle.
+"""Copy entries from the bookies that have them to their targets, within the limits on copying.
 
 Not here: which entries and which target (``replicator.plan``).
 Start with ``copier``.

@@ -1,30 +1,32 @@
 """Copy the entries of positions to their new bookies: exactly those entries, verified, byte for byte (S10).
 
-The invariant: if an outcome is complete, its target has acknowledged every entry of its position, except those listed
-by it before. Each entry was read with a correct digest and sent as stored, with the recovery flag (S3) and the target's
-incarnation, if any, so other disks refuse it (R30). An acknowledgement follows the target's sync (R29). An acknowledged
-copy does not count yet: the metadata names the target only after the target has listed the copy (S11,
-``repair.install``).
+The invariant: if an outcome is complete, its target has acknowledged every entry of its position, except those that the
+target had listed before. Each entry was read with a correct digest and sent as stored, with the recovery flag (S3) and
+with the target's incarnation, if any, so that a bookie with other disks refuses it (R30). The target acknowledges an
+entry after it has synced it (R29). An acknowledged copy does not count yet: the metadata names the target only after
+the target has listed the copy (S11, ``repair.install``).
 
 One copy may have several positions of the same fragment, each with its own target. An entry of several positions is
-read and verified once, and sent to all their targets. Targets progress and end independently (``receiver``). If one
-refuses, or its entries cannot be read, it gets no more, and the others continue.
+read and verified once, and sent to all their targets. Targets progress and end independently (``receiver``). If a
+target refuses entries, or its entries cannot be read, nothing more is sent to it, and the copies to the other targets
+continue.
 
-Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few lanes.
-Each lane takes the next chunk, reads it, and sends it. Reading and storing overlap, and several sources are read at the
-same time. One position is copied in parallel ranges, and installed by one write of the metadata. A lane checks before
-it reads and before it sends whether the copy may continue, because the wait before may have been long: for a slot, for
-memory, for unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most
-``AHEAD_BYTES_MAX`` (``receiver``): after an interruption, everything after this chunk is copied again (R44).
-``TransferSlots`` bounds the chunks on their way to one bookie. ``ByteBudget`` bounds the memory (R43). A lane reserves
-the size of the largest possible answer before it asks, and holds the true size from the answer until the last
-acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``Pace`` bounds the bytes and
+Chunks may arrive in any order, because an add replaces an entry with the same id. A copy therefore runs in a few
+concurrent lanes. Each lane takes the next chunk, reads it, and sends it. Thus reading and storing overlap, and several
+sources are read at the same time. One write of the metadata installs a whole position. A lane checks before it reads
+and before it sends whether the copy may continue, because it may have waited long: for a slot, for memory, for
+unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most ``AHEAD_BYTES_MAX``
+(``receiver``), because after an interruption everything after this chunk is copied again (R44).
+
+``TransferSlots`` limits the chunks in flight to one bookie. ``ByteBudget`` limits the memory (R43): a lane reserves the
+size of the largest possible answer before it sends a read, and holds the true size from the answer until the last
+acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``Pace`` limits the bytes and
 requests per second; every attempt at every target counts.
 
-A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so a hopeless position is
-not copied repeatedly (R38). After a crash or an early stop, the target has entries without metadata. They are harmless:
-the next attempt usually chooses the same target and replaces them, and a collector deletes the rest. The outcome is a
-value: no behaviour of a bookie raises an exception here.
+A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so that a hopeless position
+is not copied repeatedly (R38). After a crash or an early stop, the target has entries that the metadata does not
+mention. They are harmless: the next attempt usually chooses the same target and replaces them, and the collection
+deletes the rest. The outcome is returned as a value: no behaviour of a bookie raises an exception here.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -66,33 +68,34 @@ from replicator.copying.transfer_slots import SLOTS_MAX, HeldSlots, TransferSlot
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 LANES_MAX: Final = 4
-"""Most chunks of one copy under way: enough to read, store and sync at the same time."""
+"""The most chunks of one copy in flight: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
-"""Damaged copies remembered per copy, to be replaced."""
+"""The most damaged copies that the outcome of a copy lists."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
-"""Pauses before another request for entries of unresponsive holders."""
+"""The pauses before entries of unresponsive holders are requested again."""
 
 MayContinue = Callable[[], Awaitable[bool]]
-"""Asked before each read and each send: False stops the copy (disabled, session over, stopping)."""
+"""Called before each read and each send. False stops the copy: repair is disabled, the session ended, or the process
+stops."""
 NoteLacking = Callable[[Set[BookieId]], Awaitable[None]]
-"""Called with holders that denied entries served by another one, could not read them (R140), or have damaged copies of
-them (R41). Only after it has returned, these entries are sent: a target that has them may list them, and they are not
-read again then."""
+"""Called with holders that denied entries that another holder served, could not read them (R140), or have damaged
+copies of them (R41). The entries are sent only after it has returned: once a target lists them, they are not read
+again, so the observation would be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """How the copying of one position went."""
+    """The result of copying one position."""
 
     entries: int = 0
-    """Entries now durable on the target."""
+    """The number of entries that this copy made durable on the target."""
     bytes: int = 0
     unreadable: tuple[UnreadableEntry, ...] = ()
     unreadable_count: int = 0
     corrupt: tuple[CorruptCopy, ...] = ()
-    """Damaged copies found by the reads for any of the positions copied together, whether or not another holder had a
-    good one. Empty if the digest is assumed."""
+    """The damaged copies that were read for any of the positions copied together, whether or not another holder had a
+    good copy. Empty if the digest type is only assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
 
@@ -103,12 +106,12 @@ class CopyOutcome:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether every live holder refused some entry permanently."""
+        """Whether some entry was refused permanently by every live holder."""
         return any(entry.is_final for entry in self.unreadable)
 
 
 async def note_no_lacking(holders: Set[BookieId]) -> None:
-    """Record no holders that lack entries."""
+    """Do nothing: a ``NoteLacking`` for callers that do not record these holders."""
     return
 
 
@@ -117,7 +120,7 @@ def _one_rack(bookie: BookieId) -> Location:
 
 
 class Copier:
-    """Copies positions. One for the whole process, because the bounds are shared."""
+    """Copies positions. One instance per process, because all copies share its limits."""
 
     def __init__(
         self,
@@ -130,7 +133,18 @@ class Copier:
         locate: Callable[[BookieId], Location] = _one_rack,
         pulls: Pulls | None = None,
     ) -> None:
-        """Prepare copying. Sources with ``is_avoided`` are asked last (R42). Without ``pulls``, nothing is pulled."""
+        """Prepare copying.
+
+        Args:
+            transport: sends the requests.
+            clock: the clock for pauses.
+            pace: the limits on bytes and requests per second.
+            budget: the limit on memory.
+            is_avoided: returns whether a bookie is unresponsive; its copies are read last (R42).
+            slots: the limit on chunks in flight to one bookie.
+            locate: returns the place of a bookie in the topology.
+            pulls: which bookies can read from which; None: targets read nothing by themselves.
+        """
         self.pulls = pulls
         self.is_avoided = is_avoided
         self.transport = transport
@@ -140,10 +154,10 @@ class Copier:
         self.slots = slots or TransferSlots(SLOTS_MAX)
         self.locate = locate
         self.copied_entries = 0
-        """Entries acknowledged by targets, over all copies."""
+        """The number of entries that targets acknowledged, over all copies."""
         self.copied_bytes = 0
         self.pulled_bytes = 0
-        """The part of ``copied_bytes`` read by the targets themselves."""
+        """The part of ``copied_bytes`` that the targets read by themselves."""
 
     async def copy(
         self,
@@ -155,9 +169,9 @@ class Copier:
     ) -> list[CopyOutcome]:
         """Copy positions of one fragment, each to its own target; read each missing entry once.
 
-        Of the copies waiting for the rate, a slot or memory, those of a smaller ``rank`` pass first.
+        Copies with a smaller ``rank`` are served first if several wait for the rate, a slot or memory.
 
-        An outcome contains acknowledgements only: the caller must still ask the targets for their lists.
+        An outcome reports acknowledgements only: the caller must still ask the targets for their lists of entries.
 
         Returns:
             The outcome of each of ``copies``, in their order.
@@ -174,7 +188,7 @@ class Copier:
         return outcomes
 
     def count(self, entries: int, size_bytes: int, pulled_bytes: int = 0) -> None:
-        """Count entries acknowledged by a target."""
+        """Add the entries that a target acknowledged to the totals."""
         self.copied_entries += entries
         self.copied_bytes += size_bytes
         self.pulled_bytes += pulled_bytes
@@ -182,9 +196,9 @@ class Copier:
     async def not_served(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
     ) -> Answer | None:
-        """Read entries back from a bookie; None if it serves good copies of all of them, else its answer for one."""
+        """Read entries back from one bookie. Return None if all its copies are good, else its answer for a bad one."""
         paced = PacedReads(self.transport, self.pace, self.clock, rank)
-        source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))  # no other bookie may answer for it
+        source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))  # only this bookie may answer
         waiting = list(entry_ids)
         while waiting:
             fetched = await source.fetch(dict.fromkeys(waiting[:READ_ENTRIES_MAX], (bookie,)))
@@ -218,10 +232,11 @@ class _CopyRun:
         self._source = EntrySource(self._reads, ledger.ledger_id, digest, length, speculation)
         self._reads.entry_bytes = HEADER_SIZE + digest.size + _average_payload(ledger.metadata)
         self._is_size_known = length is not None
-        """Whether ``entry_bytes`` is more than a guess. A pull depends on it, because its pace is applied before its
-        answer."""
+        """Whether ``entry_bytes`` is more than a guess. Until then, nothing is pulled, because the limits are applied
+        to a pull before its size is known."""
         self._chunk_number = int(ledger.ledger_id)
-        """The number of the last chunk. Ledgers begin with different numbers, so with different holders."""
+        """The number of the last chunk. It starts at the ledger's id, so that copies of different ledgers start with
+        different holders."""
         self._suspects: set[BookieId] = set()
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
         self._pull = self._pull_of(ledger)
@@ -243,7 +258,7 @@ class _CopyRun:
         return Receiver(copy, target)
 
     def _pull_of(self, ledger: Versioned) -> Pull | None:
-        """Return a pull for a single target; None for several ones: each would read the same entries from a source."""
+        """Return a pull if there is one target. With several targets, each would read the same entries."""
         if self._copier.pulls is None or len(self._receivers) > 1:
             return None
         [receiver] = self._receivers
@@ -253,7 +268,7 @@ class _CopyRun:
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
         lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
-        if lanes == 1:  # a small ledger, which needs no task of its own
+        if lanes == 1:  # a small ledger needs no concurrent tasks
             await self._lane()
         else:
             async with asyncio.TaskGroup() as group:
@@ -296,7 +311,7 @@ class _CopyRun:
     async def _wait_for_others(self) -> None:
         """Wait for the oldest unfinished chunk if much was copied after it: progress is recorded up to it (R44).
 
-        The oldest chunk ends: its lane does not wait here, and its reads, sends and pauses are bounded.
+        The wait ends: the lane of the oldest chunk does not wait here, and its reads, sends and pauses are bounded.
         """
         while self._chunks_under_way and not self._is_over() and any(each.is_far_ahead for each in self._receivers):
             self._chunk_ended.clear()
@@ -306,7 +321,7 @@ class _CopyRun:
         try:
             if not await self._may_continue():
                 self._is_interrupted = True
-        except BkhealError as error:  # a task group would wrap it; the first one is raised as it is
+        except BkhealError as error:  # ``run`` raises it; a task group would wrap it
             self._error = self._error or error
         return not self._is_over()
 
@@ -314,15 +329,15 @@ class _CopyRun:
         return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
 
     def _chunk_entries(self) -> int:
-        """Return the entries of about one full batch: one request to the target per chunk."""
+        """Return the number of entries per chunk: about one full batch, so a chunk is one request to the target."""
         if fault_point("replicator.tiny_batch"):
             return 1
         return max(1, min(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX // self._reads.entry_bytes))
 
     async def _copy_chunk(self, chunk: Needs, chunk_number: int) -> None:
-        """Copy a chunk in as many passes as needed for its size, unless the copy ends before.
+        """Copy a chunk in as many passes as its size needs, unless the copy ends before.
 
-        Entries without an answer from their holders are requested again a few times.
+        Entries are requested again a few times if their holders do not answer.
         """
         waiting, failures = chunk, 0
         while waiting := still_needed(waiting):
@@ -342,7 +357,7 @@ class _CopyRun:
                 await self._copier.clock.sleep(_SOURCE_PAUSES_S[failures - 1])
 
     async def _pulled(self, chunk: Needs, chunk_number: int) -> Needs:
-        """Let the only target read entries by itself, and return the remaining ones."""
+        """Let a single target read entries by itself, and return the remaining entries."""
         if self._pull is None or not self._is_size_known:
             return chunk
         [receiver] = self._receivers
@@ -361,7 +376,7 @@ class _CopyRun:
         return {entry_id: chunk[entry_id] for entry_id in sorted((*rest, *waiting))}
 
     def _avoided(self) -> Set[BookieId]:
-        """Unresponsive holders, to be asked last."""
+        """Return the unresponsive holders, which reads use last."""
         return self._suspects | {bookie for bookie in self._sources if self._copier.is_avoided(bookie)}
 
     def _learn_size(self) -> None:
@@ -370,12 +385,12 @@ class _CopyRun:
             self._is_size_known = True
 
     def _within_budget(self, waiting: Needs) -> Needs:
-        """Return all of ``waiting``, or a single entry if the budget is smaller than their largest possible answer."""
+        """Return ``waiting``, or only its first entry if the largest possible answer exceeds the budget."""
         is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
         return waiting if is_small_enough else dict(itertools.islice(waiting.items(), 1))
 
     async def _pass(self, asked: Needs, waiting: Needs, chunk_number: int) -> FetchedEntries | None:
-        """Read as much of ``asked`` as one pass holds, and send it on; return None if the copy is over."""
+        """Read as much of ``asked`` as fits into one pass, and send it; return None if the copy is over."""
         budget = self._copier.budget
         receivers = receivers_of(asked)
         targets = [each.bookie for each in receivers]
@@ -403,7 +418,7 @@ class _CopyRun:
     def _end_unreadable(
         self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs
     ) -> None:
-        """End the copies of entries in ``causes``, each with its part of ``unreadable`` as evidence."""
+        """End the receivers of the entries in ``causes``; each keeps its entries of ``unreadable`` as evidence."""
         ended = {each for entry in causes for each in asked[entry.entry_id]}
         for receiver in ended:
             receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
@@ -429,14 +444,14 @@ class _CopyRun:
             self._error = self._error or error
 
     def _note_corrupt(self, corrupt: Sequence[CorruptCopy]) -> None:
-        if not self._is_digest_known:  # a mismatch with a guess is no evidence of a damaged disk
+        if not self._is_digest_known:  # a mismatch with an assumed digest is no evidence of damage
             return
         for copy in corrupt:
-            if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may meet it
+            if len(self._corrupt) < CORRUPT_MAX and copy not in self._corrupt:  # several passes may find it
                 self._corrupt.append(copy)
 
     def _orders(self, asked: Needs, targets: Sequence[BookieId], chunk_number: int) -> Orders:
-        """Return the holders to ask for each entry, in order (``source_choice``)."""
+        """Return the holders of each entry in the order to ask them (``source_choice``)."""
         known = self._known(targets)
         orders: dict[_Kind, Sequence[BookieId]] = {}
         found: dict[EntryId, Sequence[BookieId]] = {}
@@ -461,7 +476,7 @@ class _CopyRun:
     async def _send(
         self, packets: Mapping[EntryId, bytes], asked: Needs, receivers: Sequence[Receiver], slots: HeldSlots
     ) -> list[Receiver]:
-        """Send the entries to all their receivers concurrently; return the receivers with everything acknowledged."""
+        """Send the entries to their receivers concurrently; return the receivers that acknowledged all of them."""
         sent = [each for each in receivers if each.is_active]
         entry_ids = sorted(packets)
         works = [
@@ -475,7 +490,7 @@ class _CopyRun:
         return [each for each, stored in zip(sent, storing, strict=True) if stored.result()]
 
     async def _store(self, receiver: Receiver, packets: Sequence[bytes], slots: HeldSlots) -> bool:
-        """Send entries to a target. A failure after the end of the copy is not counted against the target."""
+        """Send entries to a target, and return whether it stored them. A failure after the copy ended is ignored."""
         failure = await receiver.target.store(packets)
         await slots.free(receiver.bookie)
         if failure is None:
@@ -495,7 +510,7 @@ def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
 
 
 def _needing(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:
-    """Return ``known`` with the targets in need of the entry ranked after all other holders."""
+    """Return ``known``, changed so that targets that need the entry come after all responsive holders."""
     needing = {each.bookie for each in who} & known.keys()
     if not needing:
         return known
@@ -507,7 +522,7 @@ def _asked_late(view: HolderView) -> HolderView:
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:
-    """Return a first guess, corrected after the first reads: a closed ledger's length is its payload bytes, or 0.
+    """Return a first estimate of the bytes per entry, from the length of a closed ledger: its payload bytes, or 0.
 
     Source: docs/formats.md#recovery.
     """

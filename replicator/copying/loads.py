@@ -1,7 +1,7 @@
-"""The recent load of each bookie as seen by one process: its requests under way, and the times of its reads.
+"""The recent load of each bookie as one process sees it: the requests in flight, and the times of reads.
 
-``source_choice`` uses this to choose sources. Like circuits, it belongs to the process and is neither shared nor
-stored. An outdated value costs time and changes no result. Memory is bounded: at most 1,000 bookies are kept.
+``source_choice`` uses it to choose sources. Like the circuit breakers, it belongs to the process and is neither shared
+nor stored. An outdated value costs time but changes no result. Memory is bounded: at most 1,000 bookies are kept.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
 ASSUMED_S: Final = 0.01
-"""Assumed seconds of a read from a bookie without recent reads."""
+"""The assumed duration of a read from a bookie without recent reads."""
 RECENT_S: Final = 30.0
-"""Validity of a measured time. Afterwards the bookie is tried again: it may have become faster."""
+"""How long a measured time is used. After that, ``ASSUMED_S`` applies, because the bookie may have become faster."""
 _WEIGHT: Final = 0.3
-"""Weight of the newest read in the average: a few reads show a change, and a single one does not decide."""
+"""The weight of the newest read in the average. A few reads show a change; a single one changes little."""
 _BOOKIES_MAX: Final = 1000
 
 
 @dataclass(slots=True)
 class _Seen:
     reads: dict[int, float] = field(default_factory=dict)
-    """Time of sending of each read under way, the oldest first."""
+    """When each read in flight was sent, the oldest first."""
     adds: int = 0
     read_s: float = 0.0
-    """Average of the last reads."""
+    """The average duration of the last reads."""
     noted_s: float = float("-inf")
 
     @property
@@ -39,18 +39,19 @@ class _Seen:
 
 
 class BookieLoads:
-    """The load of each bookie, from all requests of one process's copies."""
+    """The load of each bookie, measured by the requests of all copies of one process."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with nothing known."""
+        """Start without measurements."""
         self._clock = clock
         self._seen: dict[BookieId, _Seen] = {}
         self._numbers = itertools.count()
 
     def expected_s(self, bookie: BookieId) -> float:
-        """Estimated seconds until the answer to a read sent now.
+        """Return the estimated seconds until a read that is sent now is answered.
 
-        Requests under way are answered first. A read already slower than usual counts with its age.
+        Requests in flight are assumed to be answered first. If the oldest read in flight is slower than usual, its age
+        is used as the duration.
         """
         seen = self._seen.get(bookie)
         if seen is None:
@@ -77,7 +78,7 @@ class BookieLoads:
 
     @contextmanager
     def add(self, bookie: BookieId) -> Iterator[None]:
-        """Count an add while the context lasts: copies to a bookie also slow down its readers."""
+        """Count an add while the context lasts, because copies to a bookie also slow down its reads."""
         seen = self._of(bookie)
         seen.adds += 1
         try:

@@ -1,16 +1,16 @@
-"""How fast a process copies: its own rate, its share of the cluster's limits, and a slower rate for slow bookies.
+"""How fast a process copies: its own rate, its share of the cluster's limits, and a lower rate for slow bookies.
 
-The invariant: a request of a copy is sent only after it has passed all its limits, and every attempt counts. The limits
-of the cluster are divided by the number of copying workers (``share_of``), so all workers together keep them. Before a
-process has its share, its copies wait (``SharedLimits``).
+The invariant: a request of a copy is sent only after all limits allow it, and every attempt counts. The limits of the
+cluster are divided by the number of copying workers (``share_of``), so all workers together stay within them. Copies
+wait until the process has its share (``SharedLimits``).
 
-Copies of ledgers with a single copy left have their own rate, the floor. Each of their requests passes as soon as the
-floor or all other limits allow it, so these copies have at least the floor, even if it is higher than another limit.
-They still count against these limits, so other copies wait longer, for a bounded time after the last one.
+Copies of ledgers with a single copy left have a guaranteed rate, the floor. Each of their requests is sent as soon as
+either the floor or all other limits allow it, so these copies get at least the floor, even if it is higher than another
+limit. They still count against the other limits, so other copies wait longer, for a bounded time after the last one.
 
-A bookie slower than the profile allows gets less. Once a second, its rate falls to 70 % of the last measured rate, but
-never below a small rate, so every copy ends. While requests are quick again, the rate grows by a quarter each second.
-At twice the rate at which the bookie became slow, this limit ends.
+The rate of a bookie is reduced if its requests take longer than the profile allows. Once a second, the rate falls to
+70 % of the last measured rate, but never below a small minimum, so every copy ends. Once requests are quick again, the
+rate grows by a quarter each second. The reduction ends at twice the rate at which the bookie became slow.
 
 Memory is bounded: the rates of at most 1,000 bookies are kept.
 """
@@ -34,16 +34,17 @@ from replicator.copying.throttle import Throttle, slice_of
 CRITICAL_RANK: Final = 1
 """The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
 SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
-"""Average seconds per copy request above which the rate of its bookie is reduced, besides the time for its bytes
-(``QUICK_BYTES_PER_SECOND``); 0: never."""
+"""The average seconds per copy request above which the rate of its bookie is reduced; 0: never. The time that the
+bytes of the request need at ``QUICK_BYTES_PER_SECOND`` is subtracted before."""
 QUICK_BYTES_PER_SECOND: Final = 32 << 20
-"""A request of several MiB takes tens of milliseconds on the network and the disk of an idle bookie as well."""
+"""The assumed speed of an idle bookie, so that it does not appear slow because of large requests: one of several MiB
+takes tens of milliseconds on its network and disk."""
 SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
-"""Lowest rate between this process and a slow bookie."""
+"""The lowest rate between this process and a slow bookie."""
 DECISION_S: Final = 1.0
-"""Time between two changes of a bookie's rate."""
+"""The time between two changes of a bookie's rate."""
 _IDLE_S: Final = 30.0
-"""A longer time without a request is excluded from the measurement of a rate."""
+"""The longest time without a request that a measurement may include; after a longer one, it starts again."""
 _SLOWER: Final = 0.7
 _FASTER: Final = 1.25
 _BOOKIES_MAX: Final = 1000
@@ -59,16 +60,16 @@ class Rates:
     bookie_out_bytes_per_second: int = 0
     critical_bytes_per_second: int = 0
     slow_s: float = 0.0
-    """Mean latency of a bookie above which its copies slow down, seconds, as in ``SLOW_S``; 0: they never do."""
+    """The average seconds per request above which a bookie's rate is reduced, as in ``SLOW_S``; 0: never."""
 
 
 UNLIMITED: Final = Rates()
 
 
 def share_of(limits: CopyLimits, workers: int) -> Rates:
-    """Return the share of one of ``workers`` in ``limits``.
+    """Return the share of ``limits`` for each of ``workers`` workers.
 
-    A limit below the number of workers is one unit per second for each: copying never stops entirely.
+    If a limit is lower than the number of workers, each gets one unit per second, so copying never stops entirely.
     """
 
     def part(limit: int) -> int:
@@ -85,27 +86,27 @@ def share_of(limits: CopyLimits, workers: int) -> Rates:
 
 
 class _Direction:
-    """The traffic to one bookie, or from it."""
+    """The traffic to one bookie, or from it, with its limits."""
 
     def __init__(self, clock: Clock) -> None:
         self.throttle = Throttle(clock)
         self._clock = clock
         self._limit = 0
         self._slowed = 0
-        """The rate allowed at its current latency; 0: no limit."""
+        """The reduced rate because of the bookie's latency; 0: not reduced."""
         self._is_quick_above = 0
-        """A reduced rate ends when it has recovered to this value."""
+        """The reduction ends when the reduced rate has grown to this value."""
         self._noted_s = self._since_s = clock.monotonic_s()
         self._bytes = self._requests = 0
         self._seconds = 0.0
 
     def limit(self, bytes_per_second: int) -> None:
-        """Set the operator's limit; 0: none."""
+        """Set the limit that follows from the operator's limits; 0: none."""
         self._limit = bytes_per_second
         self._apply()
 
     def note(self, size_bytes: int, seconds: float, slow_s: float) -> None:
-        """Record a request of ``seconds`` seconds; adjust the rate once a second."""
+        """Record a request that took ``seconds``, and adjust the rate once a second."""
         now_s = self._clock.monotonic_s()
         if now_s - seconds - self._noted_s > _IDLE_S:
             self._restart(now_s - seconds)
@@ -124,7 +125,7 @@ class _Direction:
         self._since_s, self._bytes, self._requests, self._seconds = now_s, 0, 0, 0.0
 
     def _decide(self, bytes_per_second: float, mean_s: float, slow_s: float) -> None:
-        """Adjust the rate by the average seconds per request, without the time for its bytes."""
+        """Adjust the rate. ``mean_s`` is the average time per request, without the time for its bytes."""
         if slow_s and mean_s > slow_s:
             reached = min(bytes_per_second, self._slowed or bytes_per_second)
             self._is_quick_above = max(self._is_quick_above, int(2 * reached))
@@ -158,12 +159,12 @@ class Pace:
         self._is_open = asyncio.Event()
         self._is_open.set()
         self.wanted = asyncio.Event()
-        """Set by each request of a copy; cleared by ``SharedLimits``."""
+        """Set when a copy is about to send a request; cleared by ``SharedLimits``."""
         self._waiting = 0
         self._sleeping = 0
         self._slept_since_s = self._slept_s = 0.0
         self.loads = BookieLoads(clock)
-        """The load of each bookie as seen by this process."""
+        """The load of each bookie as this process sees it."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -172,19 +173,19 @@ class Pace:
 
     @property
     def waited_s(self) -> float:
-        """Seconds during which any copy waited for a rate: at most one per second."""
+        """The seconds during which at least one copy waited for a limit. It grows by at most one per second."""
         return max(self._adds.waited_s, self._reads.waited_s, self._requests.waited_s, self._slept_s)
 
     @property
     def is_used(self) -> bool:
-        """Whether a request waits, or one came since ``wanted`` was cleared."""
+        """Whether a request waits, or has come after ``wanted`` was cleared."""
         return self._waiting > 0 or self.wanted.is_set()
 
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the process's own rate (0: none).
 
         Raises:
-            ValueError: negative.
+            ValueError: the rate is negative.
         """
         if bytes_per_second < 0:
             raise ValueError(f"bytes per second must be 0 (unlimited) or more, not {bytes_per_second}")
@@ -192,21 +193,21 @@ class Pace:
         self._apply()
 
     def set_share(self, rates: Rates) -> None:
-        """Change the share of the cluster's limits, and apply it to waiting copies."""
+        """Set this process's share of the cluster's limits. It applies to waiting copies too."""
         self._rates = rates
         self._apply()
         self._is_open.set()
 
     def close(self) -> None:
-        """Let nothing pass until the next ``set_share``."""
+        """Make all requests wait until the next ``set_share``."""
         self._is_open.clear()
 
     async def before_add(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
-        """Wait until ``size_bytes`` may be sent to ``bookie``. Smaller ranks pass first."""
+        """Wait until ``size_bytes`` may be sent to ``bookie``. Smaller ranks are served first."""
         await self._pass(self._adds, self._direction(self._in, bookie), size_bytes, rank)
 
     async def before_read(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
-        """Wait until about ``size_bytes`` may be read from ``bookie``; ``was_read`` corrects it."""
+        """Wait until about ``size_bytes`` may be read from ``bookie``; ``was_read`` corrects the size afterwards."""
         await self._pass(self._reads, self._direction(self._out, bookie), size_bytes, rank)
 
     def added(self, bookie: BookieId, size_bytes: int, seconds: float) -> None:
@@ -214,7 +215,7 @@ class Pace:
         self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
 
     def was_added(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
-        """Record the bytes stored by a pulling bookie, and correct the ``expected_bytes`` passed to ``before_add``."""
+        """Record the bytes that a bookie pulled, and correct the ``expected_bytes`` passed to ``before_add``."""
         for throttle in (self._adds, self._direction(self._in, bookie).throttle):
             throttle.charge(size_bytes - expected_bytes)
         self.added(bookie, size_bytes, seconds)
@@ -252,7 +253,7 @@ class Pace:
         await throttle.take(size_bytes, rank)
 
     async def _sleep(self, pause_s: float) -> None:
-        """Sleep, and count the time once for all requests that sleep."""
+        """Sleep. The time of requests that sleep together is counted once."""
         if not self._sleeping:
             self._slept_since_s = self._clock.monotonic_s()
         self._sleeping += 1
@@ -288,7 +289,7 @@ class Pace:
 
 
 class PacedReads(Transport):
-    """A transport with paced reads. For the copies of one ledger."""
+    """A transport whose reads wait for the limits of a ``Pace``. For the copies of one ledger."""
 
     def __init__(self, inner: Transport, pace: Pace, clock: Clock, rank: int) -> None:
         self._inner = inner
@@ -296,7 +297,7 @@ class PacedReads(Transport):
         self._clock = clock
         self._rank = rank
         self.entry_bytes = 1
-        """Expected size of an entry; the true size is charged afterwards."""
+        """The expected size of an entry. The difference to the true size is charged after the read."""
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:

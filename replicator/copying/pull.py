@@ -1,16 +1,16 @@
-"""Pulling: the target of a copy reads entries directly from their holders, without a detour through this process.
+"""Pulling: the target of a copy reads entries directly from their holders, so they do not pass through this process.
 
 The invariant: pulling only removes acknowledged entries from the entries left to copy. The target verifies and stores
-them as if this process had sent them (``bookie.server.copying``), so its acknowledgement is worth that of an add. All
-other entries stay: refused or unverified ones, entries of unresponsive holders only, and everything refused by the
-target. The copier then copies them through this process, from the same holders in the same order. So each finding (a
-damaged copy, an unreadable entry, a failing target) rests on answers to this process itself, and a fault while pulling
-costs one request.
+them as if this process had sent them (``bookie.server.copying``), so its acknowledgement counts like that of an add.
+All other entries remain: those that a holder refused, that did not verify, whose holders are all unresponsive, or that
+the target refused. The copier then copies them through this process, from the same holders in the same order. So each
+finding (a damaged copy, an unreadable entry, a failing target) is based on answers to this process itself, and a fault
+while pulling costs one request.
 
 Entries are pulled only if both bookies support it: the target is registered as able to copy, and the holder has a gRPC
 endpoint. Ledgers with a DUMMY digest or without a digest type in the metadata are not pulled, because no digest would
-show damage. After a failed pull, the target is not asked again in the same copy. After a missing answer of a holder,
-this target does not pull from it for a minute: there may be no network path between the two.
+show damage. After a failed pull, the target pulls nothing more in the same copy. If a holder does not answer the
+target, the target does not pull from it for a minute, because there may be no network path between the two.
 
 S rules are defined in docs/invariants.md.
 """
@@ -34,11 +34,11 @@ from replicator.copying.sources import Orders
 from replicator.copying.target import LedgerDigest, Target
 
 NO_PATH_S: Final = 60.0
-"""Seconds during which a target is not asked again to read from an unresponsive holder."""
+"""How long a target does not pull from a holder that did not answer it."""
 _PAIRS_MAX: Final = 10_000
 
 LookUp = Callable[[BookieId], Awaitable[ServiceInfo | None]]
-"""Returns the registered information of a bookie; may be a few seconds old."""
+"""Returns the service information that a bookie registered. The answer may be a few seconds old."""
 
 
 @dataclass(slots=True)
@@ -48,23 +48,23 @@ class Pulled:
     entries: int = 0
     bytes: int = 0
     later: list[EntryId] = field(default_factory=list)
-    """Entries that did not fit into an answer, and entries of an unresponsive holder: to be pulled again, the latter
-    from another holder."""
+    """Entries to pull in a later request: they did not fit into an answer, or their holder did not answer, so that
+    another holder must be tried."""
     rest: list[EntryId] = field(default_factory=list)
-    """Entries left for this process to copy."""
+    """Entries that this process must copy itself."""
     unresponsive: set[BookieId] = field(default_factory=set)
-    """Holders without an answer to the target."""
+    """Holders that did not answer the target."""
 
 
 class Pulls:
     """Which bookies can pull from which. One instance per process."""
 
     def __init__(self, look_up: LookUp, clock: Clock) -> None:
-        """Prepare; bookies are looked up when needed."""
+        """Prepare. ``look_up`` is called when a bookie's information is needed."""
         self._look_up = look_up
         self._clock = clock
         self._without_path: dict[tuple[BookieId, BookieId], float] = {}
-        """Per target and holder, the time until which no path between them is assumed."""
+        """For a target and a holder: until when to assume that there is no network path between them."""
 
     async def can(self, target: BookieId, holder: BookieId) -> bool:
         """Whether ``target`` can read from ``holder``; False if unknown."""
@@ -78,7 +78,7 @@ class Pulls:
         return is_reader and source is not None and source.endpoint(PROTOCOL_GRPC) is not None
 
     def note_unresponsive(self, target: BookieId, holder: BookieId) -> None:
-        """Record a missing answer of ``holder`` to ``target``."""
+        """Record that ``holder`` did not answer ``target``."""
         self._without_path.pop((target, holder), None)
         if len(self._without_path) >= _PAIRS_MAX:
             del self._without_path[next(iter(self._without_path))]
@@ -91,14 +91,14 @@ class Pull:
     def __init__(
         self, pulls: Pulls, ledger: Versioned, bookie: BookieId, target: Target, goes_on: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Prepare; nothing more is pulled after ``goes_on`` returned False."""
+        """Prepare. No pull is sent if ``goes_on`` returns False."""
         self._pulls = pulls
         self._bookie = bookie
         self._target = target
         self._goes_on = goes_on
         digest_type, password = ledger.metadata.digest_type, ledger.metadata.password or b""
         self._digest: LedgerDigest | None = None
-        """None: nothing is pulled."""
+        """None if nothing may be pulled."""
         if digest_type is not None and digest_type is not DigestType.DUMMY:
             self._digest = LedgerDigest(digest_type, digest_key(digest_type, password))
 
@@ -107,12 +107,12 @@ class Pull:
     ) -> Pulled:
         """Let the target read entries from their first holders, with one request per holder if possible.
 
-        In the result, each unacknowledged one of ``entry_ids`` is in ``later`` or ``rest``.
+        The result contains each entry that was not acknowledged in ``later`` or ``rest``.
 
         Args:
             entry_ids: the entries to copy, ascending.
             orders: the holders of each entry, in the order to ask them.
-            avoided: holders not worth a request now.
+            avoided: unresponsive holders, from which nothing is pulled.
             entry_bytes: the expected size of an entry.
         """
         pulled = Pulled()

@@ -1,7 +1,7 @@
-"""One of the targets of a copy: the entries it needs, their acknowledgements, and the reason for its end.
+"""One target of a copy: the entries that it needs, those that it acknowledged, and why its copy ended.
 
-The invariant: ``end`` never passes an unacknowledged entry of the position, whatever happens to the other targets. An
-entry is read once and sent to all its receivers; each receiver has its own end.
+The invariant: the ``end`` that is reported as progress is never beyond an unacknowledged entry of the position,
+whatever happens to the other targets. An entry is read once and sent to all its receivers. Receivers end independently.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import CopyPosition
 
 REPORTED_MAX: Final = 100
-"""Most unreadable entries kept with their answers; further ones are only counted."""
+"""The most unreadable entries that are kept with their answers; further ones are only counted."""
 AHEAD_BYTES_MAX: Final = 64 << 20
-"""The amount copied between two records of the progress (``repair.reservation_holder``)."""
+"""The most bytes copied after the first unacknowledged entry: the amount that ``repair.reservation_holder`` lets pass
+between two records of the progress."""
 
 NOTHING_HELD: Final = EntryRuns(())
 
 NoteProgress = Callable[[EntryId, int], Awaitable[None]]
-"""Called with (end, bytes): the target has every entry of the position before ``end``, and ``bytes`` more than at the
-last call."""
+"""Called with (end, bytes): the target has every entry of the position before ``end``, and has acknowledged ``bytes``
+since the last call."""
 
 
 async def note_nothing(end: EntryId, size_bytes: int) -> None:
-    """Record no progress."""
+    """Do nothing: a ``NoteProgress`` for callers that do not record the progress."""
     return
 
 
@@ -42,7 +43,7 @@ class PositionCopy:
 
     step: CopyPosition
     held: EntryRuns = NOTHING_HELD
-    """Entries already on the target."""
+    """The entries that the target already has."""
     incarnation: str = ""
     note_progress: NoteProgress = note_nothing
 
@@ -51,7 +52,7 @@ class Receiver:
     """The state of one position's copy, shared by the lanes of the copy."""
 
     def __init__(self, copy: PositionCopy, target: Target) -> None:
-        """Prepare; nothing is acknowledged yet."""
+        """Prepare a receiver without acknowledged entries."""
         self.step = copy.step
         self.bookie: BookieId = copy.step.target
         self.target = target
@@ -62,22 +63,22 @@ class Receiver:
         self.entry_ids = entries_without(copy.step, copy.held)
         """The entries to copy, ascending. An iterator: each entry is taken once."""
         self._taken_end = EntryId(copy.step.first)
-        """Exclusive end of the chunks taken by lanes."""
+        """The end (exclusive) of the chunks that lanes have taken."""
         self._waiting: dict[int, EntryId] = {}
-        """The first unacknowledged entry of each chunk under way, by chunk number."""
+        """The first unacknowledged entry of each chunk in flight, by chunk number."""
         self._bytes_at_take: dict[int, int] = {}
-        """Bytes acknowledged before each of these chunks was taken."""
+        """The bytes acknowledged before each of these chunks was taken."""
         self._noted_bytes = 0
         self._holders = [frozenset(copy.step.holders(start)) for start in range(len(copy.step.sources))]
 
     @property
     def is_active(self) -> bool:
-        """Whether the receiver still gets entries."""
+        """Whether entries are still sent to this receiver."""
         return self.failure is None and not self.unreadable_count
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the first chunk under way is so far behind the acknowledged ones as to be waited for.
+        """Whether so much was acknowledged after the first chunk in flight that lanes must wait for it.
 
         Progress is recorded up to the first unacknowledged entry, so after an interruption all later entries are copied
         again.
@@ -87,16 +88,16 @@ class Receiver:
         return self.is_active and ahead_bytes >= AHEAD_BYTES_MAX
 
     def take(self, chunk_number: int, chunk: Needs) -> None:
-        """Record a chunk with entries for this receiver as taken by a lane. Chunks are taken in order."""
+        """Record that a lane took a chunk that has entries for this receiver. Chunks are taken in order."""
         self._bytes_at_take[chunk_number] = self.target.bytes
         self._waiting[chunk_number] = next(entry_id for entry_id, who in chunk.items() if self in who)
         self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
 
     async def settle(self, chunk_number: int, first_waiting: EntryId | None) -> None:
-        """Record the entries of a chunk before ``first_waiting`` (None: all entries) as acknowledged.
+        """Record that the entries of a chunk before ``first_waiting`` (None: all its entries) are acknowledged.
 
         Raises:
-            BkhealError: as raised by recording the progress.
+            BkhealError: the progress could not be recorded.
         """
         if first_waiting is None:
             self._waiting.pop(chunk_number, None)
@@ -108,7 +109,7 @@ class Receiver:
         await self._note_progress(end, size_bytes)
 
     def end_unreadable(self, unreadable: Sequence[UnreadableEntry]) -> None:
-        """End, because these entries of the position cannot be read; keep the answers of their holders as evidence."""
+        """End the receiver because these entries cannot be read, and keep the answers of their holders as evidence."""
         self.unreadable_count += len(unreadable)
         for entry in unreadable[: max(0, REPORTED_MAX - len(self.unreadable))]:
             holders = self._holders[entry.entry_id % len(self._holders)]
@@ -117,14 +118,14 @@ class Receiver:
 
 
 Needs = dict[EntryId, tuple[Receiver, ...]]
-"""Entries, ascending, each with its receivers."""
+"""Entries in ascending order, each with its receivers."""
 
 
 def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
-    """Yield each entry wanted by any receiver, once, ascending, with its receivers.
+    """Yield each entry that some receiver needs, once, in ascending order, with its receivers.
 
-    With several receivers, an inactive one gets no further entries. A single receiver is not checked: its copy ends
-    with it.
+    If there are several receivers, an inactive one gets no further entries. A single receiver is not checked, because
+    the copy ends with it.
     """
     if len(receivers) == 1:
         yield from zip(receivers[0].entry_ids, itertools.repeat((receivers[0],)))
@@ -139,7 +140,7 @@ def _while_active(receiver: Receiver) -> Iterator[EntryId]:
 
 
 def still_needed(needs: Needs) -> Needs:
-    """Leave out finished receivers and the entries wanted only by them."""
+    """Return ``needs`` without receivers that have ended, and without entries that only these need."""
     if all(each.is_active for each in receivers_of(needs)):
         return needs
     active = ((entry_id, tuple(each for each in who if each.is_active)) for entry_id, who in needs.items())
@@ -152,7 +153,10 @@ def receivers_of(needs: Needs) -> list[Receiver]:
 
 
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
-    """Yield the entries of ``step`` except ``held``. Held entries (10^8, perhaps) cost time per run, not per entry."""
+    """Yield the entries of ``step`` except ``held``.
+
+    The time for held entries depends on their runs, not on their number, which may be 10^8.
+    """
     first = step.first
     for run_first, run_last in held.runs:
         if run_first > step.last:

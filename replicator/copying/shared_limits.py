@@ -1,13 +1,13 @@
 """Follow the cluster's limits on copying, and apply this process's share.
 
 While limits are set, each copying worker has an ephemeral node, and its share is the limit divided by the number of
-nodes. A new worker creates its node, and copies only after two seconds. By then the others have reduced their shares:
-they read the nodes again within a second of a change. If a worker has not copied for ten seconds, it deletes its node,
-and the others' shares grow. A worker with nothing to copy sends no requests.
+nodes. A new worker creates its node, and copies only after two seconds. By then the others have reduced their shares,
+because they read the nodes again within a second of a change. If a worker has not copied for ten seconds, it deletes
+its node, and the others' shares grow. A worker with nothing to copy sends no requests.
 
-Without an answer from the store, the share stays unchanged: if the session is lost, the worker stops copying anyway. If
-the limits cannot be decoded, the last ones stay in force. A process without earlier limits then copies at 1 MiB/s,
-because a strict limit may be set.
+If the store does not answer, the share stays unchanged: if the session is lost, the worker stops copying anyway. If the
+limits cannot be decoded, the last known limits apply. A process that knows none copies at 1 MiB/s, because a strict
+limit may be set.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Time between two reads of the workers' nodes: at most one request per second, however often workers change."""
+"""The time between two reads of the workers' nodes: at most one per second, however often workers join and leave."""
 JOIN_S: Final = 2 * LOOK_S
-"""Time between joining and copying."""
+"""The time between the creation of this worker's node and its first copy."""
 IDLE_S: Final = 10.0
-"""Time without a copy after which a worker leaves."""
+"""The time without a copy after which a worker deletes its node."""
 STORE_PAUSE_S: Final = 5.0
-"""Pause after a missing answer or a refusal of the store."""
+"""The pause after the store refused a request or did not answer."""
 UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
-"""Assumed if the stored limits cannot be decoded."""
+"""The limits to assume if the stored ones cannot be decoded and none are known."""
 
 
 class SharedLimits:
-    """Keeps ``pace`` at this process's share; keeps it closed until the limits are known. ``follow`` is called once."""
+    """Sets the share of a ``Pace``, which stays closed until the limits are known. Call ``follow`` once."""
 
     def __init__(self, limits: CopyLimitsStore, ports: RepairPorts, pace: Pace, owner: str) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class SharedLimits:
         return seen
 
     async def _step(self, seen: SeenLimits) -> None:
-        """Apply the limits, and return when they must be read again."""
+        """Apply the limits, and wait until they must be read again."""
         if seen.limits is None:
             await self._leave()
             self._pace.set_share(UNLIMITED)
@@ -85,7 +85,7 @@ class SharedLimits:
     async def _share(self, seen: SeenLimits) -> None:
         assert seen.limits is not None
         workers = await self._limits.workers()
-        if workers is None or self._joined not in workers.names:  # its session has ended
+        if workers is None or self._joined not in workers.names:  # the session of its node has ended
             self._joined = ""
             return
         self._pace.set_share(share_of(seen.limits, len(workers.names)))

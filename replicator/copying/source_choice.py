@@ -1,11 +1,11 @@
-"""The order in which the holders of entries are asked: a pure function of their known state.
+"""Choose the order in which the holders of entries are asked, by a pure function of their known state.
 
 The order affects load and time, never results. In any order, the holders of an entry are asked one after another until
-one serves a verified copy, and the refusals of all of them are the evidence (S6).
+one serves a verified copy, and if all refuse, their answers are the evidence (S6).
 
-Responsive bookies come first, then those with a shorter expected time, then those near the target. Times count in
-steps: below ``QUICK_S`` all are equal, and above it a step is a doubling of the time. So a bookie in the target's rack
-is preferred until it is clearly slower. Among equals the first one changes from chunk to chunk.
+Responsive bookies come first; among them, those with a shorter expected time; among those, the nearest to the target.
+Times are compared in steps: all times below ``QUICK_S`` are equal, and above it each doubling is a step. So a bookie in
+the target's rack is preferred until it is clearly slower. Among equal bookies, each chunk starts with the next one.
 
 S rules are defined in docs/invariants.md.
 """
@@ -22,15 +22,15 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Location, hops
 
 QUICK_S: Final = 0.05
-"""Expected time below which bookies of other racks are not preferred: four chunks of 1 MiB at 100 MB/s."""
+"""The expected time below which all bookies are equally fast: that of four chunks of 1 MiB at 100 MB/s."""
 
 
 class Standing(enum.IntEnum):
-    """Which holders are asked first, whatever their load."""
+    """The first criterion of the order. The smallest value is asked first, whatever the load."""
 
     ANSWERS = 0
     NEEDS_IT = 1
-    """Itself a target of the entry: asked only to complete the evidence."""
+    """The holder is itself a target of the entry: it is asked only to complete the evidence."""
     UNRESPONSIVE = 2
     """A request may cost a whole deadline (R42)."""
 
@@ -41,9 +41,9 @@ class HolderView:
 
     standing: Standing = Standing.ANSWERS
     expected_s: float = 0.0
-    """Expected time until the answer to a read sent now."""
+    """The expected time until a read that is sent now is answered."""
     distance: int = 0
-    """To the nearest target: 0 within one rack."""
+    """The distance to the nearest target: 0 within one rack."""
 
 
 _NOTHING_KNOWN: Final = HolderView()
@@ -63,7 +63,7 @@ def source_order(
 
 
 def distance(source: BookieId, targets: Sequence[BookieId], locate: Callable[[BookieId], Location]) -> int:
-    """Steps through the topology to the nearest of ``targets``."""
+    """Return the number of steps through the topology to the nearest of ``targets``."""
     return min((hops(locate(source), locate(target)) for target in targets), default=0)
 
 

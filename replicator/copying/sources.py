@@ -1,15 +1,15 @@
 """Read verified entries from their holders, in bulk if possible, otherwise one by one.
 
 An entry counts as read only after its digest and ids were verified (S10). Its holders are asked one after another until
-one serves it; every refusal before is kept as evidence. A DUMMY digest proves nothing. With it, a copy counts if a
-second holder has the same one, or if no other holder has a copy.
+one serves it; every refusal until then is kept as evidence. A DUMMY digest proves nothing. With it, a copy counts if a
+second holder has the same copy, or if no other holder has one.
 
-Memory is bounded by ``answer_bytes_max``, whatever the sizes of the entries: the holders are asked one after another,
+Memory is bounded by ``answer_bytes_max``, whatever the sizes of the entries: the holders are asked one after another
 until a full batch was read. The other entries are requested again later.
 
 If a holder has not answered for ``SLOW_S``, the next holders are asked as well, and the first answer counts (a
-speculative read). So a slow holder costs no whole deadline. The second answer needs its own memory. If the budget has
-no room for it at once, the read waits for the first answer.
+speculative read). So a read does not wait for a slow holder until the deadline. The second answer needs its own memory.
+If the budget has no room for it immediately, the read waits for the first answer.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
 _ROUND_BYTES_MAX: Final = BATCH_BYTES_MAX + READ_BYTES_MAX + PACKET_BYTES_MAX
-"""Most bytes of one round: less than a batch, and one more answer."""
+"""The most bytes that one round reads: less than a batch, and one more answer."""
 _ROUNDS_WITHOUT_DIGEST: Final = 3
-"""Rounds with copies to compare if no digest decides."""
+"""The rounds that read copies for comparison, if there is no digest."""
 _LAC: Final = slice(16, 24)
-"""Header bytes in which good copies may differ: Apache's recovery re-encodes the LAC field.
+"""The header bytes in which good copies may differ, because Apache's recovery writes the LAC field again.
 
 Source: docs/formats.md#recovery, #apache-worker.
 """
@@ -63,14 +63,14 @@ class FetchedEntries:
 
     packets: dict[EntryId, bytes] = field(default_factory=dict, repr=False)
     rest: list[EntryId] = field(default_factory=list)
-    """Not read, because a bound on bytes was reached; to be requested again."""
+    """Entries that were not read because a limit on bytes was reached. They must be requested again."""
     unreadable: list[UnreadableEntry] = field(default_factory=list)
     corrupt: list[CorruptCopy] = field(default_factory=list)
     served_by: dict[EntryId, BookieId] = field(default_factory=dict)
     unresponsive: set[BookieId] = field(default_factory=set)
-    """Bookies without a proper answer: to be asked last from now on."""
+    """Bookies that gave no proper answer. They are asked last from now on."""
     lacking: set[BookieId] = field(default_factory=set)
-    """Bookies that denied an entry served by another one, or could not read it (R140)."""
+    """Bookies that denied an entry that another bookie served, or that could not read it (R140)."""
 
     @property
     def size_bytes(self) -> int:
@@ -80,11 +80,11 @@ class FetchedEntries:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The ports of speculative reads."""
+    """What speculative reads need."""
 
     clock: Clock
     budget: ByteBudget
-    """Bounds the memory of all reads of the process."""
+    """The limit on the memory of all reads of the process."""
 
 
 class EntrySource:
@@ -109,17 +109,17 @@ class EntrySource:
         self._payload_bytes_max = payload_bytes_max
 
     def answer_bytes_max(self, entry_count: int) -> int:
-        """Return an upper bound of the bytes held by ``fetch`` for this many entries, whatever their sizes."""
+        """Return the most bytes that ``fetch`` holds for this many entries, whatever their sizes."""
         rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
         size = min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
-        if self._payload_bytes_max is not None:  # so copies of small ledgers hardly wait for each other
+        if self._payload_bytes_max is not None:  # so that copies of small ledgers hardly wait for each other
             size = min(size, self._payload_bytes_max + entry_count * (HEADER_SIZE + self._digest.size))
         return rounds * size
 
     async def fetch(self, orders: Orders) -> FetchedEntries:
-        """Read the entries of ``orders``, or as many as one answer and a batch hold.
+        """Read the entries of ``orders``, or as many of them as fit into one answer and a batch.
 
-        Never raises because of a bookie's answer.
+        No answer of a bookie raises an exception.
         """
         fetched = await _Round(self, orders).run()
         if self._digest.type is DigestType.DUMMY:
@@ -132,7 +132,7 @@ class EntrySource:
         return await self._transport.ask(bookie, Read(self._ledger_id, entry_ids, is_small=is_small), READ_TIMEOUT_S)
 
     def verified(self, result: EntryResult, entry_id: EntryId) -> EntryResult:
-        """Return the result of reading an entry; CORRUPT if its bytes do not verify."""
+        """Return ``result``, or CORRUPT if its bytes do not verify."""
         return verified(self._digest, self._ledger_id, entry_id, result)
 
     async def _compare(self, fetched: FetchedEntries, orders: Orders) -> None:
@@ -222,7 +222,7 @@ class _Round:
         return sorted(refused)
 
     async def _ask(self, bookie: BookieId, ids: Sequence[EntryId]) -> list[EntryId]:
-        """Ask one holder, and others as well if it is slow; return the entries to ask the next holders for."""
+        """Ask one holder, and others as well if it is slow; return the entries to request from the next holders."""
         asked = asyncio.ensure_future(self._source.ask(bookie, ids))
         try:
             served = await self._speculate(bookie, ids, asked)
@@ -231,17 +231,17 @@ class _Round:
                 return []
             reply = await asked
             part = _part(reply, ids, waiting)
-            if reply.results and not part.results and reply.status is Status.OK:  # the answer ended before them
+            if reply.results and not part.results and reply.status is Status.OK:  # the answer was full before these
                 self._result.rest.extend(waiting)
                 return []
             return self._sort_out(bookie, waiting, part)
         finally:
-            await cancel(asked)  # if the others were faster
+            await cancel(asked)  # it still runs if the others were faster
 
     async def _speculate(
         self, bookie: BookieId, ids: Sequence[EntryId], asked: asyncio.Task[ReadReply]
     ) -> Collection[EntryId]:
-        """If ``asked`` takes long, ask the next holders; return the entries served by them before ``asked`` ended."""
+        """If ``asked`` takes long, ask the next holders; return the entries that they served before ``asked`` ended."""
         speculation = self._source.speculation
         if speculation is None:
             return ()
@@ -267,7 +267,7 @@ class _Round:
                 await cancel(second)
 
     def _take(self, other: FetchedEntries) -> Collection[EntryId]:
-        """Take over the entries read by a speculative round."""
+        """Add the entries that a speculative round read to the result, and return them."""
         result = self._result
         result.packets |= other.packets
         result.served_by |= other.served_by
@@ -307,7 +307,7 @@ class _Round:
 
 
 def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) -> ReadReply:
-    """Return the part of a reply about ``ids`` for the entries in ``waiting``."""
+    """Return the part of a reply to a request for ``ids`` that is about the entries in ``waiting``."""
     if len(waiting) == len(ids):
         return reply
     kept = set(waiting)
@@ -316,7 +316,10 @@ def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) 
 
 
 def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
-    """Return the bookies that denied an entry or could not read it. An error with a reason is of this process."""
+    """Return the bookies that denied an entry or could not read it.
+
+    An I/O error with a detail is an error of this process, not of the bookie.
+    """
     return {
         answer.bookie
         for answer in answers
@@ -325,7 +328,7 @@ def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    """Whether two copies are equal except for the LAC field. Only for digests of size 0."""
+    """Whether two copies are equal except for the LAC field. This is valid only for digests of size 0."""
     return (
         one[: _LAC.start] == other[: _LAC.start]
         and one[_LAC.stop : HEADER_SIZE] == other[_LAC.stop : HEADER_SIZE]

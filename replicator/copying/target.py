@@ -1,7 +1,7 @@
-"""Store copies on their new bookie: in full batches, throttled, and again while the bookie is busy.
+"""Store copies on their new bookie: in full batches, within the limits, and with retries while the bookie is busy.
 
-The wait for a busy bookie is bounded, but long, because another bookie would need the whole position again (R44).
-During this wait one lane retries, and the other lanes wait.
+The wait for a busy bookie is bounded, but long, because with another bookie the whole position would have to be copied
+again (R44). During this wait one lane retries, and the other lanes wait.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -28,18 +28,19 @@ from replicator.knowledge.refusals import fenced
 
 ADD_TIMEOUT_S: Final = 15.0
 PULL_TIMEOUT_S: Final = 20.0
-"""For a pull by the target: an add, and 5 s of waiting for memory and for the source."""
+"""The deadline of a pull: that of an add, and 5 s in which the target waits for memory and for the source."""
 BUSY_S_MAX: Final = 60.0
-"""Longest time for which a target may answer only "busy": another target would need the whole position again."""
+"""The longest time for which a target may answer only "busy". It is long, because a copy to another target starts
+again."""
 LONG_S: Final = 1.0
-"""Wait for the rate after which the need for the copy is checked again."""
+"""After a longer wait for the rate, check again whether the copy is still needed."""
 _BROKEN_ATTEMPTS_MAX: Final = 3
-"""Attempts at an unresponsive target: enough for a broken connection, not for a dead bookie."""
+"""The most attempts at an unresponsive target: enough to reconnect, too few to wait for the restart of a bookie."""
 _BROKEN: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
 _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
 _BUSY_PAUSE_S_MAX: Final = 5.0
-"""Longest pause before a busy target is asked again."""
+"""The longest pause before the next request to a busy target."""
 _NOT_SENT: Final = "not sent: the copy must end"
 
 
@@ -69,10 +70,10 @@ class Target:
         rank: int = 0,
         goes_on: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
-        """Prepare a target; if its disks are not those of ``incarnation``, it refuses (R30).
+        """Prepare a target. The bookie refuses requests if its disks are not those of ``incarnation`` (R30).
 
-        After ``goes_on`` returned False, retries at a busy target end, and a request is not sent if it waited for the
-        rate for longer than ``LONG_S`` (R94).
+        ``goes_on`` is called before each retry at a busy target, and before a request that waited for the rate for
+        longer than ``LONG_S``. If it returns False, nothing is sent (R94).
         """
         self._rank = rank
         self._goes_on = goes_on
@@ -84,12 +85,12 @@ class Target:
         self._ledger_id = ledger.ledger_id
         self._master_key = master_key(ledger.metadata.password or b"")
         self.entries = 0
-        """Entries acknowledged, so durable there (S11)."""
+        """The number of entries that the bookie acknowledged, which are thus durable there (S11)."""
         self.bytes = 0
         self._busy_since_s: float | None = None
-        """Start of the current period of "busy" answers only; None if the last answer was another one."""
+        """When the current series of "busy" answers started; None if the last answer was a different one."""
         self._waiting = asyncio.Lock()
-        """Held by the lane retrying a busy target. Other lanes with a refused batch wait, so few batches are
+        """Held by the lane that retries at a busy target. Other lanes with a refused batch wait, so few batches are
         refused."""
 
     async def store(self, packets: Sequence[bytes]) -> Answer | None:
@@ -108,10 +109,10 @@ class Target:
     async def pull(
         self, source: BookieId, entry_ids: Sequence[EntryId], digest: LedgerDigest, expected_bytes: int
     ) -> CopyReply:
-        """Let the target read entries from ``source`` by itself and store them: one request, unless the target is busy.
+        """Let the target read entries from ``source`` by itself and store them; retry while it is busy.
 
         The target verifies and stores the entries as if this process had sent them (S3, S10, S11). The request waits
-        for the pace of both bookies.
+        for the limits of both bookies.
         """
         copy = Copy(self._ledger_id, entry_ids, source, self._master_key, digest.type, digest.key, self._incarnation)
         reply = await self._until_not_busy(lambda: self._offer_copy(copy, expected_bytes))
@@ -147,7 +148,7 @@ class Target:
         await self._pace.before_add(self._bookie, size_bytes, self._rank)
 
     async def _may_send(self, wait: Awaitable[None]) -> bool:
-        """Wait for the rate; after a long wait, check again whether the copy is still needed."""
+        """Wait for the rate, and return whether to send. After a long wait, check again whether the copy is needed."""
         begun_s = self._clock.monotonic_s()
         await wait
         return self._clock.monotonic_s() - begun_s <= LONG_S or await self._goes_on()
@@ -158,15 +159,15 @@ class Target:
         sent_s = self._clock.monotonic_s()
         reply = await self._transport.ask(self._bookie, copy, PULL_TIMEOUT_S)
         seconds = self._clock.monotonic_s() - sent_s
-        if reply.status not in _BROKEN:  # otherwise the traffic between the two is unknown
+        if reply.status not in _BROKEN:  # without an answer, the traffic between the two is unknown
             self._pace.was_read(copy.source, expected_bytes, reply.stored_bytes, reply.read_s)
             self._pace.was_added(self._bookie, expected_bytes, reply.stored_bytes, max(0.0, seconds - reply.read_s))
         return reply
 
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
-        """Send a batch, and again after a timeout or a broken connection."""
+        """Send a batch, and retry after a timeout or a broken connection."""
         for attempt in itertools.count(1):
-            wait = self._pace.before_add(self._bookie, size_bytes, self._rank)  # each attempt is traffic
+            wait = self._pace.before_add(self._bookie, size_bytes, self._rank)  # every attempt counts
             if not await self._may_send(wait):
                 return AddReply(Status.TOO_MANY_REQUESTS, _NOT_SENT)
             sent_s = self._clock.monotonic_s()

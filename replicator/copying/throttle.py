@@ -1,4 +1,4 @@
-"""Two bounds shared by the copies of a process: bytes or requests per second, and bytes in memory."""
+"""The two kinds of limits that the copies of a process share: bytes or requests per second, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final
 from bookie.runtime.clock import Clock
 
 BURST_S: Final = 0.25
-"""Seconds of unused rate that may accumulate: a short time, so the rate also holds within any single second."""
+"""The seconds of unused rate that may accumulate. It is short, so that the rate also holds within any one second."""
 DEBT_S_MAX: Final = 10.0
-"""Longest wait, in seconds, that requests without a wait of their own (``charge_ahead``) cause for later ones."""
+"""The longest wait that requests that do not wait themselves (``charge_ahead``) can cause for later ones."""
 _SLICE_S: Final = 0.5
-"""Longest single sleep: a new rate takes effect after at most this time."""
+"""The longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
-"""Shortest single sleep: a shorter one, left by rounding, might not advance the clock."""
+"""The shortest single sleep. A shorter one, which rounding can leave, might not advance the clock."""
 
 
 class RankedLock:
-    """A lock entered by rank, the smallest first, then in the order of arrival."""
+    """A lock that waiting tasks enter by rank, the smallest first, and within a rank in the order of arrival."""
 
     def __init__(self, holders_max: int = 1) -> None:
         """Prepare; ``holders_max`` tasks may hold it at a time."""
@@ -41,7 +41,7 @@ class RankedLock:
             try:
                 await entered
             except asyncio.CancelledError:
-                if entered.done() and not entered.cancelled():  # the lock was handed over at the same moment
+                if entered.done() and not entered.cancelled():  # handed over just before the cancellation
                     self._hand_over()
                 raise
         try:
@@ -61,8 +61,8 @@ class RankedLock:
 class Throttle:
     """A token bucket of bytes. The smallest rank is served first; safe to share between tasks of one loop.
 
-    Over any span of ``t`` seconds at most ``rate * (t + BURST_S)`` bytes plus one request pass. A request larger than
-    the bucket passes as soon as the bucket is not in debt, and later requests wait until its debt is paid.
+    In any ``t`` seconds, at most ``rate * (t + BURST_S)`` bytes plus one request pass. A request larger than the bucket
+    passes as soon as the bucket has no debt, and later requests wait until the debt that it leaves is paid.
     """
 
     def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
@@ -72,7 +72,7 @@ class Throttle:
         self._filled_at_s = clock.monotonic_s()
         self._turn = RankedLock()
         self.waited_s = 0.0
-        """Time spent waiting for the rate limit; grows by at most one second per second."""
+        """The seconds during which a task waited for the rate. It grows by at most one per second."""
 
     @property
     def bytes_per_second(self) -> int:
@@ -85,7 +85,7 @@ class Throttle:
         A debt is paid at the new rate. A change to unlimited cancels it.
 
         Raises:
-            ValueError: negative.
+            ValueError: the rate is negative.
         """
         self._fill()
         self._rate = _checked(bytes_per_second)
@@ -105,18 +105,18 @@ class Throttle:
                 self._tokens -= size_bytes
 
     def charge(self, size_bytes: int) -> None:
-        """Correct an earlier ``take`` without waiting; a negative ``size_bytes`` gives a part of it back."""
+        """Correct an earlier ``take`` without waiting. A negative ``size_bytes`` returns a part of it."""
         if self._rate:
             self._tokens -= size_bytes
 
     def charge_ahead(self, size_bytes: int) -> None:
-        """Take ``size_bytes`` without waiting. Later requests wait for at most ``DEBT_S_MAX`` and this request."""
+        """Take ``size_bytes`` without waiting. The debt stays within ``DEBT_S_MAX`` seconds plus this request."""
         if self._rate:
             least = -self._rate * DEBT_S_MAX - size_bytes
             self._tokens = max(self._tokens - size_bytes, min(self._tokens, least))
 
     def wait_s(self) -> float:
-        """Return the time until a request may pass, if no other comes before it."""
+        """Return the seconds until a request may pass, if no other request passes before."""
         if self._rate == 0:
             return 0.0
         self._fill()
@@ -130,7 +130,7 @@ class Throttle:
 
 
 def slice_of(wait_s: float) -> float:
-    """Return the length of one sleep of a longer wait for a rate that may change."""
+    """Return how long to sleep before the wait is computed again, because the rate may change during a long wait."""
     return max(_NAP_S, min(wait_s, _SLICE_S))
 
 
@@ -149,10 +149,10 @@ class HeldBytes:
 
 
 class ByteBudget:
-    """At most ``limit_bytes`` held at a time, by the smallest rank first. A larger request counts as ``limit_bytes``.
+    """A memory budget of ``limit_bytes``. The smallest rank is served first.
 
-    A task holds one share at a time. It can give back a part, but never asks for more while it holds one, so no two
-    tasks wait for each other.
+    A request for more than ``limit_bytes`` counts as ``limit_bytes``. A task holds one share at a time. It can return a
+    part of it, but never requests more while it holds one, so tasks cannot deadlock.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -163,12 +163,12 @@ class ByteBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held now."""
+        """The bytes that are held now."""
         return self._held
 
     @asynccontextmanager
     async def hold(self, size_bytes: int, rank: int = 0) -> AsyncIterator[HeldBytes]:
-        """Hold ``size_bytes`` while the context lasts, waiting for them first."""
+        """Wait until ``size_bytes`` are free, and hold them while the context lasts."""
         size = min(size_bytes, self.limit_bytes)
         async with self._turn.held(rank):
             while self._held + size > self.limit_bytes:

@@ -1,12 +1,12 @@
-"""Bound the chunks of copies under way to one bookie at a time, over all ledgers in repair.
+"""Limit the chunks in flight to one bookie, over all ledgers in repair.
 
-A chunk is under way from before it is read until its target has acknowledged it. It waits for its slot before it holds
-memory, so copies to a slow bookie do not take the memory of others. A free slot goes to the copy with the smallest
-rank. A copy never changes its target for lack of a slot (R38): chunks are small, so the wait is short, whereas another
-target would need the whole position.
+A chunk is in flight from before it is read until its target has acknowledged it. It waits for its slot before it holds
+memory, so copies to a slow bookie do not use memory that others need. A free slot goes to the copy with the smallest
+rank. A copy never changes its target because no slot is free (R38): chunks are small, so the wait is short, whereas
+the whole position would have to be copied to another target.
 
-A chunk for several targets takes its slots in the order of their ids, so two copies never wait for each other. Each
-slot is freed after its own target has acknowledged the chunk.
+A chunk for several targets takes their slots in the order of the bookies' ids, so copies cannot deadlock. Each slot is
+freed as soon as its target has acknowledged the chunk.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -22,15 +22,15 @@ from bookie.model.ids import BookieId
 from replicator.copying.throttle import RankedLock
 
 SLOTS_MAX: Final = 8
-"""Most chunks under way to one bookie by default: two positions with all their lanes. A chunk is 1 MiB at most, so an
-add of a client waits for at most 8 MiB of copies: less than 0.1 s at 100 MB/s."""
+"""The default limit of chunks in flight to one bookie: two positions with all their lanes. A chunk is at most 1 MiB, so
+an add of a client waits for at most 8 MiB of copies: less than 0.1 s at 100 MB/s."""
 
 
 class HeldSlots:
-    """Slots held by one chunk."""
+    """The slots that one chunk holds."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without slots."""
         self._held: dict[BookieId, AsyncExitStack] = {}
 
     def note(self, bookie: BookieId, held: AsyncExitStack) -> None:
@@ -38,23 +38,23 @@ class HeldSlots:
         self._held[bookie] = held
 
     async def free(self, bookie: BookieId) -> None:
-        """Give back the slot at one bookie. Idempotent."""
+        """Free the slot at one bookie. Idempotent."""
         await self._held[bookie].aclose()
 
 
 class TransferSlots:
-    """At most ``slots_max`` chunks of copies under way to each bookie. One instance per process."""
+    """At most ``slots_max`` chunks of copies in flight to each bookie. One instance per process."""
 
     def __init__(self, slots_max: int) -> None:
-        """Prepare; nothing is held."""
+        """Start without held slots."""
         self._slots_max = slots_max
         self._locks: dict[BookieId, RankedLock] = {}
         self._users: Counter[BookieId] = Counter()
-        """Chunks with a slot or waiting for one; only their bookies are kept."""
+        """The number of chunks that hold a slot at a bookie or wait for one. Bookies without chunks are removed."""
 
     @asynccontextmanager
     async def hold(self, bookies: Iterable[BookieId], rank: int) -> AsyncIterator[HeldSlots]:
-        """Hold a slot at each of ``bookies`` while the context lasts, waiting for them first."""
+        """Wait for a slot at each of ``bookies``, and hold them while the context lasts."""
         slots = HeldSlots()
         async with AsyncExitStack() as stack:
             for bookie in sorted(set(bookies)):

@@ -1,19 +1,24 @@
-"""Which unregistered members of a ledger count as lost, in addition to those named by its task.
+"""Decide which unregistered members of a ledger count as lost, in addition to those that its task names.
 
-An auditor names a bookie in a task after the lost-bookie delay. An unregistered member not named by any task may be
-restarting, and replacing it would copy all of its data. It counts as lost in two cases. Either it has no cookie, so no
-bookie will return under its id; this counts only if every registered bookie has one, because a partial restore of the
-store may lack cookies. Or its delay, counted from an auditor's first sight of its absence, has passed, and no
-maintenance window names it (R71). Until then it is awaited: its position stays unchanged, nothing is read from it, and
-the task can end without it, because the auditor marks the ledger afterwards. In an open ledger, the task stays while
-the awaited member may have entries that a registered one lacks (``frontier``). If an auditor names a bookie earlier,
-because the ledger has one copy left (R70), the worker follows.
+An auditor names a bookie in a task after the lost-bookie delay. An unregistered member that no task names may be
+restarting, and replacing it would copy all of its data. It counts as lost in two cases:
 
-An absence counts for nothing while more bookies are missing than a cluster loses at once (S12), or soon after this
-process was disconnected from the store: bookies register again only after they have noticed the end of their sessions.
+* It has no cookie, so no bookie will return under its id. This counts only if every registered bookie has a cookie,
+  because a partial restore of the store may lack cookies.
+* Its delay has passed, counted from when an auditor first saw that it was absent, and no maintenance window names it
+  (R71).
 
-These facts are read once for all turns and kept for a short time, at most until a bookie registers or disappears. A
-missing cookie is always read again.
+Otherwise it is awaited: its position stays unchanged, nothing is read from it, and the task can end without it, because
+the auditor marks the ledger again after the delay. In an open ledger, the task stays while the awaited member may have
+entries that a registered member lacks (``frontier``). If an auditor names a bookie before the delay has passed, because
+the ledger has one copy left (R70), the worker replaces it.
+
+Absences are ignored while more bookies are missing than a cluster loses at once (S12), and for some time after this
+process was disconnected from the store, because bookies register again only after they have noticed the end of their
+sessions.
+
+These facts are read once for all turns and kept for a short time, at most until a bookie registers or disappears. If
+a bookie's cookie seems to be missing, the cookies are always read again.
 
 Source: R39, docs/failure-model.md#R39.
 """
@@ -37,18 +42,19 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 60.0
-"""Wait after an outage of the store, and after the start: usually longer than a bookie's session and its return."""
+"""The time to ignore absences after an outage of the store and after the start. It is usually longer than a bookie's
+session plus the time to register again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
     known: frozenset[BookieId]
-    """Bookies with a cookie."""
+    """The bookies that have a cookie."""
     delay_s: int | None
-    """None if unreadable."""
+    """The lost-bookie delay; None if it cannot be decoded."""
     noted: Mapping[BookieId, Down]
     windows: Sequence[Window] = ()
-    """The maintenance windows last read."""
+    """The maintenance windows as last read."""
 
     def in_maintenance(self, now_ms: int) -> frozenset[BookieId]:
         return frozenset(bookie for window in self.windows if window.is_open(now_ms) for bookie in window.bookies)
@@ -66,7 +72,7 @@ class Absences:
         self.note_outage()
 
     def note_outage(self) -> None:
-        """Ignore absences for ``SETTLE_S``: registrations of live bookies may have ended."""
+        """Ignore absences for ``SETTLE_S``, because live bookies may have lost their registrations."""
         self._settled_at_s = self._ports.clock.monotonic_s() + SETTLE_S
         self._facts.forget()
 
@@ -75,15 +81,15 @@ class Absences:
         self._facts.forget()
 
     async def lost(self, bookies: Bookies, unregistered: Collection[BookieId]) -> frozenset[BookieId]:
-        """Return the bookies of ``unregistered`` to be treated as lost although no task names them.
+        """Return the bookies of ``unregistered`` that count as lost although no task names them.
 
         Raises:
-            StoreUnavailableError: no answer.
+            StoreUnavailableError: the store does not answer.
         """
         if not unregistered:
             return frozenset()
         facts = self._facts.kept()
-        if facts is None or not facts.known.issuperset(unregistered):  # a bookie may have joined since
+        if facts is None or not facts.known.issuperset(unregistered):  # it may have joined after the read
             facts = await self._facts.fresh()
         known = facts.known
         missing = known - bookies.registered
@@ -102,13 +108,13 @@ class Absences:
         """Whether more bookies are missing than a cluster loses at once (S12).
 
         Raises:
-            StoreUnavailableError: no answer.
+            StoreUnavailableError: the store does not answer.
         """
         facts = self._facts.kept() or await self._facts.fresh()
         return len(facts.known - bookies.registered) > MISSING_SHARE_MAX * len(facts.known)
 
     async def _read(self) -> _Facts:
-        """Read the cookies first: a bookie has one before it registers. The bookies were listed before this call."""
+        """Read all facts. The caller has listed the bookies before; a bookie has its cookie before it registers."""
         known = await self._ports.registrations.known()
         try:
             delay_s = await self._ports.tasks.switches.lost_bookie_delay_s()
@@ -120,11 +126,11 @@ class Absences:
 
 
 def unnamed_absent(metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies) -> frozenset[BookieId]:
-    """Return the members neither registered nor named by the ledger's task."""
+    """Return the members that are neither registered nor named by the ledger's task."""
     return metadata.members() - bookies.registered - set(named)
 
 
 def awaiting(bookies: Bookies, absent: frozenset[BookieId], lost: frozenset[BookieId]) -> Bookies:
-    """Return ``bookies`` with every member of ``absent`` as awaited, except those in ``lost``."""
+    """Return ``bookies`` with the members of ``absent`` as awaited, except those in ``lost``."""
     awaited = absent - lost
     return replace(bookies, awaited=awaited) if awaited else bookies

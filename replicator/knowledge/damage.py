@@ -1,18 +1,19 @@
-"""Damaged copies met by repairs of this process and not replaced yet.
+"""Damaged copies that repairs of this process found and that are not replaced yet.
 
-A copy is damaged if its bytes do not verify, or if its bookie reports damage itself. It is noted here only if another
-bookie served a good copy of the same entry. The plan then treats the entry as missing on the bookie: a good copy is
-stored there, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the bookie
-still serves the damaged copy, or refuses, another bookie takes the position. An Apache bookie may serve wrong bytes
-again after such an add, so another bookie takes its position at once, if there is one (decision 130).
+A copy is damaged if its bytes do not verify, or if its bookie reports the damage itself. It is noted here only if
+another bookie served a good copy of the same entry. The plan then treats the entry as missing on the bookie: a good
+copy is stored there, and read back. An add replaces an entry with the same id, on our bookies and on Apache's. If the
+bookie still serves the damaged copy, or refuses the add, another bookie replaces it. An Apache bookie may serve wrong
+bytes again after such an add, so another bookie replaces it immediately, if there is one (decision 130).
 
 A damaged entry without a good copy is not noted. It parks its position (R23).
 
 An entry that an Apache bookie could not read is found by asking the bookie again, so it is kept for one round only
 (``repair.execution``, R139).
 
-The notes outlive a turn, because a turn may end before it can act on them: a bookie is unreachable, or a recovery comes
-first. They do not outlive the process. They are hints: storing a good copy once too often has no effect.
+The notes outlive a turn, because a turn may end before it can act on them: a bookie may be unreachable, or a recovery
+may come first. They do not outlive the process. They are hints: if a note is outdated, a good copy is replaced by an
+equal one.
 
 Source: R41, docs/failure-model.md#R41.
 """
@@ -30,21 +31,21 @@ from replicator.knowledge.evidence import CorruptCopy
 from replicator.plan.planner import PositionKey
 
 LEDGER_COPIES_MAX: Final = 10_000
-"""Most damaged copies noted per ledger. Bookies with further ones are replaced as a whole."""
+"""The most damaged copies noted per ledger. Bookies with further ones are replaced completely."""
 COPIES_MAX: Final = 100_000
-"""Most damaged copies noted in total, about 10 MB. Beyond it, the oldest ledgers are forgotten."""
+"""The most damaged copies noted in total, about 10 MB. If there are more, the oldest ledgers are forgotten."""
 
 _Positions = dict[PositionKey, set[EntryId]]
 
 
 class KnownDamage:
-    """The damaged copies known to a process. Shared by all its turns."""
+    """The damaged copies that a process knows. Shared by all its turns."""
 
     def __init__(self) -> None:
         self._ledgers: dict[LedgerId, _Positions] = {}
 
     def note(self, ledger: Versioned, copies: Collection[CorruptCopy]) -> frozenset[BookieId]:
-        """Note damaged copies of entries with good copies elsewhere; return the bookies with too many of them."""
+        """Note damaged copies whose entries have good copies elsewhere; return the bookies with too many of them."""
         if not copies:
             return frozenset()
         noted = self._ledgers.pop(ledger.ledger_id, {})
@@ -70,7 +71,7 @@ class KnownDamage:
         return frozenset((key.bookie, entry_id) for key, entries in positions for entry_id in entries)
 
     def replaced(self, ledger_id: LedgerId, key: PositionKey, entry_ids: Collection[EntryId]) -> None:
-        """Forget damaged copies of a position with good copies by now, in place or elsewhere."""
+        """Forget damaged copies of a position that good copies, in place or on another bookie, have replaced."""
         positions = self._ledgers.get(ledger_id, {})
         left = positions.pop(key, set()).difference(entry_ids)
         if left:
@@ -90,12 +91,12 @@ class KnownDamage:
 
 
 def without(held: EntryRuns, entry_ids: Iterable[EntryId]) -> EntryRuns:
-    """Return the set ``held`` without ``entry_ids``."""
+    """Return ``held`` without ``entry_ids``."""
     return held.without(EntryRuns.of(sorted(entry_ids)))
 
 
 def _positions(metadata: LedgerMetadata, copy: CorruptCopy) -> Iterator[PositionKey]:
-    """Yield the positions of the copy in the metadata; none if the bookie is no longer a member there."""
+    """Yield the positions at which the bookie stores the copy; none if it is no longer a member of the fragment."""
     fragment = metadata.fragments[metadata.fragment_index(copy.entry_id)]
     for position, member in enumerate(fragment.members):
         if member == copy.bookie and metadata.stripe.stores(position, copy.entry_id):

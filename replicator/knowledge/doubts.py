@@ -1,23 +1,24 @@
-"""A transport that accepts denials only from bookies with all their entries.
+"""A transport that accepts denials only from bookies that are proven to have all their entries.
 
-The invariant: "no such entry" reaches a recovery as LIMBO, which means "unknown" (S6), unless the bookie was judged
-before the recovery and its registration is still the same (R91). Served entries are accepted: their digest proves them.
+The invariant: a recovery sees "no such entry" as LIMBO, which means "unknown" (S6), unless the bookie was found
+complete before the recovery and its registration is still the same (R91). Served entries are accepted, because their
+digest proves them.
 
-A bookie with empty disks denies everything, and an Apache bookie cannot answer otherwise. A recovery takes enough
-denials as proof that an entry was never acknowledged, and closes the ledger before it. If a bookie lacks entries of its
-write sets held by other members, its denials prove nothing. With LIMBO in their place the denials are too few: the
-recovery stops, and the ledger stays in recovery until another member answers.
+A bookie with empty disks denies every entry, and an Apache bookie has no other answer. A recovery takes enough denials
+as proof that an entry was never acknowledged, and closes the ledger before that entry. But the denials of a bookie
+prove nothing if it lacks entries of its write sets that other members have. If they are replaced by LIMBO, too few
+denials remain: the recovery stops, and the ledger stays in recovery until another member answers.
 
-The repair (``repair.ledger_repair``) records the doubt in ZooKeeper first, and only then copies to the bookie or begins
-a recovery: after either, the bookie has entries again, and its loss is no longer visible. So after a crash at any
+The repair (``repair.ledger_repair``) records the doubt in ZooKeeper before it copies to the bookie or begins a
+recovery, because after either the bookie has entries again, and its loss is no longer visible. So after a crash at any
 point, the next worker reads the record before its own recovery. When nothing of the ledger is missing, the record is
 deleted in one transaction with the task and the lock, so a later record of another worker is never deleted. If a member
 of an unclosed ledger is awaited (not registered, within its lost-bookie delay), the record outlives the task: that
-member may have entries otherwise held only by a doubted member. A record without a task is deleted after the ledger was
-closed or deleted (``queue.task_queue``).
+member and the doubted one may be the only ones with some entries. A record without a task is deleted after the ledger
+was closed or deleted (``queue.task_queue``).
 
-A member unregistered at the time of the judgement, or restarted later, may answer from empty disks in the middle of the
-recovery. Its denials count as unknown in this turn, and the next turn judges it.
+A member that was not registered when the members were judged, or that restarted later, may answer from empty disks in
+the middle of the recovery. Its denials count as unknown in this turn, and the next turn judges it.
 
 S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """
@@ -52,18 +53,18 @@ class Trust:
     """The bookies whose denials a recovery accepts."""
 
     members: frozenset[BookieId]
-    """Members of the fragments read by the recovery."""
+    """The members of the fragments that the recovery reads."""
     doubted: frozenset[BookieId]
-    """Bookies with a recorded loss."""
+    """The bookies whose loss of entries is recorded."""
     judged: Mapping[BookieId, int]
-    """Bookies proven to have all their acknowledged entries, each with its registration at the time of the proof."""
+    """The bookies found to have all their acknowledged entries, each with its registration at that time."""
 
 
 class DoubtingTransport(Transport):
-    """Another transport, without denials from untrusted bookies and without adds to untrusted members.
+    """A transport that hides the denials of untrusted bookies, and refuses adds to untrusted members.
 
-    An untrusted member gets no entries before its loss is recorded: new entries would hide the loss from the next
-    judgement.
+    An untrusted member gets no entries before its loss is recorded, because new entries would hide the loss when its
+    entries are checked again.
     """
 
     def __init__(
@@ -96,7 +97,10 @@ class DoubtingTransport(Transport):
         await self._transport.close()
 
     async def _is_trusted(self, bookie: BookieId) -> bool:
-        """Whether the bookie is registered as judged. Read after its answer, so it was so at the time of the answer."""
+        """Whether the bookie still has the registration with which it was judged.
+
+        The caller asks after the bookie has answered, so the bookie also had this registration when it answered.
+        """
         judged = self._trust.judged.get(bookie)
         if judged is None:
             return False
@@ -107,7 +111,7 @@ class DoubtingTransport(Transport):
 
 
 def _without_denials(reply: ReplyT) -> ReplyT:
-    """Return the reply with LIMBO for each denial of an entry, a last entry, or a last add confirmed."""
+    """Return the reply with LIMBO in place of each denial of an entry, a last entry, or a last add confirmed."""
     status = Status.LIMBO if reply.status.is_absent else reply.status
     if isinstance(reply, ReadReply):
         results = [replace(each, status=Status.LIMBO) if each.status.is_absent else each for each in reply.results]

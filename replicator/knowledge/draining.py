@@ -1,8 +1,8 @@
-"""What repair adds to the registrations of bookies: Pulsar's groups, and the draining members.
+"""Add what repair needs to the list of registered bookies: Pulsar's bookie groups, and the draining bookies.
 
-Groups are those of the current topology. Drains are read only if they can matter: a drain marks the ledgers of its
-bookie in the field read by all clients, as if the bookie were missing. If a task names no registered bookie, or no step
-replaces one, no drain can concern it, and the store is not asked.
+The groups are those of the current topology. The drains are read only if they can matter. A drain marks ledgers as if
+its bookie were missing: it names the bookie in the field of the task that all clients read. So if a task names no
+registered bookie, or no step replaces one, no drain concerns it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replicator.ports import RepairPorts
 async def with_draining(
     ports: RepairPorts, bookies: Bookies, named: Collection[BookieId]
 ) -> tuple[Bookies, tuple[Check, ...]]:
-    """Add groups and draining bookies to ``bookies``; also return checks against drains begun or ended since.
+    """Add groups and draining bookies to ``bookies``; also return checks that fail if a drain begins or ends.
 
     Args:
         ports: the ports of repair.
@@ -27,7 +27,7 @@ async def with_draining(
         named: bookies to be replaced; if none of them is registered, no drains are read.
 
     Raises:
-        StoreUnavailableError: no answer.
+        StoreUnavailableError: the store does not answer.
     """
     bookies = bookies.with_groups(ports.placement.topology.groups)
     if bookies.registered.isdisjoint(named):

@@ -1,4 +1,4 @@
-"""Bookies' answers about unreadable entries: the reasons to end or park a repair."""
+"""The answers of bookies about unreadable entries, which are the reasons to end or park a repair."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
 
 SHOWN_MAX: Final = 5
-"""Most entries named in a text; the others are counted."""
+"""The most entries that a text names; further ones are only counted."""
 
 DETAIL_MAX: Final = 160
-"""Most characters of one bookie's message in a text with several messages."""
+"""The most characters of one bookie's message in a text with several messages."""
 
 _FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, Status.LIMBO, Status.UNAUTHORIZED})
 
@@ -27,18 +27,18 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """Whether asking the same bookie again soon is pointless. A task may be parked only for final answers (S6)."""
+        """Whether the bookie would soon give the same answer again. Only final answers may park a task (S6)."""
         return self.status in _FINAL
 
     def __str__(self) -> str:
-        """Return the status, and in brackets the beginning of the detail."""
+        """Return the bookie, the status, and the beginning of the detail in brackets."""
         text = f"{self.bookie}={self.status.name}"
         return f"{text} ({shortened(self.detail, DETAIL_MAX)})" if self.detail else text
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableEntry:
-    """An entry not served by any live holder, with all their answers."""
+    """An entry that no live holder served, with the answers of all of them."""
 
     entry_id: EntryId
     answers: tuple[Answer, ...]
@@ -67,7 +67,7 @@ def shortened(text: str, length_max: int) -> str:
 
 
 def describe(unreadable: tuple[UnreadableEntry, ...], count: int) -> str:
-    """Return a text for people: the first entries with their answers, and the number of the others."""
+    """Return a text for people: the first entries with their answers, and how many others there are."""
     shown = "; ".join(str(entry) for entry in unreadable[:SHOWN_MAX])
     more = count - min(len(unreadable), SHOWN_MAX)
     return f"{shown}; and {more} more" if more > 0 else shown

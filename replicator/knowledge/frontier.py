@@ -1,16 +1,16 @@
-"""How far an open ledger is written, according to its bookies: the entries every member should have.
+"""Find out how far an open ledger is written, according to its bookies: the entries that each member should have.
 
-Entries up to the last add confirmed are final. After it, an entry held by some member may have been acknowledged, and a
-recovery would keep it. An entry held by no member was not acknowledged, nor was any later one, because adds are
-acknowledged in order. So the written part ends before the first entry missing on every member. A member that is not
-registered may have it: then the end is unknown.
+Entries up to the last add confirmed are final. A later entry that some member has may have been acknowledged, and a
+recovery would keep it. An entry that no member has was not acknowledged, nor was any later one, because adds are
+acknowledged in order. So the written part ends before the first entry that is missing on every member. A member that is
+not registered may have it: then the end is unknown.
 
-The last entries named by the members are a lower bound, because an Apache bookie may hold greater entries than the one
-it names (R137). So the members are asked for the entries after it as well, until a gap is found.
+The last entries that the members report are a lower bound, because an Apache bookie may have later entries than the one
+it reports (R137). So the members are also asked for the entries after it, until a gap is found.
 
-A bookie that returned with empty disks denies entries it once acknowledged. Apache's bookies give no sign of this, and
-Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the written
-part changes no metadata and does not affect the writer.
+A bookie that returned with empty disks denies entries that it had acknowledged. Apache's bookies do not indicate this,
+and Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the
+written part changes no metadata and does not affect the writer.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from replicator.knowledge.evidence import Answer
 
 _TIMEOUT_S: Final = 15.0
 _GROWING: Final = 2
-"""Fragments without a settled end: the last two."""
+"""The number of fragments, at the end of the ledger, whose ends may change."""
 _WINDOW: Final = READ_ENTRIES_MAX
-"""Entries requested at a time."""
+"""The most entries in one request."""
 _GROWTH: Final = 4
-"""After the last named entry, one entry is requested first, and then this many times as many as before."""
+"""After the last reported entry, one entry is requested first, and each further request is this many times larger."""
 _UNNAMED_FEW: Final = 1000
-"""Entries without a name after which the members are asked again for their last ones: a writer may add entries."""
+"""After this many entries beyond the last reported one, the members are asked again for their last entries, because a
+writer may add entries."""
 _UNNAMED_MAX: Final = 1 << 16
-"""Written entries after the last named one; with more, the end is unknown for now. A flush of the bookie ends this."""
+"""The most entries that are searched beyond the last reported one. If there are more, the end is unknown until the
+bookie flushes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The extent of a ledger according to its members."""
+    """How far a ledger is written, according to its members."""
 
     last: EntryId
     """The last entry known to be written, -1 for none."""
     unknown: tuple[Answer, ...]
-    """Members that may hold an entry after ``last`` (S6), each with its answer. Empty: ``last`` is the end."""
+    """The members that may have an entry after ``last`` (S6), each with its answer. If empty, ``last`` is the end."""
     confirmed: EntryId
-    """The last entry proven acknowledged by a member's copies, -1 for none; at most ``last``."""
+    """The last entry that a member's copies prove to be acknowledged, -1 for none; at most ``last``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,14 @@ class _MemberAnswer:
 
 
 class Frontier:
-    """Asks the members of an unclosed ledger for its written part."""
+    """Asks the members of an unclosed ledger how far it is written."""
 
     def __init__(self, transport: Transport, held: HeldEntries) -> None:
         self._transport = transport
         self._held = held
 
     async def of(self, ledger: Versioned, bookies: Bookies) -> Written:
-        """Return how far ``ledger`` is written. Never raises because of a bookie's answer."""
+        """Return how far ``ledger`` is written. No answer of a bookie raises an exception."""
         fragments = ledger.metadata.fragments[-_GROWING:]
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
@@ -81,7 +83,7 @@ class Frontier:
                 unknown.append(answer)
             else:
                 confirmed, named = max(confirmed, answer.confirmed), max(named, answer.entry_id)
-        last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # before it, all is final
+        last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # up to it, all is final
         last, of_next = await self._up_to(ledger, members, last, EntryId(named))
         if last < named:
             return Written(last, (*unknown, *of_next), EntryId(confirmed))
@@ -93,9 +95,10 @@ class Frontier:
     async def _after_named(
         self, ledger: Versioned, members: Sequence[BookieId], named: EntryId
     ) -> tuple[EntryId, list[Answer]]:
-        """Return the last written entry from ``named`` on, and the members that may hold a later one.
+        """Return the last written entry, at least ``named``, and the members that may have a later one.
 
-        If the members name a later entry by now, a writer continues. What it adds after that entry is not of this look.
+        If the members report a later last entry during the search, a writer is active. The search then ends at that
+        entry, so that it does not follow the writer.
         """
         last, count = named, 1
         while last - named < _UNNAMED_MAX:
@@ -110,7 +113,7 @@ class Frontier:
         return last, [Answer(member, Status.IO_ERROR, detail) for member in members]
 
     async def _named(self, ledger: Versioned, members: Sequence[BookieId]) -> int:
-        """Return the greatest entry that a member names as its last one, -1 if none does."""
+        """Return the greatest entry that a member reports as its last one, -1 if none does."""
         answers = await asyncio.gather(*(self._last(ledger, member) for member in members))
         return max((each.entry_id for each in answers if isinstance(each, _MemberAnswer)), default=NO_ENTRY)
 
@@ -125,7 +128,7 @@ class Frontier:
         return NO_ENTRY
 
     async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
-        """Ask a member for its last entry, and evaluate the answer; a damaged entry counts as written."""
+        """Ask a member for its last entry, and evaluate the answer. A damaged entry counts as written."""
         reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
         if result.status.is_absent or result.status is Status.LIMBO:
@@ -140,7 +143,7 @@ class Frontier:
     async def _up_to(
         self, ledger: Versioned, members: Sequence[BookieId], last: EntryId, end: EntryId
     ) -> tuple[EntryId, list[Answer]]:
-        """Return the last written entry from ``last`` to ``end``, and the members that may hold the entry after it."""
+        """Return the last written entry in ``last..end``, and the members that may have the entry after it."""
         while last < end:
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(end, last + _WINDOW) + 1)]
             last, unknown = await self._up_to_a_gap(ledger, members, wanted)
@@ -151,7 +154,7 @@ class Frontier:
     async def _up_to_a_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
-        """Return the entry before the first gap in ``wanted``, and the members that may hold the missing entry."""
+        """Return the entry before the first gap in ``wanted``, and the members that may have the missing entry."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
         for entry_id in wanted:
@@ -163,7 +166,7 @@ class Frontier:
 
 
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
-    """Return the write set of an entry. Copies on replaced members do not count: no acknowledgement relied on them."""
+    """Return the write set of an entry. Copies on replaced members do not count, as no acknowledgement needed them."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return {members[position] for position in metadata.stripe.write_set(entry_id)}
 
@@ -179,7 +182,7 @@ def _serves(reply: ListReply, entry_id: EntryId) -> bool:
 
 
 def proven(ledger: Versioned, result: EntryResult) -> Entry | None:
-    """Return the verified entry in a result; None if it is missing, damaged, or not verifiable with this metadata."""
+    """Return the verified entry of a result; None if it is missing, damaged, or not verifiable with this metadata."""
     metadata = ledger.metadata
     if result.status is not Status.OK or metadata.password is None or metadata.digest_type is None:
         return None

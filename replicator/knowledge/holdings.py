@@ -1,20 +1,20 @@
-"""Compare the entries listed by bookies with the entries assigned to these bookies by the metadata.
+"""Compare the entries that bookies list with the entries that the metadata assigns to them.
 
 The invariant: a bookie counts as complete only if it lists every id assigned to it (R24), or serves each of these
 entries if it does not support lists. An unreachable bookie is unknown, neither complete nor incomplete (S6).
 
 The comparison has two uses. A target must list every entry before the metadata may name it (S11, I17). And a registered
-bookie named by a task is checked for completeness, because it may have returned with empty disks (R31). In a growing
-fragment, it should have every entry written according to the other members (``frontier``). This end is determined once
-per turn, so a continuing writer does not prolong the turn.
+bookie that a task names is checked, because it may have returned with empty disks (R31). In a growing fragment, it
+should have every entry that is written according to the other members (``frontier``). This end is determined once per
+turn, so that an active writer does not prolong the turn.
 
-A listing of a new target after the reservation clears a pending mark of the target's collector. So no deletion decided
-earlier removes entries of the future member (S16). Each add does the same. If a small ledger is copied from its first
-entry, and its target listed another ledger a moment ago, the target is asked once: after the last copy. This listing is
-the proof. Every other new target is asked before the first copy as well (``pin``). It may get no entries, because the
-position has none or they are recorded as copied, or it must first show its support for lists. No target of an empty
-ledger is asked (R118). The entries of the first listing are not verified. Apache's bookies have no such marks; their
-collectors take the ledger lock before they delete anything.
+A request for the list of a new target, sent after the reservation, clears a pending mark of the target's collector. So
+a deletion that was decided before does not remove entries of the future member (S16). Each add does the same. If a
+small ledger is copied from its first entry, and its target has just listed another ledger, the list is requested only
+once, after the last copy, as the proof. Every other new target is also asked before the first copy (``pin``), for one
+of two reasons: it may get no entries, because the position has none or they are recorded as copied; or it must first
+show that it supports lists. No target of an empty ledger is asked (R118). The entries of the first list are not
+verified. Apache's bookies have no such marks; their collectors take the ledger lock before they delete anything.
 
 Nothing is recorded here. After a crash, the next worker asks again.
 
@@ -52,56 +52,59 @@ from replicator.plan.steps import CopyPosition
 LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
-"""Answers without a reason for doubt: a bookie in limbo denies nothing, and a bookie with a damaged copy has its
-disks."""
+"""Answers that give no reason for doubt. A bookie in limbo denies no entries, and a bookie with a damaged copy still
+has its disks."""
 _LISTS: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY, Status.LIMBO, Status.CORRUPT})
-"""Answers with a valid list. A bookie without support for lists is CORRUPT if some of its entries are damaged: they are
+"""Answers with a valid list. CORRUPT means that a bookie without support for lists has damaged entries: they are
 missing from its list, and are copied to it again. The list of a bookie in limbo is correct, so the bookie is healthy if
-it lists every entry. Its unlisted entries count as missing. They are copied to it again, and not read from it."""
+it lists every entry. Entries that it does not list count as missing: they are copied to it again, and not read from
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The registered members of the growing fragments, by the value of their denials for a recovery."""
+    """The registered members of the growing fragments, grouped by what their denials prove in a recovery."""
 
     lost: frozenset[BookieId] = frozenset()
-    """Members with a loss of acknowledged entries."""
+    """The members that lost acknowledged entries."""
     unknown: frozenset[BookieId] = frozenset()
-    """Members with a possible loss: no answer, or joined later and without an entry to prove their disks."""
+    """The members that may have lost entries: they did not answer, or they joined later and have no entry that proves
+    that their disks are the old ones."""
     complete: frozenset[BookieId] = frozenset()
     """The other registered members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Incomplete registered bookies, by position, with their listed entries; and bookies with unknown entries."""
+    """The incomplete registered bookies with the entries that they have, and the bookies whose entries are unknown."""
 
     positions: frozenset[PositionKey] = frozenset()
     doubtful: frozenset[PositionKey] = frozenset()
-    """Positions of growing fragments with missing entries to be determined by a recovery: the bookie lost its data, or
-    a recovery found it incomplete and died."""
+    """Positions of growing fragments whose missing entries only a recovery can determine: the bookie lost its data, or
+    the ledger is in recovery and its bookie may be incomplete."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
-    """Positions of growing fragments without entries held by the other members, each with the last such entry."""
+    """Positions of growing fragments that lack entries that other members have, each with the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
     unread: tuple[tuple[BookieId, EntryRuns], ...] = ()
-    """Bookies that could not read some entries of the closed ledger, with these entries (R139)."""
+    """Bookies that could not read some entries of a closed ledger, with these entries (R139)."""
     damaged: tuple[tuple[BookieId, EntryRuns], ...] = ()
-    """Bookies that served some entries of the closed ledger with bytes that do not verify, with these entries (R41)."""
+    """Bookies that served entries of a closed ledger whose bytes do not verify, with these entries (R41)."""
     damaged_positions: frozenset[PositionKey] = frozenset()
-    """The part of ``positions`` with unread or damaged entries."""
+    """Those of ``positions`` that have unread or damaged entries."""
     spoiled_positions: frozenset[PositionKey] = frozenset()
-    """The part of ``damaged_positions`` with damaged entries."""
+    """Those of ``damaged_positions`` that have damaged entries."""
     unknown: tuple[Answer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
 
     def incomplete_members(self) -> frozenset[BookieId]:
-        """Registered bookies with missing entries in any fragment."""
+        """Return the registered bookies that lack entries in any fragment."""
         return frozenset(key.bookie for key in (*self.positions, *(key for key, _ in self.lagging)))
 
     def damaged_copies(self) -> Iterator[CorruptCopy]:
         """Yield the unread and the damaged copies: first the last unread one of each bookie, then the others.
 
-        A caller that takes only some of them so has each last one, and it may be the cause of all others (R139).
+        So a caller that takes only some of them has the last one of each bookie, which may be the cause of all others
+        (R139).
         """
         last = {bookie: EntryId(runs.groups[-1].last) for bookie, runs in self.unread}
         others = ((bookie, entry_id) for bookie, runs in self.unread for entry_id in runs if entry_id != last[bookie])
@@ -112,7 +115,7 @@ class Shortfall:
                 yield CorruptCopy(bookie, entry_id, "its bytes do not verify")
 
     def held_by(self, bookie: BookieId) -> EntryRuns:
-        """Return the entries listed by an incomplete bookie."""
+        """Return the entries that an incomplete bookie lists."""
         return next((runs for name, runs in self.held if name == bookie), EntryRuns(()))
 
 
@@ -174,7 +177,7 @@ class _Found:
 
 
 class Holdings:
-    """Asks bookies for their entries. For one turn of one task."""
+    """Asks bookies for their entries. One instance per turn of a task."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
@@ -184,13 +187,14 @@ class Holdings:
         self._pinned: dict[BookieId, ListReply] = {}
 
     async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
-        """Ask a target for its list before anything is copied to it, so that its collector leaves the ledger alone.
+        """Ask a target for its list before anything is copied to it, so that its collector does not delete the ledger.
 
-        Return None if the target answered with a list or does not support lists, else its answer. Its list alone is no
+        Return None if the target answered with a list or does not support lists, else its answer. The list alone is no
         reason to copy less, because it is not verified; ``already_copied`` combines it with the recorded progress.
 
-        Apache's bookies have no pins, whether or not they support lists. There the under-replication lock protects the
-        copies, because Apache's collector takes it as well before it deletes anything (S16).
+        The request has no such effect on Apache's bookies, whether or not they support lists. There the
+        under-replication lock protects the copies, because Apache's collector takes it before it deletes anything
+        (S16).
         """
         reply = await self._held.listed(target, ledger_id)
         self._pinned[target] = reply
@@ -198,10 +202,10 @@ class Holdings:
         return None if is_answer else Answer(target, reply.status, reply.detail)
 
     def already_copied(self, target: BookieId, first: EntryId, end: EntryId) -> EntryRuns:
-        """Return the entries from ``first`` (inclusive) to ``end`` (exclusive) still listed by a pinned target.
+        """Return the entries from ``first`` (inclusive) to ``end`` (exclusive) that a pinned target still lists.
 
-        These entries are recorded as copied. Without support for lists, all of them are returned: the target must serve
-        each of them before the metadata names it.
+        The caller knows that these entries are recorded as copied. If the target does not support lists, all of them
+        are returned: the target must serve each of them before the metadata names it.
         """
         reply = self._pinned.get(target)
         if reply is None or end <= first:
@@ -211,9 +215,10 @@ class Holdings:
         return reply.entries.between(first, end - 1)
 
     def already_copied_for(self, position: int, step: CopyPosition, end: EntryId) -> EntryRuns:
-        """Return the entries of ``position`` before ``end``, recorded as copied to the pinned target of ``step``.
+        """Return the entries of ``position`` before ``end`` if the pinned target of ``step`` lists all of them.
 
-        Positions of a striped fragment share entries. The result is empty unless the target lists all of these entries.
+        Otherwise return none. They are recorded as copied for ``position``, which is not the position of ``step``, but
+        positions of a striped fragment share entries.
         """
         recorded = step.stripe.runs(position, step.first, end - 1)
         listed = self.already_copied(step.target, step.first, end)
@@ -234,10 +239,10 @@ class Holdings:
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
         """Return which registered members among ``named`` lack entries, or may lack entries of growing fragments.
 
-        Draining bookies are not asked: they are replaced if possible, whatever they hold.
+        Draining bookies are not asked, because they are replaced if possible, whatever they have.
 
-        Of a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139), and so is one whose
-        bytes do not verify (R41). Of an unclosed one the former is unknown (S6), and the bytes are not verified.
+        In a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139), and so is one whose
+        bytes do not verify (R41). In an unclosed ledger, the former is unknown (S6), and bytes are not verified.
         """
         metadata, found = ledger.metadata, _Found()
         frontier = NO_ENTRY
@@ -265,14 +270,14 @@ class Holdings:
     ) -> Judgement:
         """Ask every registered member of the growing fragments for a sample of its acknowledged entries.
 
-        Apache's bookies return with empty disks without any sign of it, whether or not a task names them.
+        Apache's bookies do not indicate that they returned with empty disks, and a task need not name them.
 
         Args:
             ledger: an unclosed ledger.
             bookies: the registered bookies; other members are not judged.
-            joined_later: members with disks possibly newer than the ledger. Such a member must show its entries for
-                each growing fragment separately: a repair may have copied those of another fragment to it. If a
-                fragment has no entry in the sample, the member is unknown (R92).
+            joined_later: members whose disks may be newer than the ledger. Such a member must show its entries for
+                each growing fragment separately, because a repair may have copied those of another fragment to it.
+                If the sample contains no entry of a fragment, the member is unknown (R92).
         """
         metadata = ledger.metadata
         asked = sorted(growing_members(metadata) & bookies.registered)
@@ -289,7 +294,7 @@ class Holdings:
         return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
     async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
-        """Return the written part as first read in this turn: a continuing writer must not prolong the turn."""
+        """Return the written part as first read in this turn, so that an active writer does not prolong the turn."""
         if self._written is not None:
             return self._written
         written = await self._frontier.of(ledger, bookies)
@@ -307,12 +312,12 @@ class Holdings:
             reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), LIST_TIMEOUT_S)
             for result in reply.results:
                 if result.entry_id >= last.first_entry_id and proven(ledger, result) is not None:
-                    return True  # if it is unreadable, the next member may have a good copy
+                    return True  # otherwise the next member may have a good copy
         return False
 
 
 def growing_members(metadata: LedgerMetadata) -> frozenset[BookieId]:
-    """Return the members of the growing fragments of an unclosed ledger: only a recovery determines their ends."""
+    """Return the members of the growing fragments of an unclosed ledger: those whose end only a recovery determines."""
     return frozenset(member for index in _growing(metadata) for member in metadata.fragments[index].members)
 
 
@@ -343,7 +348,7 @@ def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[P
 async def _lagging_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns, frontier: EntryId
 ) -> AsyncIterator[tuple[PositionKey, EntryId]]:
-    """Yield incomplete positions of growing fragments, each with the last entry it should have, up to ``frontier``."""
+    """Yield the incomplete positions of growing fragments, each with the last entry that it should have."""
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
@@ -352,7 +357,7 @@ async def _lagging_positions(
 
 
 def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId) -> Iterator[EntryId]:
-    """Yield the entries of the bookie in the judged fragments."""
+    """Yield the entries that the bookie should have: in growing fragments, those up to ``frontier``."""
     for index in range(len(metadata.fragments)):
         last = metadata.final_last_entry_id(index, is_tail_written=True)
         last = frontier if last is None else last
@@ -363,7 +368,10 @@ def _wanted_entries(metadata: LedgerMetadata, bookie: BookieId, frontier: EntryI
 async def _incomplete_positions(
     metadata: LedgerMetadata, bookie: BookieId, listed: EntryRuns
 ) -> AsyncIterator[PositionKey]:
-    """Yield incomplete positions, also of the fragment before an unclosed ledger's last one: its end is known."""
+    """Yield the incomplete positions of fragments with a known end.
+
+    This includes the last fragment but one of an unclosed ledger, whose end the plan may know.
+    """
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.final_last_entry_id(index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
@@ -383,12 +391,12 @@ async def _has_some(metadata: LedgerMetadata, key: PositionKey, listed: EntryRun
 
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """Count the unlisted entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
+    """Count the entries of the position in ``first..last`` that are not listed, with pauses as in ``_lacks_some``."""
     return stripe.count(position, first, last) - await _held_count(stripe, position, listed, first, last)
 
 
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
-    """As ``_lacks``, in parts with a pause for other tasks: a striped ledger has a run for every few entries."""
+    """Do the same as ``_lacks``, with pauses for other tasks: a striped ledger has a run for every few entries."""
     for start in range(first, last + 1, COMPARED_AT_ONCE):
         if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + COMPARED_AT_ONCE - 1))):
             return True
@@ -408,5 +416,5 @@ async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 def _lacks(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
-    """Whether any entry of the position in ``first..last`` is unlisted: every id counts (R24)."""
+    """Whether any entry of the position in ``first..last`` is not listed. Every id counts (R24)."""
     return stripe.held_count(position, listed, first, last) < stripe.count(position, first, last)

@@ -1,9 +1,9 @@
-"""Detect lost acknowledged entries on a member. Pure.
+"""Detect that a member lost acknowledged entries. Pure functions.
 
 A slow member has its first entries and lacks the last ones. A member that returned with empty disks lacks the first
 ones; if a writer continued with it, it has only entries written after its return. So a member has lost entries if it
-holds nothing, or if it lacks an entry before one it holds. A few entries from both ends of a few fragments are enough
-to show this, so the question stays cheap for a large ledger.
+has none, or if it lacks an entry before one that it has. A few entries from both ends of a few fragments are enough to
+show this, so the check is cheap even for a large ledger.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ENTRIES_AT_AN_END: Final = 8
 
 
 def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: EntryId) -> list[EntryId]:
-    """Return a sample of the entries of ``bookie`` up to ``confirmed`` (inclusive), ascending.
+    """Return a sample of the entries of ``bookie`` up to ``confirmed`` (inclusive), in ascending order.
 
-    They come from both ends of the bookie's first and last fragments: at most 64.
+    These are at most 64 entries, from both ends of the bookie's first and last fragments.
     """
     mine: list[list[EntryId]] = []
     for index, fragment in enumerate(metadata.fragments):
@@ -38,9 +38,9 @@ def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: E
 
 
 def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
-    """Return whether a bookie lost entries if it holds only ``held`` of ``sample`` (ascending).
+    """Return whether a bookie lost entries, given that it has only ``held`` of ``sample`` (ascending).
 
-    It did not if ``held`` is a non-empty beginning of the sample, or if the sample is empty.
+    It lost none if ``held`` contains the first entry of the sample and has no gap, or if the sample is empty.
     """
     is_held = [entry_id in held for entry_id in sample]
     return bool(is_held) and (not is_held[0] or is_held != sorted(is_held, reverse=True))

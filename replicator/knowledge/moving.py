@@ -1,7 +1,7 @@
-"""Reasons to move no copy for better placement, whatever the marks request.
+"""Decide whether copies may be moved for better placement now, if a mark requests it.
 
-A move needs a topology to judge placement. It copies entries although no bookie lacks them, so it waits while more
-bookies are missing than a cluster loses at once (S12): an apparently better place may be the only one left.
+A move needs a topology to judge placement. It copies entries although no bookie lacks any, so it waits while more
+bookies are missing than a cluster loses at once (S12): a place may appear better only because the others are missing.
 
 S rules are defined in docs/invariants.md.
 """
@@ -14,10 +14,10 @@ from replicator.ports import RepairPorts
 
 
 async def why_not_moved(ports: RepairPorts, absences: Absences, bookies: Bookies) -> str:
-    """Return why no copy is moved now; empty if copies may be moved.
+    """Return why no copy may be moved now; empty if copies may be moved.
 
     Raises:
-        StoreUnavailableError: no answer.
+        StoreUnavailableError: the store does not answer.
     """
     if not ports.placement.judge().has_topology:
         return "no topology is configured, so placement cannot be judged"

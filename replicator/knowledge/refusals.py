@@ -1,9 +1,9 @@
-"""Refusals that last: copies of a ledger that the collector of an Apache bookie deleted.
+"""Lasting refusals: an Apache bookie refuses copies of a ledger that its collector deleted before.
 
-Since BookKeeper 4.16.7 and 4.17.2, a bookie remembers such ledgers until it is restarted, or until nothing has asked it
-for one of them for seven days. Until then it answers FENCED to every add of the ledger, even to recovery adds. Each
-attempt starts the seven days again. So the refusals are part of the parked record, and these bookies are not chosen
-again before an attempt can succeed.
+Since BookKeeper 4.16.7 and 4.17.2, a bookie remembers each such ledger until it is restarted, or until it gets no
+request for the ledger for seven days. Until then it answers FENCED to every add of the ledger, even to recovery adds.
+Each attempt starts the seven days again. So the refusals are stored in the record of the parked task, and these bookies
+are not chosen again before an attempt can succeed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replicator.knowledge.evidence import Answer
 from replicator.ports import RepairPorts
 
 ASKED_AGAIN_MS: Final = 8 * 86_400_000
-"""Time after which such a bookie is asked again without a restart: longer than the seven days of Apache's bookies."""
+"""The time after which such a bookie may be chosen again without a restart: longer than the seven days."""
 _WHY: Final = (
     "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or not asked for 7 days"
 )
@@ -29,12 +29,12 @@ def fenced(bookie: BookieId, detail: str = "") -> Answer:
 
 
 async def lasting_refusals(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:
-    """Return the recorded refusals of a parked task that still hold. Read under the lock of the task.
+    """Return the recorded refusals of a parked task that are still in effect. The caller holds the lock of the task.
 
-    A refusal ends with the registration of the bookie: a restarted bookie registers again.
+    A refusal ends when the bookie registers again, because it then was restarted.
 
     Raises:
-        StoreUnavailableError: no answer.
+        StoreUnavailableError: the store does not answer.
     """
     record = await ports.parked.get(ledger_id)
     if record is None:

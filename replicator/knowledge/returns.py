@@ -1,13 +1,14 @@
-"""Count the returns of lost bookies during the replacement of their copies.
+"""Count how often lost bookies return while their copies are replaced.
 
-A copy for a lost bookie ends when the bookie registers again: the next round asks for its entries. A bookie that
-leaves and returns repeatedly would end each copy, and its ledgers would never be repaired. So after ``RETURNS_MAX``
-returns within ``WINDOW_S`` a bookie counts as *flapping*: copies for it run to their end, and the metadata then names
-the target, even if the bookie is registered at that moment. This is safe, because the target has every entry.
+When a lost bookie registers again, the copies that replace it stop, and the next round asks it for its entries. If a
+bookie left and returned repeatedly, each copy would stop, and its ledgers would never be repaired. So after
+``RETURNS_MAX`` returns within ``WINDOW_S`` a bookie counts as *flapping*: copies that replace it run to their end, and
+the metadata then names the target, even if the bookie is registered at that moment. This is safe, because the target
+has every entry.
 
-The same return ends copies of many ledgers, some of them minutes later because they wait for the rate. So a return
-counts only if a plan has found the bookie absent since the last return. Each process counts only returns seen by
-itself. After a restart it counts from zero, which costs some more returns.
+One return stops the copies of many ledgers, some of them minutes later because they wait for the rate. So a return
+counts only if a plan has found the bookie absent after the last return. Each process counts only the returns that it
+sees itself. After a restart it counts from zero, so some more returns stop copies.
 
 Source: R55, docs/failure-model.md#R55.
 """
@@ -22,13 +23,12 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 
 RETURNS_MAX: Final = FLAPPING_RETURNS
-"""Returns before a bookie counts as flapping: the same number as for auditors (``bookie.metadata.bookies.returned``).
-"""
+"""The returns after which a bookie counts as flapping, as for auditors (``bookie.metadata.bookies.returned``)."""
 WINDOW_S: Final = float(FLAPPING_WINDOW_S)
 SAME_RETURN_S: Final = 10.0
-"""Time after a return during which a plan may still use an older list of bookies."""
+"""For this long after a return, a plan may still use an older list of bookies."""
 _BOOKIES_MAX: Final = 1000
-"""Most bookies remembered of each kind; the oldest is forgotten."""
+"""The most bookies in each of the two tables; the oldest is forgotten."""
 
 
 class Returns:
@@ -38,10 +38,10 @@ class Returns:
         self._clock = clock
         self._seen: dict[BookieId, list[float]] = {}
         self._absent_s: dict[BookieId, float] = {}
-        """The last time a plan found the bookie absent."""
+        """When a plan last found the bookie absent."""
 
     def note_absent(self, bookies: Iterable[BookieId]) -> None:
-        """Record ``bookies`` as found absent by a plan; it may copy for them."""
+        """Record that a plan found ``bookies`` absent, and may replace their copies."""
         now_s = self._clock.monotonic_s()
         for bookie in bookies:
             self._absent_s.pop(bookie, None)
@@ -49,7 +49,7 @@ class Returns:
         _forget_oldest(self._absent_s)
 
     def note(self, bookie: BookieId) -> None:
-        """Record the return of a bookie after it ended a copy."""
+        """Record that a bookie returned and thereby stopped a copy."""
         now_s = self._clock.monotonic_s()
         times = self._seen.pop(bookie, [])
         if not times or self._absent_s.get(bookie, 0.0) - times[-1] >= SAME_RETURN_S:
@@ -58,7 +58,7 @@ class Returns:
         _forget_oldest(self._seen)
 
     def flapping(self, bookies: Iterable[BookieId]) -> frozenset[BookieId]:
-        """Return the flapping bookies among ``bookies``."""
+        """Return those of ``bookies`` that are flapping."""
         since_s = self._clock.monotonic_s() - WINDOW_S
         return frozenset(
             bookie

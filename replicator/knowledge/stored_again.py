@@ -1,10 +1,10 @@
-"""Count how often the unread copies of a ledger were stored again on the same bookie.
+"""Count how often copies that a bookie could not read were stored again on the same bookie.
 
-An Apache bookie serves a stored entry from its memory until its next flush, so a good read-back does not prove its
-disk. If the disk loses what is written to it, each audit finds the same copies again. So after ``TIMES_MAX`` times
-another bookie takes the position.
+An Apache bookie serves a stored entry from its memory until its next flush, so a successful read does not prove that
+its disk is good. If the disk loses what is written to it, each audit finds the same copies again. So after
+``TIMES_MAX`` times another bookie replaces it.
 
-The counts do not outlive the process. After a restart, copies are stored in place some more times.
+The counts do not outlive the process. After a restart, copies may be stored in place ``TIMES_MAX`` more times.
 
 Source: R139, docs/failure-model.md#R139.
 """
@@ -16,9 +16,9 @@ from typing import Final
 from bookie.model.ids import BookieId, LedgerId
 
 TIMES_MAX: Final = 3
-"""Times that unread copies of a ledger are stored on the same bookie again."""
+"""How often unread copies of a ledger are stored again on the same bookie."""
 COUNTS_MAX: Final = 100_000
-"""Most counts kept, about 10 MB. Beyond it, the oldest is forgotten."""
+"""The most counts kept, about 10 MB. If there are more, the oldest is forgotten."""
 
 
 class StoredAgain:
@@ -28,12 +28,12 @@ class StoredAgain:
         self._counts: dict[tuple[LedgerId, BookieId], int] = {}
 
     def note(self, ledger_id: LedgerId, bookie: BookieId) -> None:
-        """Count one more time."""
+        """Record that unread copies of the ledger were stored again on the bookie."""
         key = ledger_id, bookie
         self._counts[key] = self._counts.pop(key, 0) + 1
         if len(self._counts) > COUNTS_MAX:
             del self._counts[next(iter(self._counts))]
 
     def is_at_bound(self, ledger_id: LedgerId, bookie: BookieId) -> bool:
-        """Whether unread copies of the ledger are not stored on the bookie again."""
+        """Whether unread copies of the ledger must not be stored on the bookie again."""
         return self._counts.get((ledger_id, bookie), 0) >= TIMES_MAX

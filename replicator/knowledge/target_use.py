@@ -1,11 +1,11 @@
-"""The use of bookies as targets by this process: the number of positions per bookie, and the choices per ledger.
+"""Which bookies are targets of this process: the number of positions per bookie, and the chosen targets per ledger.
 
-The counts let the next repair choose a less busy target (``plan.target_chooser``). But the choice then changes with
-time, and the next attempt at a ledger could choose another target, and begin its copies again (R38). Therefore the last
-choice for each position is kept until the ledger is repaired, and is preferred. A forgotten choice costs effort only.
+With the counts, the next repair can choose a less busy target (``plan.target_chooser``). But counts change, so the next
+attempt at a ledger could choose another target, and copy everything again (R38). Therefore the last choice for each
+position is kept until the ledger is repaired, and is preferred. If a choice is forgotten, entries may be copied twice.
 
-Nothing is stored: the progress of larger copies (R44) is recorded in the reservation. Memory is bounded: the choices
-for the last 10,000 ledgers are kept.
+Nothing is written to the store: the progress of larger copies (R44) is recorded in the reservation. Memory is bounded:
+the choices for the last 10,000 ledgers are kept.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -23,20 +23,20 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 LEDGERS_MAX: Final = 10_000
 
 Choices = Mapping[tuple[EntryId, int], BookieId]
-"""The target of each position, by the fragment's first entry and the position."""
+"""The target of each position, by the first entry of the fragment and the position."""
 
 _NO_CHOICES: Final[Choices] = MappingProxyType({})
 
 
 class TargetUse:
-    """The target use of one process, for all its turns."""
+    """The targets of one process, for all its turns."""
 
     def __init__(self) -> None:
-        """Start with no use."""
+        """Start without targets."""
         self._positions: Counter[BookieId] = Counter()
         self._chosen: dict[LedgerId, Choices] = {}
         self.positions: Mapping[BookieId, int] = MappingProxyType(self._positions)
-        """Positions per bookie with a copy to it under way, or waiting in a current round."""
+        """The number of positions per bookie that are copied to it in a current round, or wait for it."""
 
     def chosen(self, ledger_id: LedgerId) -> Choices:
         """Return the targets of the last attempt at a ledger; empty if unknown."""
@@ -44,7 +44,7 @@ class TargetUse:
 
     @contextmanager
     def copying(self, ledger_id: LedgerId, targets: Choices) -> Iterator[None]:
-        """Count the positions of a round while the context lasts, and keep its choices."""
+        """Count the positions of a round while the context lasts, and remember its targets."""
         if targets:
             self._chosen.pop(ledger_id, None)
             self._chosen[ledger_id] = MappingProxyType(dict(targets))

@@ -1,5 +1,5 @@
-"""Decide how to repair a ledger. Pure: from metadata and knowledge about copies to a plan.
+"""Decide how to repair a ledger: pure functions from metadata and knowledge about copies to a plan.
 
-``planner`` decides, ``steps`` defines the parts of a plan. Not here: any I/O.
+``planner`` decides; ``steps`` defines the parts of a plan. Not here: any I/O.
 Start with ``planner``.
 """

@@ -6,12 +6,14 @@ be carried out; the next round plans the rest. A growing fragment is left to its
 placement (S2). A new member is writable, in an allowed group of the ledger, in the topology, and not a member of the
 fragment (S9). Positions are kept.
 
-The plan makes each closed fragment adhere to the policy with the fewest replacements. If this is impossible, it has the
-fewest replacements for the best possible placement, and a ``Blocked`` for the fragment; without any better bookie, only
-the latter. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles are compared. This
-is exact for ensembles of up to nine bookies with at most three replacements; the next round continues.
+The plan makes each closed fragment adhere to the policy with the fewest replacements. If that is impossible, it
+contains the fewest replacements for the best possible placement, and a ``Blocked`` for the fragment; if no bookie is
+better, only the ``Blocked``. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles
+are compared. This is exact for ensembles of up to nine bookies with at most three replacements. If more are needed, the
+next round continues.
 
-Begun copies are preferred, so the entries of an earlier attempt are not copied again to another bookie (R38, R44).
+Targets that already have copies are preferred, so the entries of an earlier attempt are not copied again to another
+bookie (R38, R44).
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -44,9 +46,9 @@ from replicator.plan.planner import (
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 TOGETHER_MAX: Final = 3
-"""Most members of a fragment replaced together."""
+"""The most members of a fragment that are replaced together."""
 TRIALS_MAX: Final = 150
-"""Most ensembles compared per fragment; each search takes a few milliseconds at most."""
+"""The most ensembles compared per fragment. Each comparison takes a few milliseconds at most."""
 
 Members = tuple[BookieId, ...]
 
@@ -85,15 +87,15 @@ def planning_moves(
     *,
     steps_max: int | None = None,
 ) -> Generator[None, None, Plan]:
-    """Decide which copies of a healthy ledger to move, with a pause after each fragment (``in_turns``).
+    """Decide which copies of a healthy ledger to move, and yield after each fragment (see ``in_turns``).
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
         bookies: the registered bookies, and the groups.
         placement: policy, topology and free space.
         knowledge: results of earlier rounds.
-        begun: targets of copies begun before.
-        steps_max: the plan is partial once it has as many steps. None: there is no limit.
+        begun: targets of copies that earlier attempts began.
+        steps_max: the plan ends, and is partial, once it has this many steps. None: no limit.
     """
     moves = _Moves(ledger, bookies, placement, knowledge, begun)
     steps: list[Step] = []
@@ -121,7 +123,7 @@ def is_adhering(metadata: LedgerMetadata, judge: EnsembleJudge) -> bool:
 
 
 def has_entries(metadata: LedgerMetadata, index: int) -> bool:
-    """Whether a fragment has entries, or may get some. Without entries, it has no copies to place."""
+    """Whether a fragment has entries, or may still get some. An empty fragment has no copies to place."""
     last = metadata.fragment_last_entry_id(index)
     if last is None:
         return True
@@ -194,7 +196,7 @@ class _Moves:
         return best
 
     def _choices(self, index: int) -> Iterator[tuple[int, ...]]:
-        """Yield positions to replace together: few first, those with begun copies first, otherwise in random order."""
+        """Yield sets of positions to replace together: small sets first, then those with begun copies, else random."""
         fragment = self.ledger.metadata.fragments[index]
         movable = [position for position in range(len(fragment.members)) if self._is_movable(index, position)]
         self._rng(index).shuffle(movable)
@@ -204,12 +206,12 @@ class _Moves:
                 yield tuple(sorted(chosen))
 
     def _is_movable(self, index: int, position: int) -> bool:
-        """Whether a position may move. An unregistered bookie may be restarting, and its entries cannot be read."""
+        """Whether a position may move. An unregistered bookie may be restarting, and cannot be read from."""
         key = self._key(index, position)
         return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
 
     def _filled(self, index: int, positions: tuple[int, ...], pools: Sequence[Sequence[BookieId]]) -> _Better | None:
-        """Return the best ensemble with other bookies in these positions. Among equals, it has the better groups."""
+        """Return the best ensemble with other bookies in these positions. Among equal ones, the better groups win."""
         metadata = self.ledger.metadata
         members, quorum = metadata.fragments[index].members, metadata.write_quorum
         best: _Better | None = None
@@ -227,9 +229,10 @@ class _Moves:
         return best
 
     def _pools(self, candidates: Sequence[BookieId]) -> Sequence[Sequence[BookieId]]:
-        """Return the candidates of the primary groups, then those that are no fault in an ensemble, then all.
+        """Return the candidates in the primary groups, then those whose group is permitted, then all.
 
-        A fill ignores groups: among all, it could choose a fault although another candidate is none.
+        ``Placement.filled`` ignores groups: given all candidates, it could choose one whose group is a fault although
+        there are others.
         """
         metadata = self.ledger.metadata
         primary = self._judge.preferred(candidates, metadata.custom)
@@ -238,7 +241,7 @@ class _Moves:
         return [pool for pool in pools if pool and len(pool) < len(candidates)] + [candidates]
 
     def _with_begun(self, index: int, position: int, found: _Better, candidates: Sequence[BookieId]) -> _Better:
-        """Prefer the bookie of a begun copy if its place is no worse."""
+        """Use the bookie of a begun copy instead if the placement is then no worse."""
         begun = self.begun.get((self.ledger.metadata.fragments[index].first_entry_id, position))
         if begun is None or begun in found.members or begun not in candidates:
             return found
@@ -290,7 +293,7 @@ class _Moves:
         return known
 
     def _rng(self, index: int) -> random.Random:
-        """Return a generator to spread load only, with the same seed for a repeated plan."""
+        """Return a random generator to spread load. Its seed is the same if the plan is repeated."""
         ledger = self.ledger
         return random.Random(f"{ledger.ledger_id}/{ledger.metadata.fragments[index].first_entry_id}")
 

@@ -1,23 +1,24 @@
 """Plan the repair of one ledger: a pure function of its metadata and the registered bookies.
 
 The invariant: any subset of a plan's steps may be carried out at the planned version of the metadata. Each step gives
-one position a bookie with the position's entries, and changes nothing else. Therefore:
+one position a bookie that has the position's entries, and changes nothing else. Therefore:
 
-- A growing fragment keeps its members and its end: they belong to the writer. An incomplete member, or one with damaged
-  copies, is filled in place; everything else waits for the writer or for a recovery (S2). Ends come from the metadata
-  alone (S19).
+- A growing fragment keeps its members and its end, which only its writer may change. A member that is incomplete or has
+  damaged copies is filled in place; everything else waits for the writer or for a recovery (S2). Ends come only from
+  the metadata (S19).
 - A new target is writable, in an allowed group of the ledger, not a member of the fragment (S9) and not planned for
   another position of it. Positions are kept. Read-only bookies are sources, not targets, and not missing (S8).
-- While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence of this
-  member's loss of acknowledged entries. Without the evidence, its denials could decide the end of the ledger (S6).
-- A position without a possible repair becomes a ``Blocked`` with a reason, beside the steps for the others.
+- While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence that
+  this member lost acknowledged entries. Without this evidence, its denials could decide the end of the ledger (S6).
+- For a position that cannot be repaired, the plan contains a ``Blocked`` with the reason, in addition to the steps for
+  other positions.
 
-The task is a hint, not an input (R1): every unregistered member counts unless it is awaited (``absence``), and so does
-every draining member. The metadata is read before the bookies are listed, so a bookie that registers then does not
-look lost (R2). Steps do not depend on each other: after a crash between two of them, the next plan contains the rest.
-An empty plan means that nothing is missing (I18).
+The task is a hint, not an input (R1): the plan replaces every unregistered member unless it is awaited (``absence``),
+and every draining member. The metadata is read before the bookies are listed, so a bookie that registers in between
+does not look lost (R2). Steps do not depend on each other: after a crash between two of them, the next plan contains
+the rest. An empty plan means that nothing is missing (I18).
 
-Whether copies are readable is not decided here. Copying determines this and reports it through ``Knowledge``.
+The plan does not decide whether copies are readable. Copying finds this out and reports it through ``Knowledge``.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -42,7 +43,7 @@ from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A position in need of another bookie but without a possible repair now."""
+    """A position that needs a repair which is not possible now."""
 
     fragment_index: int
     position: int
@@ -53,7 +54,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class PositionKey:
-    """Names a lost position across metadata versions: fragments keep their first entry, not their index."""
+    """Identifies a position across versions of the metadata: fragments keep their first entry, but not their index."""
 
     first_entry_id: EntryId
     position: int
@@ -61,43 +62,48 @@ class PositionKey:
 
 
 _IN_PLACE: Final = (Cause.INCOMPLETE, Cause.DAMAGED)
-"""Causes repaired in place if possible."""
+"""The causes that are repaired in place if possible."""
 
 Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieId | None]
-"""Picks a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
+"""Chooses a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """Facts learned from bookies, in addition to the metadata. Empty: nothing is known."""
+    """Facts that bookies reported, in addition to the metadata. By default nothing is known."""
 
     is_tail_written: bool = False
-    """The last fragment of this unclosed ledger is known to hold an entry, so the one before it is complete."""
+    """Whether the last fragment of an unclosed ledger is known to have an entry. Then the end of the one before is
+    final.
+    """
     incomplete: frozenset[PositionKey] = frozenset()
-    """Positions of closed fragments whose registered bookie lacks entries."""
+    """The positions of closed fragments whose registered bookie lacks entries."""
     doubtful: frozenset[PositionKey] = frozenset()
-    """Positions of growing fragments whose registered bookie may lack entries: only a recovery can determine them."""
+    """The positions of growing fragments whose registered bookie may lack entries that only a recovery can
+    determine."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
-    """Positions of growing fragments with an incomplete bookie, each with the last entry the bookie should have."""
+    """The positions of growing fragments whose bookie is incomplete, each with the last entry that it should have."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
-    """Positions whose registered bookie has damaged copies with good ones elsewhere, each with the last such entry; and
-    positions of a closed ledger whose bookie could not read some entries (R139), with any entry."""
+    """The positions whose registered bookie has damaged copies of entries with good copies elsewhere, each with the
+    last such entry; and the positions of a closed ledger whose bookie could not read some entries (R139), with any
+    entry."""
     spoiled: frozenset[PositionKey] = frozenset()
-    """The part of ``damaged`` with wrong bytes on an Apache bookie, which may serve them again after an add: another
+    """Those of ``damaged`` with wrong bytes on an Apache bookie. It may serve them again after an add, so another
     bookie is preferred."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
-    """Positions with an entry denied by every live holder, each with the evidence."""
+    """The positions with an entry that every live holder denied, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that refused copies of this ledger in this turn."""
     flapping: frozenset[BookieId] = frozenset()
-    """Flapping bookies: their return does not end copies for them (R55)."""
+    """Flapping bookies: copies that replace them do not end when they return (R55)."""
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
-    """Incomplete positions with a begun copy elsewhere, more complete than the entries on their own bookie."""
+    """The incomplete positions for which a copy was begun that has more entries than their own bookie, each with the
+    target of that copy."""
     avoided: frozenset[BookieId] = frozenset()
-    """Bookies unreachable for a while: targets only if there is no other one (R42)."""
+    """Bookies that have been unreachable for some time. They are targets only if there is no other bookie (R42)."""
 
     def last_to_fill(self, key: PositionKey) -> EntryId | None:
-        """Return the last entry to store in place, for a position of a growing fragment."""
+        """Return the last entry to store in place for a position of a growing fragment; None if there is none."""
         lagging = next((last for known, last in self.lagging if known == key), None)
         damaged = self.damaged.get(key)
         return max((last for last in (lagging, damaged) if last is not None), default=None)
@@ -112,13 +118,13 @@ NOTHING_KNOWN = Knowledge()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The verdict on one ledger at one version of its metadata."""
+    """What to do for one ledger at one version of its metadata."""
 
     ledger: Versioned
     steps: tuple[Step, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     is_partial: bool = False
-    """Whether fragments after those of the last step were not judged. There are many steps then."""
+    """Whether the plan ends before the last fragment because it has many steps."""
 
     @property
     def is_nothing_missing(self) -> bool:
@@ -136,16 +142,17 @@ def plan_repair(
 ) -> Plan:
     """Decide which entries to copy to which bookies, and which positions must wait.
 
-    No copy is made in place while the ledger needs a recovery: for the recovery, missing entries are the evidence of
-    lost disks.
+    No copy is made in place while the ledger needs a recovery, because missing entries are the evidence from which the
+    recovery concludes that a bookie lost its disks.
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).
         bookies: the registered bookies.
-        choose: picks targets; called once per step.
+        choose: chooses targets; called once per step.
         knowledge: results of earlier rounds.
-        steps_max: the plan of a closed ledger ends after a fragment with as many steps, and is then partial. An
-            unclosed ledger is always planned as a whole, because its last fragments decide about a recovery.
+        steps_max: the plan of a closed ledger ends after the fragment with which it has this many steps, and is then
+            partial. An unclosed ledger is always planned completely, because its last fragments decide whether it
+            needs a recovery.
     """
     metadata = ledger.metadata
     steps: list[Step] = []
@@ -168,7 +175,7 @@ def plan_repair(
 
 
 def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:
-    """Yield lost positions with a possible need for a recovery: those of an unclosed ledger's last two fragments."""
+    """Yield the lost positions that may need a recovery: those in the growing fragments of an unclosed ledger."""
     if metadata.is_closed:
         return
     for index, position in lost_positions(metadata, bookies):
@@ -189,7 +196,7 @@ def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple
 def needs_tail_evidence(
     metadata: LedgerMetadata, bookies: Bookies, doubtful: frozenset[PositionKey] = frozenset()
 ) -> bool:
-    """Whether the plan depends on the existence of an entry in an unclosed ledger's last fragment."""
+    """Whether the plan depends on whether an unclosed ledger's last fragment has an entry."""
     before_last = len(metadata.fragments) - 2
     if metadata.is_closed or before_last < 0:
         return False
@@ -209,7 +216,7 @@ class _FragmentPlan:
     bookies: Bookies
     knowledge: Knowledge
     taken: dict[int, BookieId] = field(default_factory=dict)
-    """Targets planned so far, by position."""
+    """The targets planned so far, by position."""
 
     def verdicts(self, choose: Choose) -> Iterator[Step | Blocked]:
         last = self.metadata.final_last_entry_id(self.index, is_tail_written=self.knowledge.is_tail_written)
@@ -262,7 +269,7 @@ class _FragmentPlan:
         )
 
     def _fill_in_place(self, position: int, last: EntryId) -> Step | Blocked:
-        """Copy in place only: the fragment's end and members belong to the writer (S2), its written entries do not."""
+        """Plan a copy in place, which leaves the fragment's end and members to the writer (S2)."""
         fragment = self.metadata.fragments[self.index]
         member, first = fragment.members[position], fragment.first_entry_id
         blocked = self._blocked_by_sources(position, first, last)
@@ -287,7 +294,7 @@ class _FragmentPlan:
         )
 
     def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
-        """Block the position. No ledger is fenced for a drain, but a recovery begun by another client is completed."""
+        """Block the position. A drain fences no ledger, but a recovery that another client began is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to the writer, who leaves a drained bookie with the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
@@ -300,7 +307,7 @@ class _FragmentPlan:
             if self.metadata.digest_type is None:
                 evidence += "; the metadata names no digest type, so CRC32 was assumed"
             return self._blocked(position, ParkReason.UNREADABLE_ENTRIES, evidence)
-        if self.metadata.password is None and not self.metadata.is_closed:  # its writer has a key, and we may not guess
+        if self.metadata.password is None and not self.metadata.is_closed:  # its writer has a key; do not guess it
             detail = "the metadata carries no password, and the ledger is not closed: recover it by hand, with its own"
             return self._blocked(position, ParkReason.UNREADABLE_METADATA, detail)
         sources = self._sources(position)
@@ -336,7 +343,7 @@ class _FragmentPlan:
         return self.bookies.writable - used - self.knowledge.failed_targets
 
     def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
-        """Return the spare bookies in the ledger's groups. A group also counts its bookies with recent failures."""
+        """Return the spare bookies in the ledger's groups. The size of a group includes those that failed recently."""
         if not self.metadata.custom or not self.bookies.groups.names:
             return spare
         staying = self.bookies.staying.intersection(self.metadata.fragments[self.index].members)
@@ -378,10 +385,10 @@ class _FragmentPlan:
 _ANYWHERE: Final = Placement()
 
 Begun = Mapping[tuple[EntryId, int], BookieId]
-"""Targets of earlier partial copies, by the fragment's first entry and the position."""
+"""The targets of earlier partial copies, by the first entry of the fragment and the position."""
 
 PositionCounts = Mapping[BookieId, int]
-"""Number of positions under copy by this process, per bookie."""
+"""The number of positions that this process is copying to each bookie."""
 
 
 def target_chooser(
@@ -391,18 +398,18 @@ def target_chooser(
     begun: Begun = MappingProxyType({}),
     positions: PositionCounts = MappingProxyType({}),
 ) -> Choose:
-    """Choose targets by the placement policy, free space and ``positions``.
+    """Return a function that chooses targets by the placement policy, free space and ``positions``.
 
     Bookies are drawn with their free space as the weight. If the first bookie drawn already receives copies, a second
     one is drawn. The second one is chosen if it receives fewer in proportion to its weight and the policy rates it no
-    worse. Among equals, repeated repairs of a position choose the same bookie.
+    worse. The draw depends only on the position, so repeated repairs choose the same bookie among equals.
 
     A target in ``begun`` is preferred if the policy rates it no worse. So the next attempt uses the copies of a failed
-    one, and copies do not accumulate elsewhere (R38, R44, #2166).
+    one, and unused copies do not accumulate on other bookies (R38, R44, #2166).
     """
 
     def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
-        rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # spreads load only
+        rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # only to spread load
         chosen = draw(key, members, candidates, rng)
         before = begun.get((key.first_entry_id, key.position))
         if chosen is None or before is None or before not in candidates or before in placement.draining:

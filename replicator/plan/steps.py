@@ -1,4 +1,4 @@
-"""The steps of a repair: copies of positions, and changes of metadata alone. Values, no decisions."""
+"""The steps of a repair, as values: copies of positions, and changes of only the metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cause(enum.Enum):
     UNREGISTERED = "unregistered"
     """Its bookie is not registered."""
     FLAPPING = "flapping"
-    """Its bookie is not registered, and has returned and left several times: a further return changes nothing (R55)."""
+    """Its bookie is not registered, and has returned and left several times, so another return is ignored (R55)."""
     INCOMPLETE = "incomplete"
     """Its bookie is registered and lists fewer entries than it should store (R31)."""
     DAMAGED = "damaged"
@@ -32,20 +32,20 @@ _OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPosition:
-    """Copy the entries of ``position`` in ``first..last`` (inclusive) to ``target``, then give it the position."""
+    """Copy the entries of ``position`` in ``first..last`` (inclusive) to ``target``, then make it the member there."""
 
     fragment_index: int
     position: int
     old: BookieId
     target: BookieId
-    """Equal to ``old`` for a copy in place, to an incomplete bookie or one with damaged copies."""
+    """The same as ``old`` for a copy in place, that is to a bookie that is incomplete or has damaged copies."""
     cause: Cause
     first: EntryId
     last: EntryId
     write_quorum: int
     sources: tuple[BookieId | None, ...]
-    """Per ensemble position the registered bookie to read from; None without one. At ``position`` None, unless its
-    bookie is draining, misplaced, or has damaged copies."""
+    """For each position of the ensemble, the registered bookie to read from, or None. At ``position`` it is None unless
+    the bookie is draining, misplaced, or has damaged copies."""
 
     @property
     def entry_count(self) -> int:
@@ -54,12 +54,12 @@ class CopyPosition:
 
     @property
     def stripe(self) -> Stripe:
-        """How the fragment spreads its entries."""
+        """How entries are distributed over the positions of the fragment."""
         return Stripe(len(self.sources), self.write_quorum)
 
     @property
     def is_of_lost_bookie(self) -> bool:
-        """Whether the position's bookie is lost or draining. If this ends, the step is obsolete."""
+        """Whether the step is needed only as long as the position's bookie is lost or draining."""
         return self.cause in _OF_LOST_BOOKIE
 
     @property
@@ -68,15 +68,15 @@ class CopyPosition:
         return self.old == self.target
 
     def entries(self) -> Iterator[EntryId]:
-        """Yield the entries of the position, ascending."""
+        """Return the entries of the position in ascending order."""
         return self.stripe.entries(self.position, self.first, self.last)
 
     def holders(self, start: int) -> tuple[BookieId, ...]:
-        """Return the sources of entries with ``entry_id mod E == start``: distinct, from the next higher position on.
+        """Return the distinct sources of entries with ``entry_id mod E == start``, from the next higher position on.
 
         The order starts after the step's own position, not at the first position of the write set. So neighbouring
         entries have the same first holder if possible, and one request covers a run of entries. The own position comes
-        last: a draining or misplaced bookie is read only if no other bookie has the entry.
+        last, so a draining or misplaced bookie is read only if no other bookie has the entry.
         """
         stripe, size = self.stripe, len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))
@@ -86,7 +86,7 @@ class CopyPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapMember:
-    """Name ``target`` instead of ``old``, which has no entries of the fragment: a change of metadata alone."""
+    """Name ``target`` instead of ``old``, which has no entries of the fragment. This only changes the metadata."""
 
     fragment_index: int
     position: int
@@ -96,7 +96,7 @@ class SwapMember:
 
     @property
     def is_of_lost_bookie(self) -> bool:
-        """As in ``CopyPosition``."""
+        """The same as in ``CopyPosition``."""
         return self.cause in _OF_LOST_BOOKIE
 
 

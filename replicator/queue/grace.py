@@ -1,9 +1,9 @@
-"""Grace periods: unclosed ledgers with a lost member wait here before their recovery.
+"""Grace periods: how long unclosed ledgers with a lost member wait before their recovery.
 
 A live writer replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing for a
-whole grace period (R3, R37). The period is measured by this process's clock from the first sight of the missing
-position, and starts again if the position was healthy for a time. A waiting ledger is only a note in memory: no worker
-blocks and no lock is held. If a worker dies, its notes are lost, and the next worker waits the full period.
+whole grace period (R3, R37). The period is measured by this process's clock. It starts when the process first finds the
+position missing, and starts again if the position was healthy in between. A waiting ledger is only a record in memory:
+no worker blocks and no lock is held. If a worker dies, its records are lost, and the next worker waits the full period.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from replicator.queue.parking import Circumstances
 @dataclass(slots=True)
 class _Waiting:
     lost: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions with an unregistered bookie, each with the time of its first sight."""
+    """Positions whose bookie is not registered, each with the time when this was first found."""
     doubtful: dict[PositionKey, float] = field(default_factory=dict)
-    """Positions whose registered bookie may lack entries. Listings omit them, because only a turn finds them."""
+    """Positions whose registered bookie may lack entries, in the same way. Only a turn finds them, not a listing."""
     rests_on: Circumstances | None = None
-    """The circumstances at the end of its last turn."""
+    """The circumstances when the ledger's last turn ended."""
     failed_with: frozenset[BookieId] | None = None
-    """Bookies registered at the time of a failed recovery."""
+    """The bookies that were registered when a recovery failed."""
 
 
 class GracePeriods:
-    """Ledgers waiting for the end of their grace period, with its start. At most one record per task."""
+    """The ledgers in their grace periods. At most one record per task."""
 
     def __init__(self, clock: Clock, grace_s: float) -> None:
         self._clock = clock
@@ -40,27 +40,27 @@ class GracePeriods:
         self._waiting: dict[LedgerId, _Waiting] = {}
 
     def observe(self, ledger_id: LedgerId, lost: Iterable[PositionKey]) -> None:
-        """Record the lost positions of an unclosed ledger according to a listing; a listing omits doubtful ones."""
+        """Record the lost positions of an unclosed ledger that a listing found. Doubtful positions stay unchanged."""
         known = self._waiting.setdefault(ledger_id, _Waiting())
         known.lost = self._noted(known.lost, lost)
 
     def remaining_s(self, ledger_id: LedgerId, lost: Iterable[PositionKey], doubtful: Iterable[PositionKey]) -> float:
-        """Record the positions found by a turn; return the seconds until a recovery is allowed, 0 or less for now."""
+        """Record the positions that a turn found; return the seconds until a recovery is allowed (0 or less: now)."""
         known = self._waiting.setdefault(ledger_id, _Waiting())
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
 
     def record_rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
-        """Record the end of a turn in the grace period, under these circumstances."""
+        """Record that a turn ended within the grace period under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 
     def is_resting(
         self, ledger_id: LedgerId, circumstances: Circumstances, ledger: Versioned | Unreadable | None, choose: Choose
     ) -> bool:
-        """Whether the last turn ended in the grace period, which continues, and a new turn would change nothing.
+        """Whether the last turn ended within the grace period, the period has not ended, and a new turn can do nothing.
 
-        Changes of unrelated bookies are no reason for a turn. Reasons are a returned member, or a bookie able to take a
-        copy of an older fragment.
+        Changes of unrelated bookies are no reason for a turn. A turn is useful if a member has returned, or if a bookie
+        can now take a copy of an older fragment.
         """
         known = self._waiting.get(ledger_id)
         before = known.rests_on if known is not None else None
@@ -81,17 +81,17 @@ class GracePeriods:
         return True
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Return the seconds until the end of the grace period of the position missing for the longest time."""
+        """Return the seconds until the end of the grace period: that of the position that is missing for longest."""
         known = self._waiting.get(ledger_id)
         since_s = min((*known.lost.values(), *known.doubtful.values()), default=None) if known is not None else None
         return 0.0 if since_s is None else since_s + self._grace_s - self._clock.monotonic_s()
 
     def record_failed_recovery(self, ledger_id: LedgerId, bookies: Bookies) -> None:
-        """Record a failed recovery of the ledger with these bookies."""
+        """Record that a recovery of the ledger failed while these bookies were registered."""
         self._waiting.setdefault(ledger_id, _Waiting()).failed_with = bookies.registered
 
     def has_new_bookie(self, ledger_id: LedgerId, bookies: Bookies) -> bool:
-        """Return whether a bookie registered since the failed recovery, so that another attempt need not wait."""
+        """Return whether a bookie has registered after a failed recovery, so that another attempt need not wait."""
         known = self._waiting.get(ledger_id)
         return known is not None and known.failed_with is not None and bool(bookies.registered - known.failed_with)
 

@@ -1,12 +1,12 @@
-"""The order of tasks: first the one closest to data loss, then the one waiting longest.
+"""The order of tasks: first those closest to data loss, then those that wait longest.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
 copies left. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that lack only entries
-without any copy, and parked tasks retried only because time has passed. A boost (``bookie.metadata.tasks.boosts``) puts
-a task before the others of its rank, but before no task of another rank. Among the rest of a rank, ledgers of Pulsar's
-system topics come first (A18): many topics depend on each of them. Requests for better placement come after all other
-tasks: their ledgers lack nothing. Tasks of equal rank come in random order, so workers with the same list rarely
-compete for the same lock.
+without any copy, and parked tasks that are retried only because time has passed. A boost
+(``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, but before no task of another rank. Among
+the rest of a rank, ledgers of Pulsar's system topics come first (A18), because many topics depend on each of them.
+Requests for better placement come after all other tasks, because their ledgers lack nothing. Otherwise equal tasks come
+in random order, so workers with the same list rarely compete for the same lock.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import owner_of
 
 AGE_STEP_MS: Final = 60_000
-"""Ages within the same minute count as equal: marks of one audit have no order among themselves."""
+"""The precision of ages. Marks within the same minute count as equally old, because the marks of one audit have no
+order."""
 NOTHING_LOST: Final = 1 << 30
-"""Rank of a deleted, unreadable or healthy ledger: quick to clear, and waiting costs nothing."""
+"""The rank of a deleted, unreadable or healthy ledger. Its task ends quickly, and a delay does no harm."""
 NO_COPY_LEFT: Final = 1 << 31
-"""Rank of a ledger missing only entries without any copy: nothing can be repaired until a bookie returns."""
+"""The rank of a ledger that lacks only entries without any copy: nothing can be repaired until a bookie returns."""
 MISPLACED: Final = 1 << 32
-"""Rank of a healthy ledger with copies to move: after every unhealthy ledger."""
+"""The rank of a healthy ledger with copies to move: after every unhealthy ledger."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Size of the largest small ledger: the small ledgers repaired at a time fit into the memory for copies."""
+"""The size of the largest small ledger, so that all small ledgers in flight fit into the memory for copies."""
 SMALL_ENTRIES: Final = 1000
-"""A small ledger has fewer entries: one request reads them."""
+"""The most entries of a small ledger: one request reads them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +46,14 @@ class Candidate:
 
     ledger_id: LedgerId
     rank: int
-    """Smaller comes first; see ``rank``."""
+    """The rank. The smallest comes first; see the function ``rank``."""
     ctime_ms: int
-    """Time of the mark; -1 (not stored) counts as the oldest."""
+    """The time of the mark. -1 (not stored) counts as the oldest."""
     is_recheck: bool = False
-    """Parked, and tried again although nothing has changed."""
+    """Whether the task is parked and is tried again although nothing has changed."""
     is_parked: bool = False
     is_boosted: bool = False
-    """Whether an operator put it before the others of its rank."""
+    """Whether an operator put it before the others of its rank (a boost)."""
     parked_attempts: int = 0
     is_large: bool = False
     """See the function ``is_large``."""
@@ -63,9 +64,9 @@ class Candidate:
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
     """Return the smallest number of copies left of any repairable entry.
 
-    A registered member has a copy, unless the task names the member: then the bookie lost its copies, and may have
-    returned without them. A draining bookie is named as well, but has its copies. A bookie that a fragment names twice
-    has one copy.
+    A registered member counts as a copy, unless the task names it: then the bookie was missing, and may have returned
+    without its copies. A draining bookie is also named, but has its copies. A bookie that a fragment names twice counts
+    once.
 
     Args:
         ledger: its metadata; None if it was deleted.
@@ -103,7 +104,7 @@ def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
 
 _Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
 _SORTED_AT_ONCE: Final = 5000
-"""Candidates sorted between two turns of the event loop: some milliseconds."""
+"""The candidates that are sorted between two turns of the event loop, which takes some milliseconds."""
 
 
 class Order:
@@ -111,9 +112,9 @@ class Order:
 
     def __init__(self) -> None:
         self._parts: list[list[tuple[_Key, Candidate]]] = []
-        """Each part sorted in reverse: its next candidate is the last element."""
+        """The parts, each sorted in reverse: the next candidate of a part is its last element."""
         self._heads: list[tuple[_Key, int]] = []
-        """A heap of the next candidate of each part, with its part."""
+        """A heap of the keys of each part's next candidate, each with the number of its part."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -157,7 +158,7 @@ class Order:
         return candidate
 
     def take_last(self) -> Candidate:
-        """Remove and return the last candidate of some part, for tests of other orders."""
+        """Remove and return the last candidate of a part. Tests use this to repair in another order."""
         number = self._heads[0][1]
         part = self._parts[number]
         if len(part) == 1:

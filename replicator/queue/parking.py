@@ -1,10 +1,10 @@
-"""When to try a parked or failed task again. Nothing is ever retried in a hot loop.
+"""Decide when to try a parked or failed task again. Nothing is ever retried in a hot loop.
 
-A parked task is worth another try if the planner, a pure function, would now do something other than block: because of
-new bookies, returned members, or changed metadata. Planning cannot judge unreadable entries and impossible recoveries,
-so these need a newly registered bookie. It need not accept copies, because it may have the entries (R93). In either
-case the same process does not try the same state twice, except after half an hour: a disk may have been repaired, or
-the tail of an open ledger been written, without any trace in the store.
+A parked task is tried again if the planner, a pure function, would now do something other than block: because of new
+bookies, returned members, or changed metadata. Planning cannot judge unreadable entries and impossible recoveries, so
+these are tried again after a bookie has registered. It need not accept copies, because it may have the entries (R93).
+In either case the same process does not try the same state twice, except after half an hour: a disk may have been
+repaired, or the end of an open ledger may have been written, without any trace in the store.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -30,12 +30,12 @@ from replicator.plan.moves import plan_moves
 from replicator.plan.planner import Choose, Plan, plan_repair
 
 RECHECK_S: Final = 1800.0
-"""Time for which a parked task rests without a change visible in the store."""
+"""How long a parked task rests if no change is visible in the store."""
 SOON_S: Final = 300.0
-"""The same for causes that often end without a trace in the store: a bookie answers or accepts copies again."""
+"""The same for causes that often end without a trace in the store: a bookie does not answer, or accepts no copies."""
 ATTEMPTS_MAX: Final = 5
-"""Failures in a row after which a task is parked if there is a reason to park, and after which a run with ``once`` no
-longer waits for it."""
+"""The failures in a row after which a task is parked if there is a reason to park, and after which a run with ``once``
+no longer waits for it."""
 _BACKOFF_S: Final = 5.0
 _BACKOFF_S_MAX: Final = 300.0
 _DOUBLINGS_MAX: Final = 10
@@ -47,20 +47,20 @@ _MAY_END_UNSEEN: Final = frozenset({ParkReason.UNREACHABLE_BOOKIES, ParkReason.T
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """The circumstances of a task visible in the store. Equal circumstances promise the same outcome."""
+    """What the store shows about a task. Under equal circumstances, the same outcome is expected."""
 
     task_version: int
     ledger_version: int
-    """-1 if there is no metadata to compare."""
+    """The version of the metadata; -1 if there is none to compare."""
     bookies: Bookies
     topology: str = ""
-    """Of a placement mark: the policy and the topology (``EnsembleJudge.fingerprint``)."""
+    """For a placement mark, the policy and the topology (``EnsembleJudge.fingerprint``); otherwise empty."""
 
 
 def circumstances_of(
     task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, topology: str = ""
 ) -> Circumstances:
-    """Return the comparable circumstances, without metadata because there may be a million tasks."""
+    """Return the circumstances. They contain no metadata, because there may be a million tasks."""
     return Circumstances(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
@@ -89,10 +89,10 @@ def would_act(
 
 
 def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement) -> bool:
-    """As ``would_act``, for a task with a request for better placement only.
+    """Do the same as ``would_act``, for a task that only requests better placement.
 
     There may be many such tasks after a change of the topology, so closed ledgers are not planned here: a new bookie,
-    another topology or another policy is a reason to try. The attempt makes a new plan.
+    another topology or another policy is a sufficient reason. The attempt makes a new plan.
     """
     if task.version != parked.task_version or parked.topology != placement.judge().fingerprint:
         return True
@@ -109,7 +109,7 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
 
 
 def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
-    """Return whether the cause has changed, or the writer has continued with another ensemble; a turn decides."""
+    """Return whether the cause has changed, or the writer has continued with another ensemble. Then a turn decides."""
     last = len(ledger.metadata.fragments) - 1
     return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
 
@@ -119,11 +119,12 @@ class _Failures:
     count: int
     until_s: float
     noted_s: float
-    """Listings begun from this time on contain the record unless it was deleted; infinity while it is being written."""
+    """A listing that starts after this time contains the record, unless it was deleted. Infinity while it is
+    written."""
     token: str
     """The token of the record."""
     is_own: bool
-    """Whether an attempt of this process failed as well."""
+    """Whether an attempt of this process was among those that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +132,14 @@ class _Resting:
     circumstances: Circumstances
     since_s: float
     attempts: int
-    """The attempts in the parked record."""
+    """The number of attempts in the parked record."""
 
 
 class Memory:
-    """Memory of failed and parked tasks. Bounded by the number of tasks.
+    """The known failed and parked tasks, at most one record of each per task.
 
-    All workers share the records of failures and of parked tasks. Each measures pauses and rests by its own clock, from
-    its first sight of the record. So the next attempt by any worker starts them again for all.
+    All workers share the records of failures and of parked tasks in the store. Each measures pauses and rests by its
+    own clock, from when it first read the record. So the next attempt by any worker starts them again for all.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
@@ -160,13 +161,13 @@ class Memory:
         return FailedTask(ledger_id, count, pause_s, token)
 
     def finish_recording(self, record: FailedTask) -> None:
-        """Record the end of an attempt to write a record of ``record_failure``."""
+        """Record that the attempt to write a record of ``record_failure`` to the store has ended."""
         known = self._failures.get(record.ledger_id)
         if known is not None and known.token == record.token:
             self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
 
     def note_shared(self, record: FailedTask) -> None:
-        """Record a failure as read from the store, of this process or another."""
+        """Record a failure, of this process or another, that was read from the store."""
         known = self._failures.get(record.ledger_id)
         if known is None or known.token != record.token:
             now_s, pause_s = self._clock.monotonic_s(), min(max(record.pause_s, 0.0), 2 * _BACKOFF_S_MAX)
@@ -179,7 +180,12 @@ class Memory:
             )
 
     def keep_shared(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
-        """Forget failures noted before ``listed_s`` whose record was deleted: all but those of ``ledger_ids``."""
+        """Forget the failures whose record was deleted.
+
+        Args:
+            ledger_ids: the ledgers with a record, according to a listing.
+            listed_s: when this listing started; failures noted later are kept.
+        """
         gone = [i for i, known in self._failures.items() if i not in ledger_ids and known.noted_s < listed_s]
         for ledger_id in gone:
             del self._failures[ledger_id]
@@ -190,19 +196,19 @@ class Memory:
         return "" if known is None else known.token
 
     def record_parked(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
-        """Record a task as parked, by this worker or another, under these circumstances."""
+        """Record that this worker or another parked a task under these circumstances."""
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
 
     def keep_parked(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
-        """Record that a parked task waits under other circumstances, without starting its rest again."""
+        """Record the present circumstances of a parked task without starting its rest again."""
         known = self._resting.get(ledger_id)
         since_s = self._clock.monotonic_s() if known is None else known.since_s
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, since_s, attempts)
 
     def note_attempts(self, ledger_id: LedgerId, attempts: int) -> None:
-        """Start the rest of a parked task again if another worker has tried it since."""
+        """Start the rest of a parked task again if another worker has tried it in between."""
         known = self._resting.get(ledger_id)
         if known is not None and known.attempts != attempts:
             self._resting[ledger_id] = _Resting(known.circumstances, self._clock.monotonic_s(), attempts)
@@ -218,28 +224,28 @@ class Memory:
         return known.count if known is not None else 0
 
     def is_given_up(self, ledger_id: LedgerId) -> bool:
-        """Whether a run with ``once`` stops waiting: many attempts failed, at least one of them here."""
+        """Whether a run with ``once`` stops waiting for the task: many attempts failed, at least one of them here."""
         known = self._failures.get(ledger_id)
         return known is not None and known.is_own and known.count >= ATTEMPTS_MAX
 
     def due_in_s(self, ledger_id: LedgerId) -> float:
-        """Seconds until a failed task may be retried; 0 or less if it may be retried now."""
+        """Return the seconds until a failed task may be retried; 0 or less if it may be retried now."""
         known = self._failures.get(ledger_id)
         return known.until_s - self._clock.monotonic_s() if known is not None else 0.0
 
     def is_resting(self, ledger_id: LedgerId, circumstances: Circumstances, reason: ParkReason) -> bool:
-        """Whether the task was recorded as parked under the same circumstances, and its rest continues."""
+        """Whether the task was recorded as parked under the same circumstances, and its rest has not ended."""
         known = self._resting.get(ledger_id)
         return known is not None and known.circumstances == circumstances and not self.is_rested(ledger_id, reason)
 
     def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
-        """Whether the rest of the task has ended, so that it is tried without any change."""
+        """Whether the rest of the task has ended, so that it is tried again without any change."""
         known = self._resting.get(ledger_id)
         rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
         return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
 
     def forget_parked(self) -> None:
-        """Forget the rests of parked tasks. Pauses after failures stay, or each new listing would begin them again."""
+        """Forget the rests of parked tasks. Pauses after failures stay, because each listing would start them again."""
         self._resting.clear()
 
     def keep_only(self, ledger_ids: Collection[LedgerId]) -> None:

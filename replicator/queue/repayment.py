@@ -1,17 +1,17 @@
-"""Mark the ledgers with placement debts for better placement, as soon as a better place appears.
+"""Mark ledgers with placement debts for better placement as soon as there is a better place.
 
 The invariant: a debt ends only if its ledger was deleted, or adheres to the policy and has no task. A repair records a
-debt before the metadata names the bad place (R57). So as long as a ledger has a task, it may adhere now and violate the
-policy soon. The tasks are read after the debts and before the metadata. If there is no task, the repair with the debt
-has ended, and the metadata is at least as new as its end.
+debt before the metadata names the bad place (R57). So while a ledger has a task, it may adhere now and violate the
+policy soon. The tasks are read after the debts and before the metadata. If there is then no task, the repair that
+recorded the debt has ended, and the metadata is not older than its end.
 
-Marking is idempotent, and the mark is an ordinary one: its worker plans again from fresh metadata (R1), and makes the
+Marking is idempotent, and the mark is an ordinary one: its worker plans again from current metadata (R1), and makes the
 possible moves.
 
-Only watching standby workers look (``queue.standby``), so the number of other workers does not matter. A look reads all
-debts (their number is bounded) and the metadata of their ledgers. It follows a change of the writable bookies or the
-topology, at most once in ``PAUSE_S``. Otherwise it is made once in ``ROUND_S``, for debts ended in another way. Ledgers
-of the same shape are planned once.
+Only watching standby workers search (``queue.standby``), so the number of other workers does not matter. A search reads
+all debts (their number is bounded) and the metadata of their ledgers. A search follows each change of the writable
+bookies or of the topology, but at most once in ``PAUSE_S``. Without changes it is made once in ``ROUND_S``, for debts
+that end in another way. Ledgers of the same shape are planned once.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -39,38 +39,38 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 60.0
-"""Time between two looks, however often registrations change."""
+"""The shortest time between two searches, however often registrations change."""
 ROUND_S: Final = 600.0
-"""Time between two looks if nothing changes."""
+"""The time between two searches if nothing changes."""
 _AT_ONCE: Final = 500
-"""Ledgers read at a time."""
+"""The number of ledgers that are read at a time."""
 _JUDGED_AT_ONCE: Final = 20
-"""Ledgers judged between two turns of the event loop."""
+"""The number of ledgers that are judged between two turns of the event loop."""
 
 _Shape = tuple[object, ...]
 
 
 class Repayment:
-    """Looks for repayable placement debts, for one worker."""
+    """Searches for repayable placement debts, for one worker."""
 
     def __init__(self, ports: RepairPorts, absences: Absences) -> None:
         self._ports = ports
         self._absences = absences
         self._seen: tuple[frozenset[BookieId], str] | None = None
-        """Writable bookies and topology at the last look."""
+        """The writable bookies and the topology at the last search."""
         self._looked_s = 0.0
         self.count = 0
-        """Debts at the last look."""
+        """The number of debts after the last search."""
 
     def forget(self) -> None:
-        """Forget the last look, because other workers look from now on."""
+        """Forget the last search, because other workers search from now on."""
         self._seen, self.count = None, 0
 
     async def look(self) -> int:
-        """Mark ledgers with movable copies; return their number. Returns at once if nothing has changed.
+        """Mark ledgers with movable copies; return their number. Return immediately if no search is due.
 
         Raises:
-            StoreUnavailableError: no answer; the next look begins again.
+            StoreUnavailableError: the store does not answer; the next search starts from the beginning.
             WriteOutcomeUnknownError: some marks may have been written.
         """
         judge = self._ports.placement.judge()
@@ -98,14 +98,14 @@ class Repayment:
             better = await self._better(debts, bookies, known)
             try:
                 count += await self._ports.tasks.marking.mark_many((ledger_id, ()) for ledger_id in better)
-            except ConflictError as error:  # the next look marks them
+            except ConflictError as error:  # the next search marks them
                 _log.info("ledgers with placement debts are not marked", extra={"error": str(error)})
         return count
 
     async def _better(
         self, debts: Sequence[PlacementDebt], bookies: Bookies, known: dict[_Shape, bool]
     ) -> list[LedgerId]:
-        """Return ledgers with movable copies; end debts of deleted ledgers, and of well-placed ones without a task."""
+        """Return ledgers with movable copies; end debts of ledgers that are deleted, or well placed without a task."""
         ports, better = self._ports, []
         ids = [debt.ledger_id for debt in debts]
         tasks = await ports.tasks.read_many(ids)
@@ -130,6 +130,6 @@ class Repayment:
 
 
 def _shape(metadata: LedgerMetadata) -> _Shape:
-    """Return the properties that decide whether a ledger has moves. An error costs one attempt: it plans again."""
+    """Return the properties that decide whether a ledger has moves. A wrong result costs one unnecessary turn."""
     members = (fragment.members for at, fragment in enumerate(metadata.fragments) if has_entries(metadata, at))
     return frozenset(members), metadata.write_quorum, metadata.custom, metadata.is_closed

@@ -1,19 +1,19 @@
-"""Standby: a worker without work waits for a call, so a task does not wake all workers.
+"""Standby: a worker without work waits for a call, so that a task does not wake all workers.
 
 A worker without work takes the last place among the standby workers (``bookie.metadata.tasks.standby``). The first few
-of them watch: after each change they list the tasks, start as many as they can, and call standby workers from the last
-one on for the others. A called worker is active: it lists tasks by itself until it finds nothing more to do or to wait
-for, and goes on standby again.
+of them watch: after each change they list the tasks, start as many as they can, and call other standby workers, from
+the last place on, for the remaining tasks. A called worker is active: it lists tasks by itself until it has nothing
+more to do or to wait for, and then goes on standby again.
 
 The cost of an event, in requests of all workers:
 
-* a task or a change of registrations: a listing by each watching worker, and a read of the registrations by each active
-  worker. Other standby workers watch neither, so their number does not matter;
+* a new task or a change of registrations: a listing by each watching worker, and a read of the registrations by each
+  active worker. Other standby workers do not watch these, so their number does not matter;
 * a call: one request for all called workers, and their listings;
 * the end of a standby worker: two requests of the next one, to read its new place and to wait again.
 
-A standby worker without a call becomes active after ``STANDBY_S``, or later if there are many of them. So no task waits
-without end if the watching workers cannot work, and many standby workers cost no more than a few.
+A standby worker that is not called becomes active after ``STANDBY_S``, or later if there are many of them. So no task
+waits forever if the watching workers cannot work, and many standby workers cost no more than a few.
 
 Source: R46, docs/failure-model.md#R46.
 """
@@ -37,20 +37,20 @@ from bookie.runtime.waiting import first_of
 _log = logging.getLogger(__name__)
 
 STANDBY_S: Final = 60.0
-"""Time on standby after which a worker becomes active without a call."""
+"""The time on standby after which a worker becomes active without a call."""
 STANDBY_S_PER_WORKER: Final = 1.0
-"""The same per standby worker, if longer: one listing per second, however many there are."""
+"""The same per standby worker, if that is longer: all of them together list the tasks once per second."""
 _TOKEN_BITS: Final = 48
 
 
 class StandbyEnd(enum.Enum):
-    """Why a worker waits on standby no longer."""
+    """Why a worker no longer waits on standby."""
 
     CALLED = "called"
     OVERDUE = "overdue"
-    """There was no call for a long time."""
+    """The worker was not called for a long time."""
     WATCHING = "watching"
-    """It watches for the others, or cannot use the standby nodes."""
+    """The worker watches for the others, or cannot use the standby nodes."""
     STOPPED = "stopped"
 
 
@@ -68,19 +68,19 @@ class Standby:
         self._is_refused = False
         self._epoch = -1
         self.is_watching = False
-        """Whether this worker reacts to every change: for the others, or because it cannot use the standby nodes."""
+        """Whether this worker reacts to every change, for the others or because it cannot use the standby nodes."""
 
     @property
     def is_entered(self) -> bool:
-        """Whether this worker has a standby node in this session, or was refused one."""
+        """Whether this worker has a standby node in this session, or the store refused to create one."""
         return bool(self._name or self._is_refused) and self._epoch == self._store.session.epoch
 
     async def wait(self, stop: asyncio.Event, forget_observations: Callable[[], None]) -> StandbyEnd:
-        """Go on standby; return at once if this worker watches, otherwise after a call or a long wait.
+        """Go on standby; return immediately if this worker watches, otherwise after a call or a long wait.
 
         Args:
-            stop: set it to end the wait.
-            forget_observations: called before each wait, and after a call: earlier observations may be outdated.
+            stop: ends the wait when it is set.
+            forget_observations: called before each wait and after a call, because observations become outdated.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -89,7 +89,7 @@ class Standby:
         while True:
             try:
                 place = await self._enter()
-            except PermanentError as error:  # without standby nodes, watching costs more but works
+            except PermanentError as error:  # watching works without standby nodes, but costs more
                 _log.warning("standby nodes cannot be used", extra={"error": str(error)})
                 self.is_watching = self._is_refused = True
                 return StandbyEnd.WATCHING
@@ -113,9 +113,9 @@ class Standby:
                 return StandbyEnd.OVERDUE
 
     async def _enter(self) -> Place | None:
-        """Return this worker's place, taking the last one if necessary; None if this worker was called."""
+        """Return this worker's place, or take the last one if it has none; return None if this worker was called."""
         if not self.is_entered:
-            if self._name:  # perhaps the node was created in the new session
+            if self._name:  # the node may have been created in the new session
                 await self._workers.leave(self._name)
             self._name, self._is_refused = "", False
             self._epoch = self._store.session.epoch
@@ -126,10 +126,10 @@ class Standby:
         return place
 
     async def call(self, count: int) -> None:
-        """If this worker watches, call others for work beyond its capacity.
+        """If this worker watches, call up to ``count`` others for work beyond its capacity.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; some may have been called.
+            StoreUnavailableError, WriteOutcomeUnknownError: the store does not answer; some may have been called.
         """
         if self.is_watching and self._name and self.is_entered and count > 0:
             called = await self._workers.call(count, self._watching_max)

@@ -1,21 +1,23 @@
-"""The tasks of the cluster as seen by this worker: the next one to take, and those that must wait.
+"""The tasks of the cluster as this worker sees them: which one to take next, and which must wait.
 
-The invariant: a listing decides the order of work and nothing else. The work itself is decided under the lock from
-fresh metadata, so an outdated list costs requests and no data (R1). The ledger with the fewest copies left comes first,
-and a failure delays a task but does not change its rank (R40).
+The invariant: a listing decides the order of work and nothing else. What to do for a ledger is decided under the lock
+from current metadata, so an outdated list costs requests but no data (R1). The ledger with the fewest copies left comes
+first, and a failure delays a task but does not change its rank (R40).
 
 The ids of all tasks are listed first. Then tasks, parked records and metadata are read in bulk, a part at a time. The
 order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
-registers during this time does not look lost (R2). A parked record without a task is deleted at once, and so is a
-reservation, because a write based on a deleted reservation is refused. A doubt outlives its task while the ledger is
-open, because the list may be minutes old by then, and a worker with a newer list may have recorded the doubt. The
-deletions concern records of workers that died between the completion of a task and the deletion of its records, and of
-tasks completed by Apache's workers, which do not have such records.
+registers in between does not look lost (R2).
+
+Records that remain without a task are deleted. They remain if a worker died between the completion of a task and the
+deletion of its records, or if a worker of Apache, which does not know these records, completed the task. Parked records
+are deleted immediately, and so are reservations, because a write based on a deleted reservation is refused. A doubt is
+kept while its ledger is open, because the list may then be minutes old, and a worker with a newer list may have
+recorded the doubt.
 
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
-held while it waits. Parked and failed tasks have a record in ZooKeeper, respected by all workers: an attempt by any
-worker begins the pause again for all. A worker with an outdated list detects attempts of others under the lock
-(``is_outdated``). Grace periods are kept in memory; after a crash another worker begins them again.
+held while it waits. Parked and failed tasks have a record in ZooKeeper that all workers respect: an attempt by any
+worker starts the pause again for all. A worker with an outdated list detects the attempts of others under the lock
+(``is_outdated``). Grace periods are kept in memory; after a crash another worker starts them again.
 
 A list may have 100,000 tasks. It is read, judged and sorted in steps, with pauses for other work.
 
@@ -55,17 +57,18 @@ from replicator.telemetry.events import Ending, Outlook
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
-"""Ledgers with metadata read at a time: bounds memory, and the time for which the event loop is blocked."""
+"""The number of ledgers whose metadata is read at a time. It limits memory, and how long the event loop is blocked."""
 JUDGED_AT_ONCE: Final = 25
-"""Ledgers judged between two turns of the event loop: some milliseconds if each is parked and planned again."""
+"""The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
 REFRESH_SHARE: Final = 0.05
-"""Largest share of time spent on renewing the list while there is other work."""
+"""The largest share of time that is spent on reading the list again while there is other work."""
 _LOGGED_MAX: Final = 1000
-"""Most records that cannot be deleted with a line in the log, each once."""
+"""The most records that cannot be deleted for which the log has a line, one line for each."""
 _RESERVED_S: Final = 600.0
-"""Time between two searches for reservations without a task."""
+"""The time between two searches for reservations without a task."""
 _NAP_S: Final = 0.01
-"""Shortest wait for the end of a grace period: a shorter one, left by rounding, might not advance the clock."""
+"""The shortest wait for the end of a grace period. A shorter one, which rounding can leave, might not advance the
+clock."""
 
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
@@ -74,7 +77,7 @@ _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MIS
 class _Verdict(enum.Enum):
     ELIGIBLE = enum.auto()
     RECHECK = enum.auto()
-    """Parked long ago, and retried without a change visible in the store."""
+    """The task was parked long ago, and is tried again without a change visible in the store."""
     LOCKED = enum.auto()
     BACKING_OFF = enum.auto()
     IN_GRACE = enum.auto()
@@ -87,7 +90,7 @@ _TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listing:
-    """Ledgers by the kinds of their records: listed at the beginning, before any task is read."""
+    """The ledgers that have each kind of record, listed before any task is read."""
 
     marked: Sequence[LedgerId]
     locked: AbstractSet[LedgerId]
@@ -97,29 +100,29 @@ class _Listing:
     doubted: AbstractSet[LedgerId]
     reserved: AbstractSet[LedgerId]
     bookie_lists: dict[str, frozenset[BookieId]] = field(default_factory=dict)
-    """Lists of bookies shared by parked records, as far as they were read."""
+    """The lists of bookies to which parked records refer, as far as they were read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """Some tasks of a listing, with the evidence for their verdicts."""
+    """Some tasks of a listing, with the data that is needed to judge them."""
 
     tasks: Sequence[Task]
     ledgers: Sequence[Versioned | Unreadable | None]
     """The metadata of each task's ledger."""
     parked: Mapping[LedgerId, ParkedTask]
     bookies: Bookies
-    """As listed after the metadata."""
+    """The bookies, listed after the metadata was read."""
     absent: Sequence[frozenset[BookieId]]
     """The unregistered members of each ledger that its task does not name."""
     lost: frozenset[BookieId]
-    """Those of the absent ones to be treated as lost."""
+    """Those of the absent members that count as lost."""
     why_left: str
     """Why no copy is moved now; empty if copies may be moved."""
 
 
 class _Judged:
-    """The verdicts of one listing, counted while they are made: another loop over all tasks would take long."""
+    """The verdicts of one listing, counted as they are made, because another loop over all tasks would take long."""
 
     def __init__(self) -> None:
         self.ledger_ids: set[LedgerId] = set()
@@ -128,7 +131,7 @@ class _Judged:
         self.in_grace: list[LedgerId] = []
         self.candidates: list[Candidate] = []
         self.circumstances: dict[LedgerId, Circumstances] = {}
-        """Of each candidate."""
+        """The circumstances of each candidate."""
 
     def note(self, ledger_id: LedgerId, verdict: _Verdict) -> None:
         self.ledger_ids.add(ledger_id)
@@ -141,19 +144,19 @@ class _Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A task's turn to be worked on."""
+    """One attempt at a task."""
 
     ledger_id: LedgerId
     circumstances: Circumstances
-    """As listed."""
+    """The circumstances at the time of the listing."""
     rank: int = NO_COPY_LEFT
-    """Smaller is more urgent (``ordering.rank``)."""
+    """The rank. The smallest is the most urgent (``ordering.rank``)."""
     failures: int = 0
-    """Failed turns in a row before this one."""
+    """The number of failed turns in a row before this one."""
     is_parked: bool = False
     parked_attempts: int = 0
     failure_token: str = ""
-    """The token of the last failure, as listed."""
+    """The token of the last failure at the time of the listing."""
     is_large: bool = False
     """Whether there may be many entries to copy (``ordering.is_large``)."""
 
@@ -175,21 +178,21 @@ class TaskQueue:
         self._memory = Memory(ports.clock, ports.rng)
         self._order = Order()
         self._failures_noted: set[LedgerId] = set()
-        """Recorded failures of turns not settled yet."""
+        """The ledgers whose failure is recorded while their turn is not settled yet."""
         self._circumstances: dict[LedgerId, Circumstances] = {}
         self._bookies = Bookies(frozenset(), frozenset())
         self._unsettled_locks: set[LedgerId] = set()
         self.unmarked_locks: frozenset[LedgerId] = frozenset()
-        """Possibly remaining locks of this worker on ledgers without a task at the last listing: no turn settles
-        them."""
+        """The ledgers that had no task at the last listing, and on which this worker may still have a lock: no turn
+        settles these."""
         self._completed: set[LedgerId] = set()
-        """Tasks completed since the current listing began; it may still contain them."""
+        """The tasks completed after the current listing started, which may still contain them."""
         self._is_changed = True
         self._left_because = ""
-        """Why the last listing left placement marks alone."""
+        """Why the last listing did not take placement marks."""
         self._left_logged: set[str] = set()
         self._undeletable_logged: set[tuple[str, LedgerId]] = set()
-        """Kinds and ledgers of logged records that cannot be deleted, at most ``_LOGGED_MAX``."""
+        """The records that cannot be deleted and have been logged, by kind and ledger; at most ``_LOGGED_MAX``."""
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
@@ -202,12 +205,12 @@ class TaskQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the list has no work, now or later, without another change."""
+        """Whether there is no work now, and none later without another change."""
         outlook = self.outlook
         return not (self.is_stale or self._order or outlook.backing_off or outlook.in_grace or self._unsettled_locks)
 
     def forget(self) -> None:
-        """Forget all known tasks: other workers look from now on, and changes are not noticed here."""
+        """Forget all tasks, because other workers watch them from now on, and this worker sees no changes."""
         self._memory.forget_parked()
         self._grace_periods.keep_only(())
         self._order.clear()
@@ -218,12 +221,12 @@ class TaskQueue:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the list should be renewed before the next task is taken."""
+        """Whether the tasks should be listed again before the next one is taken."""
         return self._renewal_in_s() <= 0
 
     @property
     def next_look_s(self) -> float:
-        """Seconds until the list is stale without another event."""
+        """The seconds until the list is stale if nothing happens."""
         return max(0.0, self._renewal_in_s())
 
     def _renewal_in_s(self) -> float:
@@ -232,12 +235,12 @@ class TaskQueue:
         return due_s - self._ports.clock.monotonic_s()
 
     def mark_stale(self) -> None:
-        """Make the list stale: an event may have made other tasks eligible."""
+        """Mark the list as stale, because an event may have made other tasks eligible."""
         self._changes_noted += 1
         self._renew_anyway_s = -1.0
 
     async def wait_first_task(self) -> None:
-        """Wait until the list may lack a task, and request a new list.
+        """Wait until there may be a task although the list is empty, and mark the list as stale.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -250,7 +253,7 @@ class TaskQueue:
             self._renew_anyway_s = self._renew_after_change_s
 
     def take(self) -> Turn | None:
-        """Return the next task to work on, or None."""
+        """Take the next task from the list, and return its turn; None if there is none."""
         if not self._order:
             return None
         candidate = self._order.take_last() if fault_point("queue.take_last") else self._order.take()
@@ -268,12 +271,12 @@ class TaskQueue:
 
     @property
     def next_rank(self) -> int:
-        """The rank of the next task; greater than any other if there is none."""
+        """The rank of the next task; greater than any rank if there is none."""
         return self._order.first.rank if self._order else MISPLACED + 1
 
     @property
     def is_next_large(self) -> bool:
-        """Whether the next task is for a large ledger; False without a task."""
+        """Whether the next task is for a large ledger; False if there is no task."""
         return bool(self._order) and self._order.first.is_large
 
     def settle(self, turn: Turn, ending: Ending) -> None:
@@ -294,9 +297,9 @@ class TaskQueue:
         self._is_changed |= ending not in _UNCHANGED
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
-        """Whether another worker has failed at the task or parked it since it was listed.
+        """Whether another worker has failed at the task or parked it after it was listed.
 
-        Both nodes were read under the lock. An unreadable record counts as none, as in a listing.
+        Both nodes were read under the lock. A record that cannot be decoded counts as none, as in a listing.
         """
         failed = self._ports.failures.decode(turn.ledger_id, failure)
         if failed is not None and failed.token != turn.failure_token:
@@ -306,7 +309,7 @@ class TaskQueue:
         return attempts is not None and (not turn.is_parked or attempts != turn.parked_attempts)
 
     async def note_failure(self, turn: Turn) -> None:
-        """Record a failed turn for all workers while its lock is held. Best effort."""
+        """Record a failed turn in the store, for all workers, while its lock is held. Best effort."""
         self._failures_noted.add(turn.ledger_id)
         record = self._memory.record_failure(turn.ledger_id)
         try:
@@ -316,7 +319,7 @@ class TaskQueue:
         self._memory.finish_recording(record)
 
     def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
-        """Record whether an attempt to lock was answered. If not, the lock may be ours: the next attempt shows this."""
+        """Record whether an attempt to lock was answered. If not, we may have the lock; the next attempt shows it."""
         if is_settled:
             self._unsettled_locks.discard(ledger_id)
             self.unmarked_locks -= {ledger_id}
@@ -324,10 +327,10 @@ class TaskQueue:
             self._unsettled_locks.add(ledger_id)
 
     async def refresh(self) -> None:
-        """List everything again.
+        """List all tasks again.
 
         Raises:
-            StoreUnavailableError: no answer; the old list stays.
+            StoreUnavailableError: the store does not answer; the old list stays.
         """
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
@@ -338,7 +341,7 @@ class TaskQueue:
         await self._adopt(judged)
         await self._forget_orphans(listing, judged.ledger_ids)
         self._plan_renewal(started_s, judged)
-        if changes_noted != self._changes_noted:  # part of the list may be older than the change
+        if changes_noted != self._changes_noted:  # a part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
 
     async def _list_ids(self) -> _Listing:
@@ -431,14 +434,14 @@ class TaskQueue:
         return why
 
     def _observe(self, task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> None:
-        """Begin the grace period of an unclosed ledger with the first listing of its loss, not with its turn."""
+        """Start the grace period of an unclosed ledger when a listing first shows its loss, not in its first turn."""
         if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
             self._grace_periods.observe(task.ledger_id, growing_losses(ledger.metadata, bookies))
         else:
             self._grace_periods.forget(task.ledger_id)
 
     def _same_if_equal(self, bookies: Bookies) -> Bookies:
-        """Return the object of the last listing if nothing changed: a million comparisons with it then cost nothing."""
+        """Return the object of the last listing if it is equal, so that a million comparisons with it cost nothing."""
         if bookies != self._bookies:
             self._bookies = bookies
         return self._bookies
@@ -493,7 +496,7 @@ class TaskQueue:
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, judged: _Judged) -> None:
-        """Renew the list after a poll interval or when a waiting task is due, within a small share of the time."""
+        """List again after the poll interval or when a waiting task is due, but use only a small share of the time."""
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
@@ -508,7 +511,7 @@ class TaskQueue:
             yield max(_NAP_S, self._grace_periods.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
-        """Return the ledgers with a record of a failure by any worker; remember the records."""
+        """Return the ledgers for which any worker has recorded a failure, and remember the records."""
         started_s = self._ports.clock.monotonic_s()
         records = await self._ports.failures.list()
         async for part in in_steps(records):
@@ -519,7 +522,7 @@ class TaskQueue:
         return ledger_ids
 
     async def _reserved(self) -> AbstractSet[LedgerId]:
-        """Return the ledgers with reservations; empty if listed a short time ago: leftovers are rare and harmless."""
+        """Return the ledgers with reservations; empty if recently listed, because leftovers are rare and harmless."""
         now_s = self._ports.clock.monotonic_s()
         if now_s < self._reserved_due_s:
             return frozenset()
@@ -529,9 +532,9 @@ class TaskQueue:
         return reserved
 
     async def _forget_orphans(self, listing: _Listing, marked: AbstractSet[LedgerId]) -> None:
-        """Delete records of ledgers with a task completed by another program. A record that cannot be deleted remains.
+        """Delete records of ledgers without a task. A record that cannot be deleted remains.
 
-        Since the tasks were listed, a ledger may have been marked again, and a worker may have written a new record. A
+        A ledger may have been marked again after the tasks were listed, and a worker may have written a new record. A
         lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so doubts stay until the
         ledger is closed or deleted; after that they are never needed and never written.
         """
@@ -548,7 +551,7 @@ class TaskQueue:
                 await self._delete("doubts", ledger_id, self._ports.doubts.forget)
 
     async def _delete(self, kind: str, ledger_id: LedgerId, delete: Callable[[LedgerId], Awaitable[object]]) -> None:
-        """Delete a record, unless it cannot be deleted: a node with children, or a damaged reservation, remains."""
+        """Delete a record if possible. A node with children and a damaged reservation cannot be deleted, and remain."""
         try:
             await delete(ledger_id)
         except (ConflictError, PermanentError) as error:

@@ -1,4 +1,4 @@
-"""Repair one locked ledger: look, plan, reserve, copy, install, look again.
+"""Repair one locked ledger: inspect it, plan, reserve, copy, install, and inspect it again.
 
 ``ledger_repair`` runs the rounds; the other modules are its steps.
 Start with ``ledger_repair``.

@@ -1,11 +1,12 @@
-"""Record copies in places forbidden by the placement policy before a repair makes them.
+"""Record placement debts: copies that a repair must put where the placement policy forbids them.
 
-The invariant: a fragment made or left misplaced by a repair has a debt before the metadata names the new bookie. So a
-crash may leave an unnecessary debt, deleted by the next look at it, but never a missing one. A debt never hinders a
-repair: if the store does not answer, or if there are too many debts, the repair continues, and the next placement check
-finds the ledger.
+The invariant: if a repair leaves a fragment misplaced, its debt is recorded before the metadata names the new bookie.
+So after a crash there may be an unnecessary debt, which the next search for repayable debts deletes, but never a
+missing one. A debt never prevents a repair: if the store does not answer, or if there are too many debts, the repair
+continues, and the next placement check finds the ledger.
 
-Nothing is recorded without a topology, or for an ensemble with a member at an unknown location: there is no verdict.
+Nothing is recorded without a topology, or for an ensemble with a member at an unknown location, because the placement
+cannot be judged then.
 
 Source: docs/placement.md#placement-debts.
 """
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step]) -> None:
-    """Record the fragments of ``ledger`` misplaced after its planned ``steps``."""
+    """Record the fragments of ``ledger`` that will be misplaced after ``steps``."""
     judge, metadata = ports.placement.judge(), ledger.metadata
     if not judge.has_topology:
         return

@@ -1,12 +1,12 @@
 """Carry out one round's plan: reserve it, let targets pin the ledger, copy, and install completed steps.
 
-The positions of one fragment are one copy: an entry of several positions is read once (``copying.copier``). A few
-fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation runs
-beside the copies of other fragments: it changes only the members of finished positions.
+All positions of a fragment are copied together, so an entry of several positions is read once (``copying.copier``). A
+few fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation may
+run during the copies of other fragments, because it changes only the members of finished positions.
 
-Problems with bookies go into the findings of the turn. If a lost bookie registers again during its copy, the round ends
-early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie lacks more than the
-target.
+Problems with bookies are recorded in the findings of the turn. If a lost bookie registers again while its copies are
+replaced, the round ends early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie
+lacks more entries than the target.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -51,16 +51,16 @@ from replicator.repair.turn_findings import TurnFindings
 _log = logging.getLogger(__name__)
 
 FRAGMENTS_AT_ONCE: Final = 4
-"""Fragments of one ledger copied concurrently: as many as the chunks in flight of one large fragment."""
+"""The fragments of one ledger that are copied concurrently: as many as a large fragment has chunks in flight."""
 INSTALL_BYTES: Final = 64 << 20
-"""Copied bytes between two installations: the most lost by an interruption."""
+"""The copied bytes between two installations, which is also the most that an interruption leaves uninstalled."""
 STEPS_MAX: Final = 1000
-"""Most steps of one round, because their reservation is one node and a ledger may have thousands of fragments. The next
+"""The most steps of one round: their reservation is one node, and a ledger may have thousands of fragments. The next
 round plans the others."""
 
 
 class Execution:
-    """The changes made to the cluster by one turn of one task, over all its rounds."""
+    """The changes that one turn of a task makes to the cluster, over all its rounds."""
 
     def __init__(
         self,
@@ -91,21 +91,22 @@ class Execution:
         self._registered_at: dict[BookieId, int] = {}
         """For each target of this round, the transaction that created its registration."""
         self._returned: set[BookieId] = set()
-        """Lost bookies whose return ended a copy of this round, even if they have left again."""
+        """The lost bookies whose return ended a copy of this round, even if they have left again."""
         self._shown = KnownDamage()
-        """Damaged copies found when the members listed their entries in this round, up to a bound."""
+        """The damaged copies that bookies showed when this round asked them for their entries, up to a limit."""
         self._unread: dict[BookieId, EntryRuns] = {}
-        """The entries that each bookie could not read in this round."""
+        """For each bookie, all entries that it could not read in this round."""
         self._unverified: dict[BookieId, EntryRuns] = {}
-        """The entries of each bookie whose bytes did not verify in this round."""
+        """For each bookie, all entries whose bytes did not verify in this round."""
         self._reported: set[tuple[BookieId, EntryId]] = set()
-        """Damaged copies reported by the rounds of this turn; none is added after ``LEDGER_COPIES_MAX``."""
+        """The damaged copies reported in this turn, up to a limit."""
         self._tried: set[BookieId] = set()
-        """Damaged bookies that served an entry after it was stored there again in this turn."""
+        """The bookies that served a damaged entry after it was stored again in this turn."""
         self._counted: set[BookieId] = set()
-        """Bookies in ``_shown`` whose copies were stored again in this turn."""
+        """The bookies that showed damaged copies which were stored again in this turn."""
         self._marked: set[BookieId] = set()
-        """Sources without good copies that this turn has added to the task, or recorded if the ledger is not closed."""
+        """The sources found to lack entries or to have damaged copies, after they were added to the task or
+        recorded."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -114,7 +115,7 @@ class Execution:
 
         Args:
             plan: the plan to carry out.
-            shortfall: the entries held by incomplete members.
+            shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
                 is missing after the plan; None if another round must look.
 
@@ -141,7 +142,7 @@ class Execution:
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]
         ready = [CopiedStep(step) for step in swaps]
-        left = len(plan.steps)  # not installed yet
+        left = len(plan.steps)  # the number of steps not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
         async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
             async for are_all_copied, copied in fragments:
@@ -150,7 +151,7 @@ class Execution:
                     return False
                 if self._returned:
                     self._note_returns(ledger)
-                    break  # another look asks the bookies what they have
+                    break  # another round asks the bookies for their entries
                 is_early = bool(ready) and fault_point("replicator.install_early")
                 if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
                     installed = await self._install(ledger, ready)
@@ -162,16 +163,16 @@ class Execution:
         return True
 
     def _is_without_damage(self, ledger: Versioned) -> bool:
-        """Whether no damaged copy is left to be replaced by another round."""
+        """Whether there is no damaged copy that another round must replace."""
         return not self._damage.of(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
 
-        An empty ledger needs neither (R118): it has no copies for a collector to delete.
+        An empty ledger needs neither (R118), because it has no copies that a collector could delete.
 
-        If a target gets the first entries of a small ledger, and has listed another ledger a short time ago, it needs
-        no pin: like a list, each add clears the mark of a collector, and the list for the proof follows the last add.
+        A target that gets the first entries of a small ledger, and has recently listed another ledger, needs no pin:
+        each add clears the mark of a collector as a list does, and the list that proves the copy follows the last add.
         """
         incarnations: dict[BookieId, str] = {}
         self._registered_at.clear()
@@ -207,7 +208,7 @@ class Execution:
     def _copies(
         self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
     ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
-        """Yield the copies of each fragment in turn, without targets that have failed by then."""
+        """Yield the copies of each fragment in turn, without targets that have failed before."""
         fragments: dict[int, list[CopyPosition]] = {}
         for step in steps:
             if isinstance(step, CopyPosition):
@@ -224,9 +225,9 @@ class Execution:
         shortfall: Shortfall,
         incarnations: Mapping[BookieId, str],
     ) -> tuple[bool, list[CopiedStep]]:
-        """Copy positions of one fragment together. Return whether all were copied, and the steps that were.
+        """Copy positions of one fragment together. Return whether all were copied, and those that were.
 
-        The reasons why the others failed are recorded for the next plan.
+        Why the others were not copied is recorded for the next plan.
         """
         done: list[CopiedStep] = []
         wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
@@ -235,7 +236,7 @@ class Execution:
             before = self._copied.get((key, step.target, step.last))
             overwritten = tuple(sorted(self._damaged_entries(ledger, key))) if step.is_in_place else ()
             if before is not None and before.incarnation == incarnation and not overwritten:
-                done.append(replace(before, step=step))  # copied by an earlier round, but its write met a conflict
+                done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
             else:
                 wanted.append((step, overwritten))
         if not wanted:
@@ -271,11 +272,11 @@ class Execution:
     async def _try_damaged(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
     ) -> bool:
-        """Store one damaged entry of each bookie with several ones again, and read it back (R139).
+        """Try one entry first on each bookie with several damaged ones: store it again, and read it back (R139).
 
-        If the disk of the bookie fails, each attempt stores this entry there, and not all of them. It is the last one:
-        Apache's bookies read the last entry of a ledger for an answer about any other, so all seem to be damaged if the
-        last one is. Return whether a bookie must be asked again, because it can read this entry now.
+        So if the disk of a bookie fails, each attempt stores only this entry there. It is the last damaged one, because
+        Apache's bookies read the last entry of a ledger to answer about any other: if it is damaged, all seem to be.
+        Return whether the bookies must be asked again for that reason.
         """
         counts: Counter[BookieId] = Counter()
         last: dict[BookieId, tuple[EntryId, CopyPosition]] = {}
@@ -306,7 +307,7 @@ class Execution:
             refusal = await self._copier.not_served(ledger, target, [entry_id], self._rank)
         if refusal is not None:
             self._found.failed_targets[target] = refusal
-        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows any other reason
+        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
             return False
         self._tried.add(target)
         if entry_id not in self._shown.of(ledger.ledger_id).get(key, ()):
@@ -320,7 +321,7 @@ class Execution:
     def _with_own_damage(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
         """Return the outcome with the damaged copies of the position's own bookie as evidence.
 
-        So an unread entry is not taken to be lost because every other bookie denies it.
+        So an entry that this bookie could not read does not count as lost because every other bookie denies it.
         """
         if not step.is_in_place or not outcome.unreadable:
             return outcome
@@ -362,7 +363,7 @@ class Execution:
         return self._returned.isdisjoint(step.old for step in steps)
 
     async def _is_back(self, bookie: BookieId) -> bool:
-        """Whether a lost bookie is registered again, according to the list shared by all turns; False if unknown."""
+        """Whether a lost bookie is registered again, according to the list that all turns share; False if unknown."""
         try:
             return bookie in (await self._recent.bookies()).registered
         except (TransientError, PermanentError) as error:
@@ -380,9 +381,10 @@ class Execution:
     def note_damaged(self, ledger: Versioned, shortfall: Shortfall) -> None:
         """Report copies that their bookies could not read, or that did not verify; the next copies overwrite them.
 
-        They are recorded for one round only: whether another bookie has a good copy is not known yet, and the next
-        round asks again. They are replaced together with the missing entries of their bookie, so their number is no
-        reason to replace the bookie. If there are too many to be recorded, the last one of each bookie still is.
+        They are recorded for one round only, because it is not known yet whether another bookie has a good copy, and
+        the next round asks again. They are replaced together with the missing entries of their bookie, so a large
+        number of them is no reason to replace the bookie. If there are too many to record, at least the last one of
+        each bookie is recorded.
         """
         self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
         for bookie in self._unread.keys() | self._unverified.keys():
@@ -403,7 +405,7 @@ class Execution:
         return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
 
     def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report damaged copies found by one copy; record those with a good copy elsewhere for the next plan."""
+        """Report the damaged copies that were read; record those with a good copy elsewhere for the next plan."""
         met = outcomes[0].corrupt
         known = self._damage.copies(ledger.ledger_id) if met else frozenset()
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
@@ -415,8 +417,8 @@ class Execution:
     async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
         """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
 
-        The task so changed outlives this turn. Its next one asks them for all of their entries. Sources of an unclosed
-        ledger are recorded, and marked after it is closed.
+        The changed task outlives this turn, and its next turn asks these bookies for all their entries. Sources of an
+        unclosed ledger are recorded, and marked after the ledger is closed.
         """
         fresh = sources - self._marked
         if not fresh:
@@ -429,7 +431,7 @@ class Execution:
             return
         try:
             await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
-        except (ConflictError, UnreadableTaskError) as error:  # changed by others all the time, or unreadable by now
+        except (ConflictError, UnreadableTaskError) as error:  # others keep changing it, or it cannot be decoded
             _log.warning("sources without good copies are not marked", extra={**extra, "error": str(error)})
         else:
             self._marked.update(fresh)
@@ -447,7 +449,7 @@ class Execution:
         incarnation: str,
         overwritten: Collection[EntryId],
     ) -> EntryRuns:
-        """Return the entries already on the target: its own copies, or those of an interrupted copy."""
+        """Return the entries that the target already has: its own, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
         end = self._reservation.end_entry_id(ledger, step, incarnation)
@@ -463,7 +465,7 @@ class Execution:
     ) -> InstallResult:
         reserved = self._reservation.current
         installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
-        for bookie in installed.again:  # the next round lists the same copies again
+        for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:
             self._reservation.note_deleted()
@@ -486,12 +488,12 @@ class Execution:
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
             self._found.replaced_copies += len(replaced)
             self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._shown):  # damage met since the copy in place began stays
+            for known in (self._damage, self._shown):  # damage found after the copy in place began stays
                 known.replaced(ledger.ledger_id, key, replaced)
         return installed
 
     def _count_stored(self, ledger: Versioned, step: Step) -> None:
-        """Count copies that a bookie showed to be damaged and that were stored there again, once in a turn."""
+        """Count, once per turn, that copies were stored again on the bookie that showed them to be damaged."""
         is_shown = step.target == step.old and _key(ledger, step) in self._shown.of(ledger.ledger_id)
         if is_shown and step.target not in self._counted:
             self._counted.add(step.target)
@@ -499,7 +501,7 @@ class Execution:
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
-    """Return the entries on the target, including damaged copies."""
+    """Return the entries that the target of a copy in place has, including damaged copies."""
     is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
     return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
 

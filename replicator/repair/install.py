@@ -1,28 +1,33 @@
-"""Install copies in the metadata: listed by the target, checked once more, and named by compare-and-set.
+"""Install copies: the target lists them, the conditions are checked again, and a compare-and-set names the target.
 
-The invariant: metadata names a bookie for a position only if this bookie has all entries of the position on its disks
-(S11, I17), and only by a write with its conditions checked in the same transaction (S4, I20).
+The invariant: the metadata names a bookie for a position only if this bookie has all entries of the position on its
+disks (S11, I17), and only by a write whose transaction checks its conditions (S4, I20).
 
-The order is the safety argument. First the target lists every entry. Then, after a ``sync``, one request reads the
-lock, the task, the registrations and the target's incarnation. A returned bookie keeps its position (R5), and a target
-on other disks gets a new copy. A target that records no incarnation, and has another registration than before its list,
-lists its entries again (R136). Last, one transaction writes the metadata at the planned version. It also checks the
-reservation, made before the first byte was copied: while it exists, no collector of bkheal deletes the listed entries
-(S16). An empty ledger has no reservation, because nothing is copied (R118). And it checks that each target is
-registered as writable, and that no other disks were recorded under its name (R30). A registration may outlive its disks
-by a session timeout. New disks are recorded first, and only then search the metadata for entries possibly held by the
-old ones. So this write is either found by the search or refused. Apache's bookies record no disks, and the ledger lock
-keeps their collectors away. The same transaction checks it: one of Apache's programs may have deleted our lock, and a
-collector may have locked the ledger since.
+The safety follows from the order:
 
-If the plan repairs everything, the same transaction deletes the task, the lock and the reservation (I18). A separate
-look afterwards would add nothing. It would find the metadata written by this transaction, the targets checked by it,
-and the other members, already judged by the round from metadata and bookies kept fixed by the checks. If a deletion or
-one of its conditions is refused, nothing is written; the steps are then installed alone, and another round looks again.
+1. The target lists every entry.
+2. After a ``sync``, one request reads the lock, the task, the registrations and the target's incarnation. A bookie that
+   has returned keeps its position (R5). If a target has other disks, its entries are copied again. If a target records
+   no incarnation, and its registration has changed, it must list its entries again (R136).
+3. One transaction writes the metadata at the planned version, and checks the following:
 
-A crash before the write leaves copies without metadata: the next worker copies again, or collectors delete them after
-the reservation was removed. A crash after it leaves the task, and the next worker finds nothing missing. A step is
-dropped if its conditions have changed; if the transaction is refused, nothing was written.
+   - The reservation, which was made before the first byte was copied, exists. While it does, no collector of bkheal
+     deletes the listed entries (S16). An empty ledger has no reservation, because nothing is copied (R118).
+   - Each target is registered as writable, and no other disks were recorded under its name (R30). A registration may
+     outlive the disks by a session timeout. A bookie with new disks records them first, and only then searches the
+     metadata for entries that the old disks may have had. So the search finds this write, or the write is refused.
+   - The ledger is still locked. Apache's bookies record no disks, and only this lock stops their collectors. One of
+     Apache's programs may have deleted our lock, and a collector may then have locked the ledger.
+
+If the plan repairs everything, the same transaction deletes the task, the lock and the reservation (I18). Another round
+is not needed, because it would find only what is known: the metadata that this transaction wrote, the targets that it
+checked, and the other members, which the round has judged from metadata and bookies that the checks keep unchanged. If
+a deletion or one of its conditions is refused, nothing is written. The steps are then installed without the deletions,
+and another round inspects the ledger.
+
+A crash before the write leaves copies that the metadata does not name: the next worker copies again, or collectors
+delete them after the reservation was removed. A crash after it leaves the task, and the next worker finds nothing
+missing. A step is dropped if its conditions have changed. If the transaction is refused, nothing was written.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -57,13 +62,13 @@ from replicator.repair.lease import Lease
 _log = logging.getLogger(__name__)
 
 _TARGETS_MAX: Final = 200
-"""Most targets named by one write, because each needs two checks in its transaction. The next round names the
+"""The most targets that one write names, because each needs two checks in its transaction. The next round names the
 others."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep:
-    """A step with all entries acknowledged by the target, and the target's incarnation ("" if it has none)."""
+    """A step whose entries the target has all acknowledged, and the target's incarnation ("" if it has none)."""
 
     step: Step
     _: KW_ONLY
@@ -71,7 +76,7 @@ class CopiedStep:
     entries: int = 0
     bytes: int = 0
     overwritten: tuple[EntryId, ...] = ()
-    """Entries previously damaged on the target. Its list contains them in any case, so they are read back."""
+    """Entries that were damaged on the target before. Its list contains them anyway, so they are read back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +86,13 @@ class InstallResult:
     ledger: Versioned
     """The current metadata."""
     done: tuple[CopiedStep, ...]
-    """Completed steps: named by the metadata, or copied in place."""
+    """The completed steps: the metadata names their targets, or they were copied in place."""
     refusals: tuple[Answer, ...] = ()
-    """Targets found incomplete or unregistered."""
+    """The answers of targets that are incomplete, or not registered as writable."""
     is_completed: bool = False
-    """Whether the task, its lock and the reservation were also deleted."""
+    """Whether the task, its lock and the reservation were deleted as well."""
     again: frozenset[BookieId] = frozenset()
-    """Targets with another registration than before their list, so the list may be that of other disks."""
+    """Targets whose registration has changed, so their list may come from other disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Installer:
         registered_at: Mapping[BookieId, int],
         completing: Conditions | None = None,
     ) -> InstallResult:
-        """Install ``copied`` in one write of the metadata, on condition that ``reserved`` still exists (S16).
+        """Install ``copied`` by one write of the metadata, on condition that ``reserved`` still exists (S16).
 
         Args:
             ledger: the metadata used to plan the steps.
@@ -163,7 +168,7 @@ class Installer:
             metadata = with_steps(ledger.metadata, changes)
             if reserved is None and not ledger.metadata.is_empty:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
-            await note_debts(self._ports, ledger, changes)  # refused steps may have been needed to adhere
+            await note_debts(self._ports, ledger, changes)  # the ensemble may adhere only with steps that were refused
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
@@ -192,7 +197,7 @@ class Installer:
             raise self._lease.lost() from error
 
     async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
-        """Write the metadata and delete the task, its lock and reservation; if refused, write the metadata alone."""
+        """Write the metadata and delete the task, its lock and reservation; if refused, only write the metadata."""
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
         deletes = [] if reserved is None else self._ports.reservations.deletes(reserved)
@@ -222,10 +227,10 @@ class Installer:
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
-    """Return the metadata with every step's target in its place, and nothing else changed.
+    """Return the metadata with the target of every step at its position, and nothing else changed.
 
     Raises:
-        InvariantError: a step does not fit the metadata, or its target is a member of the fragment already (S9).
+        InvariantError: a step does not fit the metadata, or its target is already a member of the fragment (S9).
     """
     for step in steps:
         members = metadata.fragments[step.fragment_index].members
@@ -236,7 +241,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
 
 
 def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answer]:
-    """Yield a refusal for each target with replaced disks, unless the new disks are registered: they get a new copy."""
+    """Yield a refusal for each target whose disks were replaced and that is not registered with the new disks."""
     for copy in copied:
         target = copy.step.target
         if isinstance(copy.step, SwapMember) or (known := seen.latest.get(target)) is None:
@@ -248,7 +253,7 @@ def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answ
 def _registered_again(
     copied: Iterable[CopiedStep], seen: BookieLook, registered_at: Mapping[BookieId, int]
 ) -> frozenset[BookieId]:
-    """Return the targets to be asked again: they record no incarnation, and have another registration (R136)."""
+    """Return the targets to ask again: they record no incarnation, and their registration has changed (R136)."""
     targets = {copy.step.target for copy in copied if isinstance(copy.step, CopyPosition)}
     return frozenset(
         target
@@ -265,7 +270,7 @@ def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bo
         return False
     if isinstance(step, SwapMember):
         return True
-    # R30: other disks under the target's name would not have the copies.
+    # R30: if the target has other disks now, they do not have the copies.
     known = seen.latest.get(step.target)
     return copy.incarnation == (_incarnation(step.target, seen) if known is None else known.uuid)
 
@@ -297,9 +302,9 @@ def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
 def without_worse_moves(
     metadata: LedgerMetadata, copied: Sequence[CopiedStep], judge: EnsembleJudge
 ) -> list[CopiedStep]:
-    """Leave out moves in fragments with a worse placement afterwards (R57).
+    """Return ``copied`` without moves in fragments whose placement would become worse (R57).
 
-    Moves planned together may depend on each other, and some may be missing here.
+    Moves that were planned together may depend on each other, and some of them may have failed.
     """
     worse = set()
     for index in {copy.step.fragment_index for copy in copied if copy.step.cause is Cause.MISPLACED}:

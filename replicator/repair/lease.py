@@ -1,8 +1,8 @@
-"""The lock of one task, while it is ours: the permission to continue, checked repeatedly.
+"""The lock of one task while this worker holds it: the permission to continue, which is checked repeatedly.
 
-The lock ends with the store's session (S14), whether or not this process has noticed. So no decision rests on the lock
-alone: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become pointless
-or unwanted, and a new session never continues the work of an old one.
+The lock ends with the store's session (S14), whether or not this process has noticed. So no change relies only on the
+lock: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become useless or
+unwanted, and a new session never continues the work of an old one.
 
 The first reads of a turn (``OtherNodes``) are part of the request that reads the task under the lock.
 """
@@ -26,21 +26,21 @@ from replicator.ports import RepairPorts
 _log = logging.getLogger(__name__)
 
 _SUSPENDED_S_MAX: Final = 60.0
-"""Longest wait for the connection. The session is back or lost well before: ZooKeeper's largest usual session timeout
-is 40 s."""
+"""The longest wait for the connection. The session is usually back or lost before: ZooKeeper's largest session timeout
+is 40 s by default."""
 _PATIENCE: Final = Backoff(attempts=5)
-"""Retries: one lost answer of the store must not cost a copy of many gigabytes."""
+"""The retries of a read, so that one lost answer of the store does not end a copy of many gigabytes."""
 _RELEASE_ATTEMPTS: Final = 4
 _RELEASE_PAUSE_S: Final = 0.5
 
 
 class LeaseLostError(ConflictError):
-    """The lock is no longer ours: nothing may be changed on its basis."""
+    """The lock is no longer ours, so nothing may be changed that requires it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherNodes:
-    """Nodes read together with the task, under its lock."""
+    """Nodes that are read in the same request as the task, under its lock."""
 
     metadata: Node | None
     reservation: Node | None
@@ -49,20 +49,20 @@ class OtherNodes:
 
 
 def other_node_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
-    """Return the paths of the nodes of ``OtherNodes``, in its order."""
+    """Return the paths of the nodes in ``OtherNodes``, in the order of its fields."""
     own = (ports.reservations, ports.parked, ports.failures)
     return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
 
 class Lease:
-    """One held lock. Used by one task of the loop."""
+    """A lock that this worker holds. Only one task of the event loop uses it."""
 
     def __init__(self, ports: RepairPorts, held: HeldTask, epoch: int) -> None:
-        """Take over a lock from the session numbered ``epoch``."""
+        """Take over a lock that was taken in the session numbered ``epoch``."""
         self._ports = ports
         self.held = held
         self.other_nodes = OtherNodes(*held.other_nodes) if held.other_nodes else None
-        """None if the lock was taken without further reads."""
+        """None if no other nodes were read with the lock."""
         self._epoch = epoch
         self._is_given_back = False
 
@@ -73,22 +73,22 @@ class Lease:
         return session.epoch != self._epoch or session.state is SessionState.LOST
 
     async def may_continue(self) -> bool:
-        """Whether the next copy may start: same session, connected, and repair not disabled (S7).
+        """Whether the next copy may start: the session is the same and connected, and repair is not disabled (S7).
 
-        Waits while the connection is down, because the session may survive.
+        This waits while the connection is down, because the session may survive.
 
         Raises:
             StoreUnavailableError: the switch could not be read.
         """
         if not await self.wait_connected():
             return False
-        if (known := self._ports.recent.kept_switch()) is not None:  # otherwise each chunk would wait for the retries
+        if (known := self._ports.recent.kept_switch()) is not None:  # a cached answer needs no retries
             return not known
         is_disabled = self._ports.recent.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)
 
     async def wait_connected(self) -> bool:
-        """Wait while the connection is down; return whether it is back in the lock's session. Sends no request."""
+        """Wait while the connection is down; return whether it is back in the lock's session. This sends no request."""
         store = self._ports.store
         try:
             while not self.is_session_over and not store.session.is_connected:
@@ -101,8 +101,8 @@ class Lease:
         """Check in the store that the lock is still our node.
 
         Raises:
-            LeaseLostError: it is not.
-            StoreUnavailableError: no answer.
+            LeaseLostError: the lock is not ours.
+            StoreUnavailableError: the store does not answer.
         """
         self.ensure_session()
         stat = await self._ports.store.stat(lock_path(self._ports.cluster.root, self.held.task.ledger_id))
@@ -113,8 +113,8 @@ class Lease:
         """Check in the store that the lock is still our node, and read other nodes in the same request.
 
         Raises:
-            LeaseLostError: it is not.
-            StoreUnavailableError: no answer.
+            LeaseLostError: the lock is not ours.
+            StoreUnavailableError: the store does not answer.
         """
         self.ensure_session()
         look = await self._ports.tasks.locks.look(self.held, other_nodes)
@@ -129,33 +129,33 @@ class Lease:
         )
 
     def ensure_session(self) -> None:
-        """Check that the session of the lock is not known to have ended. To be called right before every write.
+        """Check that the session of the lock is not known to have ended. Call this right before every write.
 
         Raises:
-            LeaseLostError: it is.
+            LeaseLostError: the session has ended.
         """
         if self.is_session_over:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
     def check(self) -> Check:
-        """Return a check for right after ``look``: it fails if one of Apache's programs has the lock, or none has."""
+        """Return a check to use right after ``look``: it fails if there is no lock, or a program of Apache has it."""
         return self._ports.tasks.locks.check(self.held.task.ledger_id)
 
     def completion(self) -> list[Operation]:
-        """Return operations to delete the task and the lock right after ``look``; see ``TaskLocks.completion``."""
+        """Return operations that delete the task and the lock right after ``look``; see ``TaskLocks.completion``."""
         return [*self._ports.tasks.locks.completion(self.held)]
 
     def note_completed(self) -> None:
-        """Record the deletion of the task and the lock by a transaction with ``completion``."""
+        """Record that a transaction with ``completion`` deleted the task and the lock."""
         self._ports.tasks.locks.note_completed(self.held)
         self._is_given_back = True
 
     async def complete(self, checks: Sequence[Operation] = (), *, seen: Sequence[SeenNode] = ()) -> bool:
-        """Delete the task as seen under the lock (S5); return False if it stays. The lock is released either way.
+        """Delete the task as read under the lock (S5); return False if it stays. In both cases, release the lock.
 
         Args:
             checks: further conditions for the deletion of the task (I18), and nodes to delete with it.
-            seen: nodes that must not have been recreated, created or deleted.
+            seen: nodes that must not have been created, deleted or recreated.
 
         Raises:
             LeaseLostError: the session has ended.
@@ -168,8 +168,8 @@ class Lease:
     async def release(self) -> bool:
         """Release the lock; return True if it is no longer held, perhaps because its session has ended.
 
-        Returns False if the store does not answer. The caller must then call it again: a remaining lock would keep all
-        other workers off the ledger during the life of this process. Raises nothing.
+        Returns False if the store does not answer. The caller must then call this again, because a remaining lock would
+        exclude all other workers from the ledger as long as this process lives. Raises nothing.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._is_given_back or self.is_session_over:

@@ -1,31 +1,36 @@
-"""Repair one ledger under its lock: look, plan, reserve, copy, install, and look again until nothing is left.
+"""Repair one ledger under its lock, in rounds until nothing is left: inspect, plan, reserve, copy and install.
 
 The invariant: the task is deleted only by a round that found no ledger, found nothing missing, or repairs everything
-missing. The same transaction checks the versions of the ledger, of the bookies in the task and of their disks read by
-the round (I18). The usual repair of a closed ledger ends with its last installation, in the same transaction
-(``install``). After a partial repair, or the repair of an open ledger, another look always follows.
+that is missing. The transaction that deletes it checks the versions, as the round read them, of the ledger, of the
+bookies in the task and of their disks (I18). The usual repair of a closed ledger ends with its last installation, in
+the same transaction (``install``). A partial repair, and the repair of an open ledger, are always followed by another
+round.
 
-Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata read
-together with the task, and each round uses a list of bookies recent enough for R2 (``recent``). The order of the steps
-is the safety argument. Incomplete members of an unclosed ledger are recorded as doubted before anything is copied to
-them: a copy hides the loss, and a recovery must not accept their denials (S6). The plan is reserved before the first
-copy, so no collector deletes a copy before the metadata names it (S16). The metadata names a target only after the
-target has listed its entries (S11). The reservation is removed before the task is deleted, so a write still under way
-from a former holder of the lock is refused. An empty ledger has no copies, so nothing is reserved or listed for it
-(R118).
+Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
+read together with the task, and each round uses a list of bookies that is recent enough for R2 (``recent``). The safety
+follows from the order of the steps:
+
+- Incomplete members of an unclosed ledger are recorded as doubted before anything is copied to them, because a copy
+  hides the loss, and a recovery must not accept their denials (S6).
+- The plan is reserved before the first copy, so no collector deletes a copy before the metadata names it (S16).
+- The metadata names a target only after the target has listed its entries (S11).
+- The reservation is removed before the task is deleted. So if a former holder of the lock still has a write in flight,
+  this write is refused.
+
+An empty ledger has no copies, so nothing is reserved or listed for it (R118).
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
-reservation, plans from the current metadata, and copies again any entries not named by it; collectors delete the copies
-on bookies no longer chosen. Doubts and the parked record are deleted after the task. If a crash prevents this, the next
-listing (``queue.task_queue``) deletes them.
+reservation, plans from the current metadata, and copies the entries again whose copies the metadata does not name;
+collectors delete the copies on bookies that are not chosen again. Doubts and the parked record are deleted after the
+task. If a crash prevents this, the next listing (``queue.task_queue``) deletes them.
 
-The results of a round (refusing targets, entries not served by any bookie, incomplete returned bookies, damaged copies)
-go into the next plan.
+The results of a round (targets that refused, entries that no bookie served, incomplete bookies, damaged copies) are
+used in the next plan.
 
 A task without a bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same steps,
 in a separate turn after all ledgers with missing copies. The replaced member is a source, and stays a member until the
-metadata names the other one. The task is deleted if every ensemble adheres to the policy. Without a topology for
-judging, the task stays; Apache's workers may take it.
+metadata names the other one. The task is deleted if every ensemble adheres to the policy. If there is no topology to
+judge by, the task stays, so that Apache's workers can act on it.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -83,33 +88,33 @@ from replicator.telemetry.events import Ending, TaskResult
 _log = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 12
-"""Most rounds of a turn without a newly repaired position. Each learns something; if these are not enough, the ledger
-changes faster than it is repaired."""
+"""The most rounds of a turn that repair no further position. Each round adds knowledge; if these are not enough, the
+ledger changes faster than it can be repaired."""
 REPAIRING_ROUNDS_MAX: Final = 5000
-"""Most rounds of a turn: ten times as many as for five lost positions in each of 100,000 fragments."""
+"""The most rounds of a turn: ten times as many as five lost positions in each of 100,000 fragments need."""
 STORE_PAUSES: Final = Backoff(attempts=5)
-"""Pauses before the store is asked again in the same turn."""
+"""The pauses before a round is repeated because the store did not answer."""
 
 _ENDING_FAILURES: Final = (Ending.PARKED, Ending.MARKED_AGAIN)
-"""Endings without a deletion of the task that end a series of failures. If the record of the failures stayed, its next
-listing would start its pause again (R95)."""
+"""Endings that leave the task but end a series of failures. If the record of the failures stayed, the next listing
+would start the pause again (R95)."""
 _UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
-"""Endings of a turn whose moves are continued by another turn: they are no moves back and forth (R56)."""
+"""Endings of a turn after which another turn continues its moves, so these moves are not counted yet (R56)."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The starting point of a round, read under the lock."""
+    """What a round is based on, read under the lock."""
 
     ledger: Versioned
     bookies: Bookies
     conditions: Conditions
-    """For deleting the task after a verdict based on this view (I18)."""
+    """The conditions for deleting the task after a verdict that is based on this view (I18)."""
     shortfall: Shortfall
 
 
 class LedgerRepair:
-    """One turn of one task. Made for the turn, used once."""
+    """One turn of one task. An instance is used for one turn."""
 
     def __init__(self, context: RepairContext, lease: Lease, turn: Turn) -> None:
         """Prepare a turn for the task locked by ``lease``."""
@@ -128,7 +133,7 @@ class LedgerRepair:
         self._execution = Execution(context, lease, turn.rank, self._holdings, self._reservation, self._found)
 
     async def run(self) -> TaskResult:
-        """Work on the task until its turn ends. Refusals of the store and the bookies are part of the result."""
+        """Work on the task until its turn ends. Refusals by the store and by bookies become part of the result."""
         try:
             result = await self._rounds()
             if result.ending in _ENDING_FAILURES:
@@ -136,7 +141,7 @@ class LedgerRepair:
             if self._found.moved_copies and result.ending not in _UNFINISHED:
                 await self._note_moved()
             return result
-        except InvariantError as error:  # this ledger alone is set aside: a restart would only meet it again
+        except InvariantError as error:  # park only this ledger: after a restart it would fail again
             _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             result = await self._unfinished.park_broken(error)
             await self._forget_failures()
@@ -157,7 +162,7 @@ class LedgerRepair:
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     return self._ended(Ending.FAILED, detail=str(error))
-                await self._ports.clock.sleep(pause_s)  # the next round looks again and keeps the copies
+                await self._ports.clock.sleep(pause_s)  # the next round keeps the copies
                 result = None
             if result is not None:
                 return result
@@ -167,7 +172,7 @@ class LedgerRepair:
         return self._ended(Ending.FAILED, detail=detail)
 
     async def _round(self) -> TaskResult | None:
-        """Look, plan, and take one action; return None if another round must look at the ledger."""
+        """Inspect the ledger, plan, and take one action; return None if another round must follow."""
         if not await self._lease.wait_connected():
             return self._stopped()
         try:
@@ -202,7 +207,7 @@ class LedgerRepair:
     async def _look(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
 
-        In this order the facts about bookies are never older than the metadata (R2).
+        In this order, the data about bookies is never older than the metadata (R2).
         """
         ledger = await self._read()
         if fault_point("replicator.reread"):
@@ -221,21 +226,21 @@ class LedgerRepair:
         return View(ledger, bookies, conditions, shortfall)
 
     async def _read(self) -> Versioned:
-        """Return the metadata: the first time as read together with the task, then the current one."""
+        """Return the current metadata; the first time, return that which was read together with the task."""
         if self._is_first_look and self._lease.other_nodes is not None:
             self._is_first_look = False
             return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.other_nodes.metadata)
         return await self._ports.ledgers.read(self._task.ledger_id)
 
     async def _knowledge(self, view: View) -> Knowledge:
-        """Return the knowledge of this turn for a plan."""
+        """Return what this turn knows, for a plan."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
         damaged = {
             key: max(entries)
             for key, entries in self._context.damage.of(ledger.ledger_id).items()
             if key.bookie in bookies.staying
         }
-        # These are of a closed ledger, so the last of the damaged entries does not matter.
+        # These positions are of a closed ledger, for which the last damaged entry does not matter.
         on_apache = [key for key in damaged if await self._ports.recent.incarnation(key.bookie) == ""]
         damaged = {key: key.first_entry_id for key in shortfall.damaged_positions} | damaged
         asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
@@ -257,7 +262,7 @@ class LedgerRepair:
         )
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Return incomplete positions with a begun copy elsewhere, more complete than their own bookie (R44, R55)."""
+        """Return incomplete positions for which a begun copy has more entries than their bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reservation.begun():
@@ -277,7 +282,7 @@ class LedgerRepair:
         return found
 
     async def _plan(self, view: View, knowledge: Knowledge) -> Plan:
-        """Plan from the view and the knowledge of this turn."""
+        """Plan from the view and from what this turn knows."""
         ledger, bookies = view.ledger, view.bookies
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
         chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
@@ -292,7 +297,7 @@ class LedgerRepair:
         return plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
 
     async def _improve_placement(self, view: View, knowledge: Knowledge) -> TaskResult | None:
-        """Move copies of a healthy ledger, or end the turn; return None for another look."""
+        """Move copies of a healthy ledger, or end the turn; return None if another round must follow."""
         why = await why_not_moved(self._ports, self._context.absences, view.bookies)
         if why:
             return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
@@ -317,12 +322,12 @@ class LedgerRepair:
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
 
     async def _is_moved_too_often(self) -> bool:
-        """Whether another move could be part of an endless series, caused by programs with different policies."""
+        """Whether another move could be part of an endless series, because programs use different policies."""
         return await self._ports.moves.count(self._task.ledger_id, self._started_ms) >= MOVES_MAX
 
     async def _execute(self, plan: Plan, view: View, *, is_move: bool = False) -> TaskResult | None:
-        """Copy and install the steps of the plan; return None for another look."""
-        if not view.ledger.metadata.is_closed:  # before a copy hides missing entries (S6)
+        """Copy and install the steps of the plan; return None if another round must follow."""
+        if not view.ledger.metadata.is_closed:  # a copy hides missing entries (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
         if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move)):
@@ -335,11 +340,11 @@ class LedgerRepair:
         return await self._unfinished.fail_or_park(ParkReason.UNREACHABLE_BOOKIES, detail, view.bookies)
 
     def _completing(self, plan: Plan, view: View, is_move: bool) -> Conditions | None:
-        """Return the conditions for deleting the task with the last step of the plan; None if another round must look.
+        """Return the conditions for deleting the task with the plan's last step; None if another round must follow.
 
-        Another round must look at an open ledger, because its members may lack entries added by the writer. The same
-        holds if a task without a bookie requests better placement and this plan makes no moves, or if a position is
-        blocked, a bookie did not answer, or the plan is partial.
+        Another round must inspect an open ledger, because its members may lack entries that the writer has added.
+        Another round must also follow if a task without a bookie requests better placement and this plan makes no
+        moves, or if a position is blocked, a bookie did not answer, or the plan is partial.
         """
         if plan.is_partial or plan.blocked or view.shortfall.unknown or not view.ledger.metadata.is_closed:
             return None
@@ -347,11 +352,11 @@ class LedgerRepair:
             return None
         if self._unclosed.has_doubts or self._found.unreadable or fault_point("replicator.complete_apart"):
             return None
-        own = self._ports.ledgers.path(view.ledger.ledger_id)  # its version is the one replaced by the write
+        own = self._ports.ledgers.path(view.ledger.ledger_id)  # the write itself checks this version
         return replace(view.conditions, checks=tuple(check for check in view.conditions.checks if check.path != own))
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
-        """End a turn with nothing left to copy: park or fail, or complete the task because nothing is missing."""
+        """End a turn that has nothing left to copy: park or fail, or complete the task because nothing is missing."""
         if plan.blocked:
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         if view.shortfall.unknown:
@@ -362,10 +367,10 @@ class LedgerRepair:
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
-        """Delete the task, unless the verdict based on ``view`` is outdated (None: the ledger was deleted).
+        """Delete the task unless the verdict that is based on ``view`` is outdated (None: the ledger was deleted).
 
         The record of doubted members is deleted too, unless a member of an unclosed ledger is awaited. This member may
-        be the only holder of entries acknowledged and lost by a doubted member (S6).
+        be the only one with entries that a doubted member acknowledged and lost (S6).
         """
         await self._reservation.release()
         conditions = Conditions() if view is None else view.conditions
@@ -378,11 +383,11 @@ class LedgerRepair:
         return await self._completed(ending)
 
     async def _completed(self, ending: Ending) -> TaskResult:
-        """Forget a ledger after the deletion of its task."""
+        """Forget a ledger whose task was deleted, and delete its other records."""
         self._context.damage.forget(self._task.ledger_id)
         self._context.use.forget(self._task.ledger_id)
         other_nodes = self._lease.other_nodes
-        # This includes an unreadable record. The queue deletes later records without a task.
+        # A record that cannot be decoded is deleted too. The queue deletes records that are written later.
         if self._turn.is_parked or (other_nodes is not None and other_nodes.parked is not None):
             await self._best_effort(self._ports.parked.unpark(self._task.ledger_id), "parked record stays for now")
         await self._forget_failures()
@@ -391,18 +396,18 @@ class LedgerRepair:
         return self._ended(ending)
 
     async def _note_moved(self) -> None:
-        """Record moved copies for all workers, so that a ledger is not moved back and forth. Best effort."""
+        """Record for all workers that copies were moved, so that they are not moved back and forth. Best effort."""
         note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
         await self._best_effort(note, "move is not recorded")
 
     async def _best_effort(self, change: Awaitable[None], problem: str) -> None:
         try:
             await change
-        except (TransientError, OutcomeUnknownError, ConflictError) as error:  # a node with children is a conflict
+        except (TransientError, OutcomeUnknownError, ConflictError) as error:  # such as a node with children
             _log.info(problem, extra={"ledger_id": self._task.ledger_id, "error": str(error)})
 
     async def _forget_failures(self) -> None:
-        """Delete the record of earlier failures, if any. Best effort: a listing deletes it later."""
+        """Delete the record of earlier failures, if any. Best effort, because a listing deletes it later."""
         if self._lease.other_nodes is None or self._lease.other_nodes.failure is None:
             return
         await self._best_effort(self._ports.failures.forget(self._task.ledger_id), "record of failures stays for now")

@@ -1,14 +1,14 @@
 """The reservation of a ledger's repair: made before the first copy, removed before the task is deleted (S16).
 
 While it exists, no collector of bkheal deletes the new copies, and the write of the installation checks that it exists.
-It also records the progress of each copy, so another worker can continue it (R44): once in ``PROGRESS_BYTES`` or
-``PROGRESS_S``, so small ledgers cost nothing. A reservation with progress stays if a turn ends early.
+It also contains the progress of each copy, so that another worker can continue it (R44). The progress is recorded every
+``PROGRESS_BYTES`` or ``PROGRESS_S``, so not for small ledgers. A reservation with progress stays if a turn ends early.
 
-There is at most one per ledger. It belongs to the holder of the ledger lock, who replaces or removes the reservation of
-a dead worker. Its removal before the completion of a task also stops a worker that lost the lock without noticing: a
-write still under way is refused. If there was none when the lock was taken, nothing is removed, and the completion
-checks again that there is none. The transaction that installs the last copies and completes the task deletes the
-reservation itself.
+There is at most one per ledger. It belongs to the holder of the ledger lock, which replaces or removes the reservation
+of a dead worker. Its removal before the completion of a task also stops a worker that lost the lock without noticing:
+its writes in flight are refused. If there was no reservation when the lock was taken, none is removed, and the
+completion checks that there still is none. The transaction that installs the last copies and completes the task also
+deletes the reservation.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 _TOKEN_BITS: Final = 96
 _RELEASE_ATTEMPTS: Final = 2
 KEPT_BYTES_MIN: Final = 8 << 20
-"""Bytes since the last record from which the end of a turn writes another one. Fewer bytes are copied again."""
+"""The fewest bytes for which the end of a turn records the progress. Fewer bytes are copied again."""
 PROGRESS_BYTES: Final = 64 << 20
 PROGRESS_S: Final = 10.0
-"""Bytes and time between two records of the progress: the most copied again after a fault."""
+"""The bytes and the time between two records of the progress, and so the most that is copied again after a fault."""
 
 
 class _Fragment(NamedTuple):
-    """A fragment on one target's disks."""
+    """A fragment on the disks of one target."""
 
     first_entry_id: EntryId
     target: BookieId
@@ -58,16 +58,16 @@ class _Fragment(NamedTuple):
 
 
 class ReservationHolder:
-    """Holds the reservation for one turn of one task."""
+    """The reservation of one turn of one task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease) -> None:
         self._ports = ports
         self._lease = lease
         self._ledger_id: LedgerId = lease.held.task.ledger_id
         self._is_clear = lease.other_nodes is not None and lease.other_nodes.reservation is None
-        """Whether the ledger is known to have no reservation, by this turn or an earlier one."""
+        """Whether the ledger is known to have no reservation, of this turn or of an earlier one."""
         self._is_read = lease.other_nodes is None
-        """Whether the reservation read under the lock was used already, or none was read."""
+        """Whether the reservation that was read with the lock was already used, or none was read."""
         self.current: LedgerReservations | None = None
         """The reservation of this turn, if it is known to exist."""
         self._before: tuple[Reservation, ...] | None = None
@@ -75,23 +75,24 @@ class ReservationHolder:
         self._progress: dict[_Fragment, dict[int, EntryId]] = {}
         """The progress of each copy: the exclusive end by position."""
         self._left_targets: dict[tuple[EntryId, int], BookieId] = {}
-        """The targets reserved by an earlier worker, with or without copies."""
+        """The targets that an earlier worker reserved, with or without copies."""
         self._noted_at_s = ports.clock.monotonic_s()
         self._bytes_since = 0
         self._is_noting = False
 
     @property
     def is_clear(self) -> bool:
-        """Whether the ledger is known to have no reservation, by this turn or an earlier one."""
+        """Whether the ledger is known to have no reservation, of this turn or of an earlier one."""
         return self._is_clear
 
     async def begun(self) -> Mapping[tuple[EntryId, int], BookieId]:
         """Return the targets of reserved copies, and of partial copies of this turn, by first entry and position.
 
-        An earlier worker's record is read once, before the first reservation. An outdated answer only costs effort.
+        The record of an earlier worker is read once, before the first reservation. If it is outdated, entries may be
+        copied again.
 
         Raises:
-            StoreUnavailableError: no answer.
+            StoreUnavailableError: the store does not answer.
         """
         if self._before is None and self.current is None:
             try:
@@ -108,7 +109,7 @@ class ReservationHolder:
         return {**self._left_targets, **copied}
 
     def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
-        """Return the most advanced copy of a position, with its exclusive end; None without one. After ``begun``."""
+        """Return the most advanced copy of a position, with its exclusive end, or None. Call ``begun`` before."""
         mine = [
             (on.copy_of(position), ends[position])
             for on, ends in self._progress.items()
@@ -124,11 +125,11 @@ class ReservationHolder:
         return self._ports.reservations.decode(self._ledger_id, self._lease.other_nodes.reservation)
 
     def end_entry_id(self, ledger: Versioned, step: Step, incarnation: str) -> EntryId:
-        """Return the exclusive end of the position's entries acknowledged by these disks; 0 if unknown."""
+        """Return the exclusive end of the position's entries that these disks acknowledged; 0 if unknown."""
         return self._end(_reservation(ledger, step, incarnation)) or EntryId(0)
 
     def other_position(self, ledger: Versioned, step: Step, incarnation: str) -> tuple[int, EntryId] | None:
-        """Return the fragment's other position most advanced on these disks, with its exclusive end.
+        """Return the other position of the fragment that is most advanced on these disks, with its exclusive end.
 
         In a striped ledger, positions share entries. After an interruption, the target of one position may become the
         target of another one.
@@ -145,16 +146,16 @@ class ReservationHolder:
         return self._progress.get(_Fragment.of(copy), {}).get(copy.position)
 
     def forget_progress(self, target: BookieId) -> None:
-        """Drop the progress of copies found missing on a target."""
+        """Forget the progress of copies to a target that was found to lack them."""
         self._progress = {on: ends for on, ends in self._progress.items() if on.target != target}
         self._left_targets = {key: each for key, each in self._left_targets.items() if each != target}
 
     async def note_progress(
         self, ledger: Versioned, step: CopyPosition, incarnation: str, end: EntryId, size_bytes: int
     ) -> None:
-        """Record ``size_bytes`` more acknowledged bytes, and every entry before ``end`` as acknowledged by the target.
+        """Note that the target acknowledged ``size_bytes`` more, and now has every entry before ``end``.
 
-        Writes the record if due. A failure to write it is harmless.
+        The progress is written to the store if that is due. A failure to write it does no harm.
         """
         key = _reservation(ledger, step, incarnation)
         self._bytes_since += size_bytes
@@ -182,11 +183,11 @@ class ReservationHolder:
         return tuple(_without_progress(each) if end is None else replace(each, end_entry_id=end) for each, end in known)
 
     async def reserve(self, ledger: Versioned, steps: Sequence[tuple[Step, str]]) -> None:
-        """Reserve every step with a change of the metadata, each with its target's incarnation; durable on return.
+        """Reserve every step that changes the metadata, each with its target's incarnation. It is durable on return.
 
         Raises:
-            LeaseLostError: the lock is no longer ours; any reservation is another worker's.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer.
+            LeaseLostError: the lock is no longer ours; any reservation belongs to another worker.
+            StoreUnavailableError, WriteOutcomeUnknownError: the store does not answer.
         """
         wanted = tuple(
             _reservation(ledger, step, incarnation)
@@ -209,9 +210,9 @@ class ReservationHolder:
         )
 
     async def _reserve_first(self, wanted: tuple[Reservation, ...]) -> bool:
-        """Reserve if the ledger is locked and has no reservation; return False if not.
+        """Reserve if the ledger is locked and has no reservation; otherwise return False.
 
-        The transaction cannot check that the lock is ours. This is enough: it replaces no reservation, so at worst the
+        The transaction cannot check that the lock is ours. It need not: it replaces no reservation, so at worst the
         next holder of the lock finds this one and replaces it.
         """
         self._lease.ensure_session()
@@ -231,15 +232,15 @@ class ReservationHolder:
         self.current = None
 
     def note_deleted(self) -> None:
-        """Record the deletion of the reservation by the completing transaction."""
+        """Note that the transaction that completed the task deleted the reservation."""
         self.current, self._is_clear = None, True
 
     async def release(self) -> None:
-        """Remove any reservation for the ledger, by this worker or by a former holder of the lock.
+        """Remove any reservation for the ledger, of this worker or of a former holder of the lock.
 
         Raises:
-            LeaseLostError: the lock is no longer ours, and we have reserved nothing.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer.
+            LeaseLostError: the lock is no longer ours, and this turn has no reservation.
+            StoreUnavailableError, WriteOutcomeUnknownError: the store does not answer.
         """
         if self._is_clear:
             return
@@ -254,9 +255,9 @@ class ReservationHolder:
         self.current, self._is_clear = None, True
 
     async def release_quietly(self) -> None:
-        """As ``release``, best effort: the next holder of the lock replaces or removes a remaining reservation.
+        """Remove the reservation like ``release``, but keep one with progress, so that its copies can be continued.
 
-        A reservation with progress stays, so that the copy is continued.
+        Best effort: the next holder of the lock replaces or removes a remaining reservation.
         """
         for _ in range(_RELEASE_ATTEMPTS):
             if self._lease.is_session_over:
@@ -272,7 +273,7 @@ class ReservationHolder:
                 return
 
     async def _is_kept(self, reserved: LedgerReservations) -> bool:
-        """Keep a reservation with progress, and record the latest progress: one request, as for a release."""
+        """Keep a reservation with progress and record the latest progress in one request; return whether it is kept."""
         wanted = self._with_progress(reserved.reservations) if reserved is self.current else reserved.reservations
         is_recorded = any(each.has_progress for each in reserved.reservations)
         if not any(each.has_progress for each in wanted) or not (is_recorded or self._bytes_since >= KEPT_BYTES_MIN):
@@ -293,7 +294,7 @@ class ReservationHolder:
 
 
 def is_progress_due(size_bytes: int, seconds: float) -> bool:
-    """Whether to record the progress again, after this many bytes and seconds."""
+    """Whether the progress must be recorded again after this many bytes and seconds."""
     return size_bytes >= PROGRESS_BYTES or seconds >= PROGRESS_S
 
 

@@ -1,7 +1,6 @@
 """The results of one turn of one task, over all its rounds.
 
-Written by the steps of a turn. The next plan, the reason of a parked ledger and the result of the turn are made from
-it.
+The steps of a turn write them. They determine the next plan, the reason of a parked ledger and the result of the turn.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from replicator.telemetry.events import Ending, TaskResult
 
 @dataclass(slots=True)
 class TurnFindings:
-    """The findings and results of one turn. Empty at its start."""
+    """The findings and results of one turn, empty at its start."""
 
     failed_targets: dict[BookieId, Answer] = field(default_factory=dict)
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
-    """Positions with an entry denied by every live holder, each with the evidence."""
+    """Positions with an entry that every live holder denied, each with the evidence."""
     unreadable_for_now: list[str] = field(default_factory=list)
-    """Evidence of entries unreadable in the last round but possibly readable later."""
+    """The evidence of entries that could not be read in the last round, but may be readable later."""
     fragments: set[int] = field(default_factory=set)
-    """First entries of the repaired fragments."""
+    """The first entries of the repaired fragments."""
     repaired: set[PositionKey] = field(default_factory=set)
-    """Positions whose bookie was replaced, or filled up in place. A second time does not count as progress."""
+    """Positions whose bookie was replaced or filled in place. Repairing one again does not count as progress."""
     entries: int = 0
     bytes: int = 0
     replaced_copies: int = 0
-    """Damaged copies replaced by good ones."""
+    """The number of damaged copies that were replaced by good ones."""
     moved_copies: int = 0
-    """Positions moved to another bookie for better placement."""
+    """The number of positions that were moved to another bookie for better placement."""
     is_recovered: bool = False
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""
-    """The reason for a failed recovery in this turn; empty without one."""
+    """Why a recovery failed in this turn; empty if none did."""
     is_recovery_hopeless: bool = False
-    """Whether another attempt has no point before the bookies change."""
+    """Whether another recovery would fail too unless the bookies change."""
 
     def result(self, task: Task, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
         """Return the result of the turn of ``task`` with this ending."""

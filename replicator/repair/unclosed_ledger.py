@@ -1,4 +1,4 @@
-"""Handle positions of an unclosed ledger in need of a recovery: wait, look again, fence and close.
+"""Repair positions of an unclosed ledger that need a recovery: wait, check again, fence and close.
 
 The last fragment of an unclosed ledger belongs to its writer and is never copied (S2). If one of its bookies is missing
 for the whole grace period, the writer is assumed dead: the ledger is recovered, which closes it, and then repaired like
@@ -38,7 +38,7 @@ from replicator.repair.turn_findings import TurnFindings
 _log = logging.getLogger(__name__)
 
 _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
-"""Answers not improved by another request."""
+"""Answers that stay the same if the request is repeated."""
 
 
 class UnclosedLedgerRepair:
@@ -73,10 +73,10 @@ class UnclosedLedgerRepair:
         return bool(self._doubted)
 
     async def doubts_deletion(self) -> Delete | None:
-        """Return the deletion of the record of doubted members, for the completing transaction; None without a record.
+        """Return an operation for the completing transaction that deletes the record of doubted members; None if none.
 
-        The record of an open ledger is deleted in the same transaction as the lock. Later, another worker might have
-        locked the ledger and written a new record. For a closed ledger no worker writes a record.
+        The record of an open ledger is deleted in the same transaction as the lock, because afterwards another worker
+        might lock the ledger and write a new record. For a closed ledger no worker writes a record.
 
         Raises:
             StoreUnavailableError: the store did not answer.
@@ -84,7 +84,7 @@ class UnclosedLedgerRepair:
         return await self._ports.doubts.deletion(self._ledger_id) if self._doubted else None
 
     def remaining_s(self, plan: Plan, bookies: Bookies) -> float | None:
-        """Return the seconds until a recovery is allowed, 0 or less for now; None if the ledger needs no recovery."""
+        """Return the seconds until a recovery is allowed (0 or less: now); None if the ledger needs no recovery."""
         fragments = plan.ledger.metadata.fragments
         keys = [
             PositionKey(fragments[block.fragment_index].first_entry_id, block.position, block.bookie)
@@ -99,19 +99,19 @@ class UnclosedLedgerRepair:
         return min(remaining_s, 0.0) if fault_point("replicator.recover_early") else remaining_s
 
     async def recover(self, ledger: Versioned, bookies: Bookies) -> bool:
-        """Fence and close the ledger if it still equals ``ledger``; return whether another look is worthwhile now.
+        """Fence and close the ledger if it still equals ``ledger``; return whether another round should follow now.
 
         Raises:
-            NoSuchLedgerError: it was deleted.
-            LeaseLostError: the lock is no longer ours; nothing was begun.
+            NoSuchLedgerError: the ledger was deleted.
+            LeaseLostError: the lock is no longer ours; the recovery was not begun.
             TransientError, OutcomeUnknownError: the store did not answer; recovering again is safe.
         """
         current = await self._ports.ledgers.current(self._ledger_id)
         if current is None:
             raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
         if current.version != ledger.version:
-            return True  # its writer lives, or another client recovers it
-        if ledger.metadata.password is None:  # a fence with a wrong key would lock out every client with the right one
+            return True  # its writer is alive, or another client recovers it
+        if ledger.metadata.password is None:  # a fence with a wrong key would exclude clients with the right key
             self._fail(
                 "its metadata carries no password: recover it by hand, with the password it was created with",
                 is_hopeless=True,
@@ -138,7 +138,7 @@ class UnclosedLedgerRepair:
         self._found.recovery_failure, self._found.is_recovery_hopeless = why, is_hopeless
 
     async def _trust(self, ledger: Versioned, bookies: Bookies) -> Trust:
-        """Judge the members, after their registrations were read (R91)."""
+        """Read the registrations of the members, then judge the members (R91)."""
         members = growing_members(ledger.metadata)
         registered = await self._ports.registrations.numbers(members)
         judgement = await self._holdings.judge_members(ledger, bookies, await self._joined_later(members))
@@ -155,7 +155,7 @@ class UnclosedLedgerRepair:
         return Trust(members, frozenset(self._doubted), {bookie: registered[bookie] for bookie in trusted})
 
     async def _joined_later(self, members: Collection[BookieId]) -> frozenset[BookieId]:
-        """Return members with a cookie newer than the ledger: other disks, or a bookie that joined since (R92)."""
+        """Return members whose cookie is newer than the ledger: they have other disks, or joined later (R92)."""
         asked = sorted(members)
         root = self._ports.cluster.root
         paths = [self._ports.ledgers.path(self._ledger_id), *(cookie_path(root, bookie) for bookie in asked)]
@@ -174,7 +174,7 @@ class UnclosedLedgerRepair:
 
 def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:
     """Return whether the registered bookies could determine and store the ledger's end if all of them answered."""
-    if isinstance(error, ConfirmedEntryUnreadableError):  # it needs one copy, maybe of an older fragment
+    if isinstance(error, ConfirmedEntryUnreadableError):  # one copy is enough, perhaps on a member of an older fragment
         left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}
         return not left.isdisjoint(bookies.registered)
     metadata, evidence = ledger.metadata, error.evidence

@@ -1,8 +1,8 @@
 """End a turn that leaves work: the task fails and is tried again soon, or it is parked with a reason.
 
 A cause that may end soon counts as a failure, with short delays, until ``ATTEMPTS_MAX`` turns in a row have failed. For
-every other cause the task is parked at once. The record contains what a later change is compared with
-(``queue.parking``): the bookies of this moment, and the refusals that last.
+every other cause the task is parked immediately. The record contains the present bookies and the lasting refusals, so
+that later changes can be detected (``queue.parking``).
 
 R rules are defined in docs/failure-model.md.
 """
@@ -39,18 +39,19 @@ _WORST_FIRST: Final = (
     ParkReason.MISPLACED,
 )
 _ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.UNREACHABLE_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
-"""Park reasons that a newly registered bookie may end, writable or not (R93)."""
+"""Park reasons that a newly registered bookie may remove, writable or not (R93)."""
 _WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
-"""Park reasons that a bookie may end by accepting copies."""
+"""Park reasons that a bookie which accepts copies may remove."""
 _LASTING: Final = frozenset({Status.BAD_REQUEST, Status.CORRUPT})
-"""Refusals that do not end soon. A bookie is CORRUPT if it served wrong bytes again after good ones were stored there:
-an Apache bookie with ``SortedLedgerStorage`` does until its next flush, and each attempt reads all of its entries."""
+"""Refusals that do not end soon. CORRUPT means that a bookie served wrong bytes again after good ones were stored
+there. An Apache bookie with ``SortedLedgerStorage`` does so until its next flush, and each attempt reads all its
+entries."""
 _EVIDENCE_MAX: Final = 2_000
-"""Most characters kept of a traceback."""
+"""The most characters of a traceback that are recorded."""
 
 
 class UnfinishedTurn:
-    """Ends one turn of one task without completing the task."""
+    """Ends a turn without completing its task."""
 
     def __init__(self, ports: RepairPorts, lease: Lease, turn: Turn, found: TurnFindings) -> None:
         self._ports = ports
@@ -59,17 +60,17 @@ class UnfinishedTurn:
         self._task = lease.held.task
         self._found = found
         self._refusals: dict[BookieId, Refusal] | None = None
-        """Lasting refusals recorded by an earlier turn. None before they are read."""
+        """The lasting refusals that an earlier turn recorded; None until they are read."""
 
     async def recall_refusals(self) -> None:
-        """Let the plans of this turn leave out the bookies that would only refuse copies again."""
+        """Read the recorded refusals, so that the plans of this turn avoid bookies that would refuse copies again."""
         if self._refusals is None:
             is_parked = self._turn.is_parked
             self._refusals = await lasting_refusals(self._ports, self._task.ledger_id) if is_parked else {}
             self._found.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
 
     async def end_blocked(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
-        """End with blocked positions: park for the worst reason, or fail if another attempt may help soon."""
+        """End a turn with blocked positions: park for the worst reason, or fail if another attempt may soon succeed."""
         reason = min((block.reason for block in blocked), key=_WORST_FIRST.index)
         detail = "; ".join(block.detail for block in blocked[:SHOWN_MAX])
         if len(blocked) > SHOWN_MAX:
@@ -81,30 +82,30 @@ class UnfinishedTurn:
         failed = self._found.failed_targets
         if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
-            if self._refusals and failed.keys() <= self._refusals.keys():  # nothing was tried
+            if self._refusals and failed.keys() <= self._refusals.keys():  # no other bookie refused in this turn
                 return await self.park(ParkReason.TARGETS_REFUSE, detail, bookies)
             if any(answer.status not in _LASTING for answer in failed.values()):
                 return await self.fail_or_park(ParkReason.TARGETS_REFUSE, detail, bookies)
         return await self.park(reason, detail, bookies)
 
     async def fail_or_park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
-        """Fail or park: the cause may end soon, so the first attempts count as failures with short delays."""
+        """Fail, with a short delay, because the cause may end soon; park after several failures in a row."""
         if self._turn.failures + 1 < ATTEMPTS_MAX:
             return self._found.result(self._task, Ending.FAILED, detail=detail)
         return await self.park(reason, detail, bookies)
 
     async def park_broken(self, error: InvariantError) -> TaskResult:
-        """Park after a broken internal rule, with the end of the traceback as evidence."""
+        """Park because an internal rule was violated, with the end of the traceback as evidence."""
         evidence = "".join(traceback.format_exception(error)).strip()
         bookies = await self._ports.registrations.list()
         return await self.park(ParkReason.INTERNAL_ERROR, f"{error}\n{evidence[-_EVIDENCE_MAX:]}", bookies)
 
     async def park(self, reason: ParkReason, detail: str, bookies: Bookies) -> TaskResult:
-        """Record the task as parked. A task parked for the same reason keeps its time.
+        """Record the task as parked. If it was parked for the same reason, it keeps its time.
 
         Raises:
             LeaseLostError: the lock is no longer ours; nothing was recorded.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; parking again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: the store does not answer; parking again is safe.
         """
         before = await self._ports.parked.get(self._task.ledger_id)
         is_same = before is not None and before.reason is reason
@@ -128,7 +129,7 @@ class UnfinishedTurn:
         return self._found.result(self._task, Ending.PARKED, reason=reason, detail=detail)
 
     def _lasting_refusals(self) -> tuple[Refusal, ...]:
-        """Return the refusals to record: those of this turn, and those recorded before with their first time."""
+        """Return the refusals of this turn for the record. Refusals that were recorded before keep their time."""
         now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock.czxid
         fenced_by = [each.bookie for each in self._found.failed_targets.values() if each.status is Status.FENCED]
         recorded = self._refusals or {}

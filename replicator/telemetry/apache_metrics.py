@@ -1,7 +1,7 @@
-"""The metric names of Apache's replication worker, for existing Grafana boards. Off by default.
+"""The metric names of Apache's replication worker, for existing Grafana dashboards. Off by default.
 
-As close as our figures allow: summaries have ``_sum`` and ``_count`` and no quantiles, times are in milliseconds as in
-Apache's metrics, and reads for a copy count after it was written.
+The values are as close to Apache's as possible: summaries have ``_sum`` and ``_count`` but no quantiles, times are in
+milliseconds, and reads for a copy are counted after it was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ APACHE: Final = {
     **dict.fromkeys(ENTRIES, f"{_FORM} bkheal_replicator_copied_entries_total"),
     **dict.fromkeys(BYTES, f"{_FORM} bkheal_replicator_copied_bytes_total, with entries as the count"),
 }
-"""Names and help texts."""
+"""The names and help texts of the metrics."""
 
 _IGNORED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.IN_GRACE})
 
@@ -41,7 +41,7 @@ class ApacheEvents(Collector, EventSink):
 
     def __init__(self) -> None:
         self._turns = {True: (0, 0.0), False: (0, 0.0)}
-        """Count and milliseconds, by success."""
+        """The count of turns and their total milliseconds, by success."""
         self._ledgers = 0
         self._load = Load()
 

@@ -14,24 +14,24 @@ from replicator.knowledge.evidence import CorruptCopy
 
 
 class Ending(enum.Enum):
-    """How the work on one task ended."""
+    """How the turn of a task ended."""
 
     REPAIRED = "repaired"
     """The ledger was repaired, nothing is missing any more, and the task is deleted."""
     NOTHING_MISSING = "nothing_missing"
     """Nothing was left to do; the task is deleted."""
     LEFT = "left"
-    """Nothing is missing, and the task names no bookie: a placement mark that cannot be judged now, or at all. It
-    stays, also for Apache's workers."""
+    """Nothing is missing, and the task is a placement mark that this worker cannot judge, for now or at all. The task
+    stays, so that Apache's workers can act on it."""
     MOVED = "moved"
     """Nothing was missing, copies were moved, every ensemble adheres to the placement policy, and the task is
     deleted."""
     LEDGER_DELETED = "ledger_deleted"
     """The ledger was deleted, and so is its task (S15)."""
     PARKED = "parked"
-    """Everything repairable is repaired; the rest waits for a change of the cluster."""
+    """Everything that can be repaired is repaired; the rest waits for a change of the cluster."""
     IN_GRACE = "delayed"
-    """The ledger is not closed and a bookie of its last fragment is missing: it waits for the end of the grace period.
+    """The ledger is not closed, a bookie of its last fragment is missing, and its grace period has not ended.
     Metrics and JSON name this ending "delayed", as earlier releases did."""
     MARKED_AGAIN = "marked_again"
     """Nothing is missing, but the task stays for another turn: it was marked again, the ledger changed, or the lock was
@@ -41,12 +41,12 @@ class Ending(enum.Enum):
     STOPPED = "stopped"
     """The task stays unchanged: repair was disabled, the lock or the session ended, or the process stops."""
     FAILED = "failed"
-    """A temporary failure; retried after a pause."""
+    """A temporary failure. The task is retried after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The end of one task's turn. Figures count installed copies only."""
+    """The result of one task's turn. The figures count only installed copies."""
 
     ledger_id: LedgerId
     ending: Ending
@@ -54,18 +54,18 @@ class TaskResult:
     fragments: int = 0
     entries: int = 0
     bytes: int = 0
-    """Stored bytes (header, digest and payload)."""
+    """The bytes as stored (header, digest and payload)."""
     is_recovered: bool = False
-    """Whether the ledger was taken from its writer and closed in this turn."""
+    """Whether this turn recovered the ledger, which fences its writer and closes it."""
     seconds: float = 0.0
     reason: ParkReason | None = None
     detail: str = ""
     marked_ms: int = field(default=0, compare=False)
-    """Time of the ledger's last mark, epoch milliseconds; 0 or less: unknown."""
+    """The time of the ledger's last mark in epoch milliseconds; 0 or less: unknown."""
     replaced_copies: int = 0
-    """Damaged copies replaced by good ones, in place or on another bookie."""
+    """The number of damaged copies that were replaced by good ones, in place or on another bookie."""
     moved_copies: int = 0
-    """Positions moved to another bookie for better placement."""
+    """The number of positions that were moved to another bookie for better placement."""
 
     def fields(self) -> dict[str, str | int | float]:
         """Return plain values for logs and JSON, without empty ones."""
@@ -92,14 +92,14 @@ class Outlook:
     eligible: int = 0
     locked: int = 0
     backing_off: int = 0
-    """Tasks failed a while ago, to be retried."""
+    """Tasks that failed recently and wait for their next attempt."""
     given_up: int = 0
-    """The part of them that has failed too often for a run with ``once`` to wait."""
+    """Those of ``backing_off`` with so many failures that a run with ``once`` does not wait for them."""
     in_grace: int = 0
-    """Unclosed ledgers waiting for the end of the grace period."""
+    """Unclosed ledgers in their grace periods."""
     parked: int = 0
     left: int = 0
-    """Placement marks not judged by this worker now, or at all; Apache's workers may act on them."""
+    """Placement marks that this worker cannot judge, for now or at all. Apache's workers may act on them."""
 
     def fields(self) -> dict[str, int]:
         """Return the counts by their names in metrics, logs and JSON."""
@@ -117,24 +117,24 @@ class Load:
 
     ledgers_in_flight: int = 0
     bytes_in_flight: int = 0
-    """Bytes read and not stored yet."""
+    """The bytes that are read and not stored yet."""
     bytes_per_second: int = 0
-    """The throttle's rate; 0: unlimited."""
+    """The limit of the copy rate; 0: unlimited."""
     copied_entries: int = 0
-    """Entries acknowledged by targets, whether or not their repair succeeded."""
+    """The entries that targets acknowledged, whether or not their repair succeeded."""
     copied_bytes: int = 0
     throttled_s: float = 0.0
-    """Seconds during which the throttle delayed copying."""
+    """The seconds during which the limit delayed copying."""
     unreachable_bookies: int = 0
-    """Bookies with an open circuit: without an answer for a while."""
+    """Bookies with an open circuit breaker: they have not answered for some time."""
     pulled_bytes: int = 0
-    """The part of the copied bytes pulled by targets from their sources."""
+    """The part of the copied bytes that targets read from the sources by themselves."""
     placement_debts: int = 0
-    """Ledgers with copies in a bad place after a repair, as last read by this worker."""
+    """Ledgers whose copies a repair left in a bad place, as last read by this worker."""
 
 
 class EventSink(Protocol):
-    """Receives every event. Must not block or raise."""
+    """Receives every event. Implementations must not block or raise."""
 
     def tasks_listed(self, outlook: Outlook) -> None:
         """Handle a new listing of the tasks."""
@@ -145,7 +145,7 @@ class EventSink(Protocol):
         ...
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
-        """Handle a stored copy with a wrong digest; another copy was used if there is one."""
+        """Handle a damaged copy. Another copy was used if there is one."""
         ...
 
 

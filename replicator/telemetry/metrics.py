@@ -149,7 +149,7 @@ def replicator_metrics(version: str) -> MetricSet:
 
 
 class MetricsEvents(EventSink):
-    """Counts events in metrics; ``sample`` sets values without events. To be called on the event loop only."""
+    """Counts events in metrics; ``sample`` sets the values that no event reports. Use it only on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
         self._clock = clock
@@ -180,7 +180,7 @@ class MetricsEvents(EventSink):
     @override
     def tasks_listed(self, outlook: Outlook) -> None:
         counts = outlook.fields()
-        counts["backing_off"] -= outlook.given_up  # the outlook counts given-up ones twice
+        counts["backing_off"] -= outlook.given_up  # the outlook counts these in ``backing_off`` too
         for state, gauge in self._tasks.items():
             gauge.set(counts[state])
 
@@ -208,7 +208,7 @@ class MetricsEvents(EventSink):
         self._corrupt.inc()
 
     def sample(self, now: Load) -> None:
-        """Set the metrics of a worker's load."""
+        """Set the metrics that show a worker's load."""
         ledgers, held_bytes = self._in_flight
         ledgers.set(now.ledgers_in_flight)
         held_bytes.set(now.bytes_in_flight)
@@ -226,14 +226,14 @@ class MetricsEvents(EventSink):
 
 
 class _Total:
-    """A counter for a total kept elsewhere."""
+    """A counter that follows a total which is counted elsewhere."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._reached = 0.0
 
     def reach(self, total: float) -> bool:
-        """Count up to ``total``; return whether the counter changed."""
+        """Increase the counter to ``total``; return whether it changed."""
         more = total - self._reached
         if more > 0:
             self._counter.inc(more)

@@ -1,4 +1,4 @@
-"""Counting and logging of events: the sinks of every replicator."""
+"""The event sinks of every replicator, which count and log events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Counters since the start of the process, and the last listing of the tasks."""
+    """The counts since the start of the process, and the last listing of the tasks."""
 
     endings: tuple[tuple[Ending, int], ...]
     parked: tuple[tuple[ParkReason, int], ...]
@@ -44,11 +44,11 @@ class Snapshot:
     bytes: int
     corrupt_copies: int
     recovered: int
-    """Ledgers taken from a dead writer and closed."""
+    """Ledgers that were recovered because their writer was assumed dead."""
     outlook: Outlook
 
     def count(self, ending: Ending) -> int:
-        """Return the number of turns with this ending."""
+        """Return the number of turns that ended in this way."""
         return dict(self.endings).get(ending, 0)
 
 
@@ -120,10 +120,10 @@ class LogEvents(EventSink):
 
 
 class JsonEvents(EventSink):
-    """Writes one JSON object per line, for programs that watch a run. Turns with the ending BUSY are omitted.
+    """Writes one JSON object per line, for programs that watch a run. Turns that ended as BUSY are omitted.
 
-    Events of one step of the event loop are written together: with thousands of small ledgers per second, each write
-    costs more than its text. To be used on an event loop.
+    Events of one turn of the event loop are written together, because with thousands of small ledgers per second the
+    writes cost more than the text. Use this only on an event loop.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Findings with a loss accepted by an operator: they are reported as accepted, and neither counted nor marked.
+"""Findings whose loss an operator accepted: they are reported as accepted, and neither counted nor marked.
 
 A finding is accepted if each of its positions is accepted, with the same bookie. So another lost position of the same
 fragment, or another bookie at an accepted position, is a finding like any other (R45).
@@ -42,7 +42,7 @@ class Split(NamedTuple):
     """The findings of a check, divided into those with and without an accepted loss."""
 
     found: DataFrame
-    """The result of the check without accepted findings, and without ledgers with accepted findings alone."""
+    """The result of the check without the accepted findings. A ledger with only accepted findings is left out."""
     accepted: DataFrame
     """The accepted findings, one row each, with the columns of findings."""
 
@@ -52,8 +52,9 @@ def without_accepted(spark: SparkSession, found: DataFrame, decisions: Iterable[
 
     Args:
         spark: the session.
-        found: rows with a ``ledger_id`` and all of its findings (``found``), as of ``bookie_check_by_ledger``.
-        decisions: the accepted losses; a bounded number, sent to each task.
+        found: rows with a ``ledger_id`` and all of its findings (``found``), as ``bookie_check_by_ledger`` returns
+            them.
+        decisions: the accepted losses. They are sent to each task, so their number must be bounded.
     """
     rows: list[tuple[Any, ...]] = [
         (

@@ -1,7 +1,7 @@
 """The bookie check: fragments on bookies that are not registered or are draining, and the severity of each.
 
-A pure function of two tables. Spark SQL expressions compute the severity, without Python per row. It equals
-``bookie.model.severity.fragment_health``, and a property test compares the two. A healthy ledger costs one look-up per
+A pure function of two tables. Spark SQL expressions compute the severity, so no row passes through Python. It equals
+``bookie.model.severity.fragment_health``, and a property test compares the two. A healthy ledger costs one lookup per
 named bookie.
 """
 
@@ -33,7 +33,7 @@ _VALUES: Final = {
     "severity": "element_at(array({levels}), {rank} + 1)",
     "severity_rank": "{rank}",
     "entries": "judged.entries",
-    # As ``bookie.model.severity.bytes_to_copy``.
+    # The same formula as ``bookie.model.severity.bytes_to_copy``.
     "bytes_estimate": f"""
         CASE WHEN {{rank}} = {Severity.METADATA_ONLY.value} THEN 0L
              WHEN last_entry_id >= 0 THEN try_cast(rint(
@@ -64,7 +64,7 @@ def bookie_check(
         ledgers: rows of ``bk_ledgers``; rows with an error are skipped (the lint check reports them).
         live: ids of the registered bookies, writable and read-only (S8, R17), or a table with a column ``bookie_id``,
             which is collected: a cluster has hundreds. It must be read after ``ledgers`` (R2).
-        draining: draining bookies. As long as such a bookie is live, its entries count as copies.
+        draining: draining bookies. While such a bookie is live, its entries count as copies.
     """
     return bookie_check_by_ledger(ledgers, live, draining).selectExpr("inline(found)")
 
@@ -84,7 +84,7 @@ def bookie_check_by_ledger(
 
 
 def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
-    """Return the SQL for the fragments on bookies that are not live or are draining, with the positions of these."""
+    """Return the SQL for the fragments with positions on bookies that are draining or not live."""
     stays = in_list("fragment.members[position]", [bookie for bookie in live if bookie not in draining])
     return f"""
         filter(
@@ -136,7 +136,7 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
 
 
 def _fewest(copies: str) -> str:
-    """Return the SQL for the smallest count over the write sets of a fragment, from that for a first position."""
+    """Return the SQL for the smallest count over all write sets; ``copies`` is the SQL for one of them."""
     return f"""
         array_min(transform(
             CASE WHEN fragment.last IS NULL THEN {_POSITIONS}
@@ -153,7 +153,7 @@ def _finding() -> str:
 
 
 def live_ids(live: Sequence[str] | DataFrame) -> list[str]:
-    """Return bookie ids given as a table or a sequence, sorted, each once."""
+    """Return the distinct bookie ids of a table or a sequence, sorted."""
     if isinstance(live, DataFrame):
         return sorted({row["bookie_id"] for row in live.select("bookie_id").collect()})
     return sorted(set(live))

@@ -1,4 +1,4 @@
-"""Columns of findings, the same for every check, and the names of their kinds. Importable without Spark."""
+"""Columns of findings, the same for every check, and the kinds of findings. Importable without Spark."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class FindingKind(enum.Enum):
     UNKNOWN_PLACE = "UNKNOWN_PLACE"
     """A fragment has a member outside the topology, so its placement was not judged."""
     MISSING_ENTRIES = "MISSING_ENTRIES"
-    """A registered bookie lacks entries of a fragment it should hold."""
+    """A registered bookie lacks entries of a fragment that it should hold."""
     DAMAGED_ENTRIES = "DAMAGED_ENTRIES"
     """A registered bookie has damaged copies of entries of a fragment and cannot serve them; it may lack others."""
     UNREFERENCED_LEDGER = "UNREFERENCED_LEDGER"
-    """Nothing in Pulsar refers to a ledger of Pulsar. Its copies are in order, and take up space."""
+    """Nothing in Pulsar refers to a ledger of Pulsar. Its copies are complete, and take up space."""
     DANGLING_REFERENCE = "DANGLING_REFERENCE"
     """A node of Pulsar refers to a nonexistent ledger."""
     UNDECODABLE_REFERENCES = "UNDECODABLE_REFERENCES"
     """A node of the topic of a ledger cannot be decoded, so references to the ledger are unknown."""
     UNREAD_REFERENCE = "UNREAD_REFERENCE"
-    """A ledger contains the reference of a topic to its compacted ledger. The reference was not read, so the compacted
-    ledger was not checked. The containing ledger itself has a reference.
+    """A topic's reference to its compacted ledger is stored in this ledger. The reference was not read, so the
+    compacted ledger was not checked. This ledger itself is referenced.
     """
     OVER_REPLICATED_LEDGER = "OVER_REPLICATED_LEDGER"
     """Bookies hold entries of a closed ledger that its metadata does not place there. They take up space."""
@@ -68,13 +68,13 @@ FINDING_DDL: Final = """
     write_quorum int, ack_quorum int,
     tenant string, namespace string, topic string, component string, subscription string
 """
-"""Columns in order. Per kind some are null: a dangling cookie has no ledger, and an unreadable ledger has no fragment,
-severity or missing bookie.
+"""The columns, in order. Some are null, depending on the kind: a dangling cookie has no ledger, and an unreadable
+ledger has no fragment, severity or missing bookie.
 
-``fragment_last_entry_id`` is null if only the writer can determine it, and below the first entry for an empty fragment.
+``fragment_last_entry_id`` is null if only the writer knows it. It is below the first entry for an empty fragment.
 ``missing_positions`` are ensemble positions, ascending; ``missing`` the bookies there, each once. ``severity`` is the
 label of a ``bookie.model.severity.Severity`` and ``severity_rank`` its value: smaller is worse. ``entries`` counts the
-fragment's entries, null if unknown. ``bytes_estimate`` is the payload to be copied, by the ledger's mean entry size;
-null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: the owner of the ledger in Pulsar,
-null if its custom metadata does not name it.
+fragment's entries, null if unknown. ``bytes_estimate`` is the payload to be copied, estimated from the ledger's mean
+entry size; null unless the ledger is closed. The last five columns are those of ``bk_ledgers``: the owner of the ledger
+in Pulsar, null if its custom metadata does not name it.
 """

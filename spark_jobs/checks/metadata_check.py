@@ -1,8 +1,9 @@
 """The metadata lint: problems of the metadata itself, independent of the registrations.
 
-A pure function of the ledgers, in Spark SQL without Python for each row. It equals ``bookie.model.metadata_faults``,
-and a property test keeps the two equal. The lint only reports and marks nothing: a fault shows that something is wrong,
-but not the correct value, and a ledger with unreadable metadata cannot be judged at all.
+A pure function of the ledgers, in Spark SQL, so no row passes through Python. It equals
+``bookie.model.metadata_faults``, and a property test keeps the two equal. The lint only reports and marks nothing: a
+fault shows that something is wrong, but not the correct value, and a ledger with unreadable metadata cannot be judged
+at all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def unreadable_metadata(ledgers: DataFrame) -> DataFrame:
 
 
 def metadata_faults(ledgers: DataFrame) -> DataFrame:
-    """Return one finding per fault and ledger or fragment, of rows of ``bk_ledgers``; never ``STUCK_RECOVERY``."""
+    """Return one finding per fault except ``STUCK_RECOVERY``, from rows of ``bk_ledgers``."""
     found = ledgers.selectExpr("*", f"{_FAULTS} AS faults").where("size(faults) > 0")
     return found.selectExpr("*", "explode(faults) AS fault").selectExpr(*_FAULT_FINDING)
 
@@ -41,7 +42,8 @@ def stuck_recoveries(ledgers: DataFrame, changed_ms: Mapping[int, int]) -> DataF
 
     Args:
         ledgers: rows of ``bk_ledgers``.
-        changed_ms: these ledgers, with the time of their last change, epoch milliseconds: a bounded number.
+        changed_ms: ids of the ledgers in recovery for too long, with the time of their last change, epoch milliseconds.
+            They become part of the query, so their number must be bounded.
     """
     texts = [literal(f"its metadata has not changed since {rfc3339(at)}") for at in changed_ms.values()]
     times = ", ".join(f"{ledger_id}L, {text}" for ledger_id, text in zip(changed_ms, texts, strict=True))
@@ -51,7 +53,10 @@ def stuck_recoveries(ledgers: DataFrame, changed_ms: Mapping[int, int]) -> DataF
 
 
 def dangling_cookie_findings(spark: SparkSession, bookies: Sequence[BookieId]) -> DataFrame:
-    """Return one finding per bookie with a dangling cookie: a bounded number, as text of the query."""
+    """Return one finding per bookie with a dangling cookie.
+
+    The bookies become part of the query, so their number must be bounded.
+    """
     names = spark.range(1).selectExpr(f"explode(array({', '.join(map(literal, bookies))})) AS bookie")
     return names.selectExpr(*(f"CAST({_COOKIE.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _COLUMNS))
 

@@ -2,7 +2,7 @@
 
 A cluster has far fewer different ensembles and groups than fragments, so the verdict (``placement_rules``, plain
 Python) is made once for each and joined back. Fragments without entries have no copies to place and are skipped; the
-last fragment of an open ledger is judged, because its writer continues there.
+last fragment of an open ledger is judged, because its writer still adds to it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ VERDICT_DDL: Final = """
     spread string, detail string, is_fixable boolean, is_outside boolean,
     cells array<struct<racks: int, first: string, second: string>>
 """
-"""Columns of ``ensemble_verdicts``.
+"""The columns of ``ensemble_verdicts``.
 
-``ledgers_alone`` are the ledgers of one fragment. ``payload_bytes`` is the payload of fragments of closed ledgers, each
-entry once. ``cells`` are the cells of the ensemble in the placement matrix (``rack_matrix``).
+``ledgers_alone`` counts the ledgers that have only one fragment. ``payload_bytes`` is the payload of fragments of
+closed ledgers, each entry once. ``cells`` are the cells of the ensemble in the placement matrix (``rack_matrix``).
 """
 _VERDICT_SCHEMA: Final = pa.schema(
     [
@@ -72,7 +72,7 @@ _FRAGMENT: Final = (
             ELSE 0D END AS payload_bytes""",
 )
 _JUDGED: Final = ("members", "write_quorum", "groups_text")
-"""The input columns of a verdict."""
+"""The columns that determine a verdict."""
 _FAULTY: Final = (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS)
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
 _VALUES: Final = {
@@ -91,7 +91,7 @@ _FINDING: Final = [f"{_VALUES.get(name, name)} AS {name}" for name in _NAMES]
 
 
 def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFrame:
-    """Return one row per fragment with entries, of rows of ``bk_ledgers``; unreadable ledgers are skipped.
+    """Return one row per fragment with entries, from rows of ``bk_ledgers``; unreadable ledgers are skipped.
 
     Without groups in the topology, the groups requested by ledgers are left out: every bookie is permitted, and Spark
     has less to compare.
@@ -106,7 +106,7 @@ def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFram
 
 
 def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
-    """Return a verdict per distinct ensemble, write quorum and wish for groups of ``placed_fragments``, with counts."""
+    """Return one verdict, with counts, per distinct ensemble, write quorum and requested groups."""
     ensembles = fragments.groupBy(*_JUDGED).agg(
         F.count("*").alias("fragments"),
         F.sum(F.col("is_alone").cast("bigint")).alias("ledgers_alone"),

@@ -1,7 +1,7 @@
 """The placement check of one ensemble: a pure function of its members, its write quorum, the groups and the topology.
 
 The rules (R113) are ``bookie.model.spread.adherence`` and, for the bookie groups requested by a ledger,
-``bookie.model.isolation.strangers``; replicators use the same rules. If a policy requires more domains than the
+``bookie.model.isolation.strangers``; replicators use the same rules. If the policy requires more domains than the
 topology has, it cannot be met. An ensemble that spans all domains then counts as *as good as possible*, and is a
 finding only under a strict policy. An ensemble with a bookie outside the topology is not judged: with Apache's default
 rack, the verdict would be a guess. If groups cannot be read, the spread over domains is judged without them.
@@ -37,7 +37,7 @@ class PlacementVerdict:
 
     spread: Spread
     detail: str = ""
-    """The bookies outside the groups, the first write set at fault, or the unknown facts."""
+    """The bookies outside the groups, the first write set that violates the policy, or what is unknown."""
     is_fixable: bool = False
     """Whether a writable bookie in place of one member would bring the ensemble nearer to the policy."""
     is_outside: bool = False
@@ -46,15 +46,15 @@ class PlacementVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """Policy, topology with groups, and the bookies of one run."""
+    """The policy, the topology with its groups, and the bookies of one run."""
 
     policy: PlacementPolicy
     topology: Topology
     writable: frozenset[BookieId]
     staying: frozenset[BookieId]
-    """Registered bookies that are not draining: the members that a repair counts for the groups of a ledger."""
+    """Registered bookies that are not draining. A repair counts only such members towards the groups of a ledger."""
     domains: Mapping[Level, int]
-    """Number of domains of each level."""
+    """Number of domains at each level."""
 
     @staticmethod
     def of(
@@ -63,7 +63,11 @@ class PlacementRules:
         known: Iterable[BookieId],
         bookies: Bookies,
     ) -> PlacementRules:
-        """Return the rules for a cluster with the ``known`` bookies, registered or not: an outage moves no copies."""
+        """Return the rules for a cluster.
+
+        The number of domains is counted from all ``known`` bookies, registered or not, because an outage moves no
+        copies.
+        """
         places = [where for bookie in known if (where := topology.known(bookie)) is not None]
         # A read-only view of a mapping cannot be sent to executors.
         sendable = Topology(dict(topology.locations), BookieGroups(dict(topology.groups.names)))
@@ -76,7 +80,7 @@ class PlacementRules:
 
         Args:
             members: the ensemble.
-            write_quorum: of the ledger.
+            write_quorum: the write quorum of the ledger.
             wish: the groups requested by the ledger.
             groups_problem: why the groups cannot be read.
         """
@@ -102,7 +106,10 @@ class PlacementRules:
         return not self.policy.is_strict and adherence(members, write_quorum, possible, self.topology).is_met
 
     def _is_fixable(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> bool:
-        """Return whether a replacement helps. One bookie of each rack and kind of group stands for the others there."""
+        """Return whether replacing one member would help.
+
+        Only one candidate is tried for each rack and group membership, because the others there are equivalent.
+        """
         groups, present = self.topology.groups, frozenset(members)
         everyone = self.writable | (self.staying & present)
         allowed = (self.writable - present) & allowed_for(wish, groups, everyone, len(members))
@@ -120,6 +127,6 @@ class PlacementRules:
         )
 
     def _cost(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> tuple[int, int]:
-        """Return the distance of an ensemble from the policy, as compared by replicators: the groups come first."""
+        """Return how far an ensemble is from the policy, in the order that replicators use: the groups come first."""
         outside = strangers(members, wish, self.topology.groups)
         return len(outside), adherence(members, write_quorum, self.policy, self.topology).shortfall

@@ -1,8 +1,8 @@
 """The placement matrix: the amounts of data in each pair of racks, and the numbers of racks of ensembles.
 
 A ledger counts once for a pair of racks, even if several of its fragments are in both. A cluster has far fewer
-different ensembles than fragments, so racks are looked up once for each. Fragments without entries are skipped, and so
-are those with a member outside the topology: a guessed rack would make the numbers wrong.
+different ensembles than fragments, so racks are looked up once for each ensemble. Fragments without entries are
+skipped, and so are those with a member outside the topology: a guessed rack would falsify the numbers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ _HELD: Final = f"""
 """
 
 Cell = tuple[int | None, str | None, str | None]
-"""A number of racks, or a pair of them."""
+"""A number of racks, or a pair of racks; the other fields are None."""
 
 
 def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set[Cell]:
-    """Return the fewest racks of an ensemble, and the pairs of racks in ensembles; unknown places are left out."""
+    """Return the cells of some ensembles: the smallest number of racks of one, and all pairs of racks.
+
+    An ensemble with a member at an unknown place is left out.
+    """
     numbers: set[int] = set()
     found: set[Cell] = set()
     for members in ensembles:
@@ -58,12 +61,12 @@ def cells_of(ensembles: Iterable[Sequence[BookieId]], topology: Topology) -> set
 
 
 def rack_cells(ledgers: DataFrame, verdicts: DataFrame, topology: Topology) -> DataFrame:
-    """Return the sums by cell: a few rows for any number of ledgers.
+    """Return the sums for each cell: few rows, however many ledgers there are.
 
     Args:
         ledgers: rows of ``bk_ledgers``.
-        verdicts: ``ensemble_verdicts`` of their fragments, which count the ledgers of one fragment; the few other
-            ledgers are counted here.
+        verdicts: ``ensemble_verdicts`` of their fragments. They already count the ledgers with one fragment; the few
+            other ledgers are counted here.
         topology: the locations of bookies.
     """
     of_fragments = verdicts.selectExpr(

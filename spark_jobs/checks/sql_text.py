@@ -1,4 +1,4 @@
-"""Values as text of Spark SQL. Bookie ids may contain backslashes; no name is trusted to be harmless.
+"""Values as SQL text. Bookie ids may contain backslashes, so every name is escaped.
 
 Source: docs/formats.md#registration.
 """
@@ -14,6 +14,6 @@ def literal(text: str) -> str:
 
 
 def in_list(name: str, texts: Iterable[str]) -> str:
-    """Return the SQL test for an expression ``name`` in ``texts``; Spark makes one hash set of the literals."""
+    """Return the SQL condition that ``name`` is one of ``texts``. Spark makes one hash set of the literals."""
     quoted = ", ".join(map(literal, texts))
     return f"{name} IN ({quoted})" if quoted else "false"

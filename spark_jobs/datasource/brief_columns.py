@@ -1,7 +1,7 @@
-"""The columns of ledgers compared by the references check: numbers and truth values, no names.
+"""The columns of ledgers that the references check compares: numbers and booleans, no names.
 
-The names of an owner would be most of the cost of a scan of Pulsar's ledgers, and nearly all ledgers are referenced.
-The few others are read again anyway.
+Decoding the owners' names would be most of the cost of a scan of Pulsar's ledgers, and nearly all ledgers are
+referenced. The few others are read again anyway.
 """
 
 from __future__ import annotations

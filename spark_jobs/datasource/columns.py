@@ -1,8 +1,8 @@
-"""Ledger metadata bytes straight into Arrow columns: the inner loop of every scan.
+"""Decode ledger metadata directly into Arrow columns: the inner loop of every scan.
 
-``bookie.metadata.ledgers.serde`` is the reference. The usual form of metadata takes a shorter way to the same columns
-(see ``usual_metadata``), and property tests hold the two equal. Unreadable bytes become a row with an error: one
-damaged ledger never stops a scan.
+``bookie.metadata.ledgers.serde`` is the reference. The usual form of metadata is decoded by a faster path into the same
+columns (see ``usual_metadata``), and property tests keep the two equal. Unreadable bytes become a row with an error:
+one damaged ledger never stops a scan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
 from spark_jobs.image.part import ImagePart
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
-"""Far more bookies than in any cluster; a bound against metadata with a new name each time."""
+"""Far more bookies than any cluster has. The bound protects memory from metadata that names a new bookie each time."""
 _STATES: Final = {state.value: state.name for state in LedgerState}
 _DIGESTS: Final = {digest.value: digest.name for digest in DigestType}
 _CLOSED: Final = LedgerState.CLOSED.value
@@ -33,7 +33,7 @@ _CLOSED: Final = LedgerState.CLOSED.value
 _Row = tuple[
     int, str | None, int | None, int | None, int | None, int | None, int | None, str | None, int | None, int | None
 ]
-"""The columns before ``fragments``, in their order."""
+"""The values of the columns before ``fragments``, in order."""
 
 
 class MetadataColumns(abc.ABC):
@@ -52,8 +52,8 @@ class MetadataColumns(abc.ABC):
         Args:
             fields: the columns before the summary.
             live_bookies: readable ledgers that name only these bookies are counted and left out; None: all are kept.
-            is_summarized: whether a row of counts is taken at the end.
-            image: also receives every readable ledger, and its files are in the row of counts.
+            is_summarized: whether ``take_summary`` will be called at the end.
+            image: also receives every readable ledger; the row of counts lists its files.
         """
         self._image = image
         self.counts = ScanCounts()
@@ -63,7 +63,7 @@ class MetadataColumns(abc.ABC):
         self._fields = fields
         self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
         self._known_members: set[str] = set()
-        """Names accepted by the reference decoder; those of live bookies need no check."""
+        """Names that the reference decoder has accepted. A fragment on only live bookies needs no check."""
 
     @property
     def has_image(self) -> bool:
@@ -120,7 +120,7 @@ class MetadataColumns(abc.ABC):
         return self._batch([*nulls, pa.array([summary], SUMMARY_FIELD.type)], 1)
 
     def _add_usual(self, ledger_id: int, message: LedgerMetadataFormat) -> bool:
-        """Add a message if its fragments follow the rules too; otherwise change nothing and return False."""
+        """Add a message if its fragments are valid, too; otherwise change nothing and return False."""
         size, known, live = message.ensembleSize, self._known_members, self._live
         starts: list[int] = []
         ensembles: list[Sequence[str]] = []
@@ -180,7 +180,7 @@ class MetadataColumns(abc.ABC):
 
 
 class LedgerColumns(MetadataColumns):
-    """The columns of ``bk_ledgers`` in full."""
+    """All columns of ``bk_ledgers``."""
 
     def __init__(
         self,

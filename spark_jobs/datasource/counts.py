@@ -1,4 +1,4 @@
-"""Counts of one partition of a scan. Values for the summary row; no I/O."""
+"""Counts of one partition of a scan, as values for the summary row. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.model.metadata import LedgerState
 from spark_jobs.image.carried import Tally
 
 _SINGLE_MAX: Final = 10_000
-"""Ensembles kept until they are counted: several times faster in bulk than one at a time."""
+"""Number of ensembles that are collected before they are counted: counting in bulk is several times faster."""
 
 
 @dataclass(slots=True)
@@ -20,21 +20,21 @@ class ScanCounts:
     """Counts of one partition, filled while it is read. ``listed = ledgers + unreadable + vanished + skipped``."""
 
     ledgers: int = 0
-    """Ledgers whose metadata was read and understood."""
+    """Ledgers with readable metadata, including ``carried``."""
     fragments: int = 0
     unreadable: int = 0
     vanished: int = 0
-    """Deleted between listing and reading, which is normal (S15)."""
+    """Ledgers deleted between listing and reading, which is normal (S15)."""
     skipped: int = 0
-    """Outside the requested range of ids; not read."""
+    """Ledgers outside the requested range of ids, which were not read."""
     returned: int = 0
     """Rows returned by the source, including unreadable ones."""
     carried: int = 0
     """Those of ``ledgers`` carried over from an image without being read."""
     carried_problem: str = ""
-    """Why some were not carried over although they could have been."""
+    """Why some ledgers could not be carried over from the image."""
     parents: list[tuple[str, int, int]] = field(default_factory=list)
-    """Path, children planned, ledgers listed: of each node read to its end."""
+    """For each node that was listed: its path, the planned number of children, and the number of listed ledgers."""
     _states: list[int] = field(default_factory=lambda: [0] * (1 + max(state.value for state in LedgerState)))
     _ledgers_by_bookie: Counter[str] = field(default_factory=Counter)
     _fragments_by_bookie: Counter[str] = field(default_factory=Counter)

@@ -1,14 +1,14 @@
-"""Read what changed since an image was written, and carry over the rest of it. Runs inside an executor.
+"""Read what changed since an image was written, and carry over its other rows. Runs inside an executor.
 
-Of each leaf, the image may have all ledgers, most, or none:
+For each leaf, there are three cases:
 
-- *the same list*: no child was created or deleted since. Only ledgers that need a second look are read.
+- *the same list*: no child was created or deleted since then. Only ledgers that need a second look are read.
 - *another list*: the children are listed, and those missing in the image are read as well. If fewer ledgers are new
-  than were created, one may have been deleted and created again with its id: then the whole leaf is read.
-- *no rows*, damaged rows, or rows due to be read again: the whole leaf is read.
+  than were created, a ledger may have been deleted and created again with the same id: then the whole leaf is read.
+- *no usable rows*: if rows are missing or damaged, or if it is time to read them again, the whole leaf is read.
 
-A ledger needs a second look unless it was closed, on bookies live both then and now. Carried-over ledgers are only
-counted: no finding and no mark rests on an image (R108).
+A ledger needs a second look unless it was closed, and its bookies were live then and are live now. Carried-over ledgers
+are only counted: no finding and no mark is based on an image (R108).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from spark_jobs.pacing.paced_store import PacedStore
 
 @dataclass(frozen=True, slots=True)
 class LeafWork:
-    """One leaf."""
+    """One leaf, and what the image has of it."""
 
     parent: LeafParent
     record: LeafRecord | None
@@ -61,7 +61,7 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class IncrementalTasks:
-    """Called by Spark with the numbers of groups of leaves; yields rows of ``bk_ledgers``.
+    """The function that Spark calls with indexes into ``groups``; it yields rows of ``bk_ledgers``.
 
     Raises:
         StoreUnavailableError: no answer; all rows read so far must be discarded.
@@ -73,7 +73,7 @@ class IncrementalTasks:
     groups: Sequence[Sequence[LeafWork]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task. The last column is the number of the reading."""
+        """Run one Spark task. The last column is the number of the reading."""
         return one_reading(self._read(batches), self.options.driver_version)
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
@@ -92,7 +92,7 @@ async def incremental(
     """Yield the ledgers of some leaves with a member that is not live, then the summary row.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of this may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
     """
     image = image_part(options)
     columns = LedgerColumns(options.live_bookies, is_summarized=True, image=image)
@@ -125,14 +125,14 @@ class _Reading:
 
     async def wanted(self, group: Sequence[LeafWork]) -> AsyncGenerator[Sequence[LedgerId], None]:
         """Yield the ids to read, in chunks of one leaf each."""
-        await self._store.sync(self._cluster.root)  # this session's server may be older than the one of the plan
+        await self._store.sync(self._cluster.root)  # this server may lag behind the plan's
         for work in group:
             async for some in paced(await self._of(work), self._store):
                 yield some
 
     async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
         parent, record = work.parent, work.record
-        # In a thread: a store may be slow, and the connection to ZooKeeper must not wait for it.
+        # In a thread, because a store may be slow and must not block the connection to ZooKeeper.
         rows = None if record is None else await asyncio.to_thread(self._of_image, record)
         if record is None or rows is None or parent.stat is None:
             (ids,) = await self._tree.ids_under_many([parent.path])

@@ -17,8 +17,8 @@ LEDGER_DDL: Final = """
 """
 """``bookie_groups`` is the text of ``spark_jobs.group_rows``; null if the ledger requests none."""
 BRIEF_DDL: Final = "ledger_id bigint, is_closed boolean, is_pulsar boolean, topic_hash int, error string"
-"""The columns compared by the references check. ``topic_hash`` is about the same for all ledgers of a topic, and null
-if unknown; all but the id and the error are null if the metadata cannot be read."""
+"""The columns compared by the references check. ``topic_hash`` is a hash of the topic, null if the topic is unknown. If
+the metadata cannot be read, all columns except the id and the error are null."""
 SUMMARY_DDL: Final = """
     summary struct<
         parents: array<struct<path: string, planned: bigint, listed: bigint>>,
@@ -83,12 +83,12 @@ SUMMARY_FIELD: Final = pa.field(
 
 
 def ledger_ddl(*, is_summarized: bool, is_brief: bool = False) -> str:
-    """Spark schema of the source."""
+    """Return the Spark schema of the source."""
     columns = BRIEF_DDL if is_brief else LEDGER_DDL
     return f"{columns}, {SUMMARY_DDL}" if is_summarized else columns
 
 
 def ledger_schema(*, is_summarized: bool, is_brief: bool = False) -> pa.Schema:
-    """Arrow schema of the source's batches."""
+    """Return the Arrow schema of the source's batches."""
     fields = BRIEF_FIELDS if is_brief else LEDGER_FIELDS
     return pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)

@@ -1,4 +1,4 @@
-"""``bk_ledgers``: one row per ledger, straight from its metadata node.
+"""``bk_ledgers``: one row per ledger, read from its metadata node.
 
     spark.read.format("bk_ledgers").option("metadata_uri", "zk://zk1:2181/ledgers").load()
 
@@ -35,12 +35,12 @@ from spark_jobs.image.leaves import LeafStat
 
 NAME: Final = "bk_ledgers"
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: the capacity of one node of the hierarchical layouts (docs/formats.md#ledger-paths)."""
+"""Largest number of ledgers under one node in the hierarchical layouts: four digits (docs/formats.md#ledger-paths)."""
 
 
 @dataclass(frozen=True)
 class LedgerPartition(InputPartition):
-    """Nodes read by one task."""
+    """The nodes that one task reads."""
 
     parents: tuple[LeafParent, ...]
 
@@ -54,17 +54,17 @@ class LedgerSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """Columns. Refuses wrong options before any read."""
+        """Return the columns. Wrong options are refused here, before any read."""
         ledger_options(self.options)
         return ledger_ddl(is_summarized=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader; a schema given by the caller must be the source's own."""
+        """Return the reader. If the caller gives a schema, it must equal the source's."""
         return LedgerReader(ledger_options(self.options))
 
 
 class LedgerReader(DataSourceReader):
-    """Plans and reads one scan. No ``pushFilters``, see ``options``."""
+    """Plans and reads one scan. There is no ``pushFilters``; ``options`` has the reason."""
 
     def __init__(self, options: LedgerOptions) -> None:
         self._options = options
@@ -79,16 +79,16 @@ class LedgerReader(DataSourceReader):
         """Read one partition with a connection of its own.
 
         Raises:
-            StoreUnavailableError: no answer; the task fails and Spark repeats it.
+            StoreUnavailableError: no answer; the task fails, and Spark repeats it.
         """
-        # In an empty cluster there is no partition, and Spark reads one of its own making.
+        # An empty cluster has no partition. Spark then passes a partition of its own.
         parents = partition.parents if isinstance(partition, LedgerPartition) else ()
         return in_event_loop(_read(self._options, parents))
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTasks:
-    """Called by Spark with the numbers of groups of nodes; yields rows of ``bk_ledgers``.
+    """The function that Spark calls with indexes into ``groups``; it yields rows of ``bk_ledgers``.
 
     Audits use it instead of the data source, for which Spark starts three more pairs of Python processes, one after the
     other.
@@ -100,10 +100,10 @@ class LedgerTasks:
 
     options: LedgerOptions
     groups: Broadcast[Sequence[str]]
-    """Each is the text of ``parents_text``; a task decodes only its own."""
+    """Groups of nodes, each as text (``parents_text``); a task decodes only its own groups."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task. The last column is the number of the reading."""
+        """Run one Spark task. The last column is the number of the reading."""
         return one_reading(self._read(batches), self.options.driver_version)
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
@@ -122,7 +122,7 @@ async def leaf_parents(connection: Connection | PacedConnection) -> tuple[LeafPa
 
 
 def leaf_stat(stat: Stat) -> LeafStat:
-    """Return the part of a node's stat stored in an image."""
+    """Return the part of a node's stat that an image stores."""
     return LeafStat(stat.czxid, stat.children_zxid, stat.children_version, stat.children_count)
 
 
@@ -137,7 +137,7 @@ async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
 
 def _may_hold(cluster: Cluster, options: LedgerOptions, parent: LeafParent) -> bool:
     first = ledger_id_of(cluster.kind, cluster.root, f"{parent.path}/L0000")
-    if first is None:  # a flat root, which holds every id
+    if first is None:  # the root of the flat layout holds every id
         return True
     return first <= options.last_ledger and options.first_ledger < first + _LEDGERS_PER_LEAF
 

@@ -1,7 +1,7 @@
 """Options of the data sources: text from Spark in, checked values out.
 
-Ranges are options and not pushed filters: a pushed filter stays on the source, and a DataFrame used twice then returns
-wrong rows (Spark 4.1 to 4.3).
+Ranges are options and not pushed filters: Spark keeps a pushed filter on the source, so a DataFrame that is used twice
+returns wrong rows (Spark 4.1 to 4.3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_jobs.pacing.budget import FREE, TaskBudget, task_budget
 
 METADATA_URI: Final = "metadata_uri"
 ACCESS: Final = "zookeeper_access"
-"""How to reach ZooKeeper: names of files, no secret. Default: the access of the planning process."""
+"""How to reach ZooKeeper. The value has names of files, and no secret. Default: the access of the planning process."""
 NUM_PARTITIONS: Final = "num_partitions"
 FIRST_LEDGER: Final = "first_ledger"
 LAST_LEDGER: Final = "last_ledger"
@@ -31,40 +31,40 @@ _SECONDS_MAX: Final = 3600
 
 
 class InvalidOptionError(PermanentError):
-    """A data source option is missing or makes no sense; the text names it."""
+    """A data source option is missing or invalid; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """Options of a reading of ledgers: those of ``bk_ledgers``, and some for audits alone."""
+    """Options for reading ledgers: those of ``bk_ledgers``, and some that only audits use."""
 
     uri: MetadataUri
     access: ZooKeeperAccess
     connect_timeout_s: float
-    """How long each task tries to connect, before Spark tries the task again."""
+    """How long each task tries to connect before it fails, and Spark repeats it."""
     num_partitions: int | None = None
-    """Of ``bk_ledgers``. None: chosen from the number of cores and ledgers."""
+    """Number of partitions of ``bk_ledgers``. None: it is derived from the numbers of cores and ledgers."""
     first_ledger: int = 0
     """Lowest ledger id to return, inclusive."""
     last_ledger: int = LEDGER_ID_MAX
     """Highest ledger id to return, inclusive."""
     live_bookies: frozenset[str] | None = None
-    """If given, a readable ledger all of whose members are in it is counted and not returned."""
+    """If given, readable ledgers that name only these bookies are counted and not returned."""
     is_summarized: bool = False
     """Whether each partition ends with a row that holds its counts (column ``summary``) and nothing else."""
     is_brief: bool = False
-    """Whether rows have the columns of ``ledger_schema.BRIEF_DDL`` alone."""
+    """Whether rows have only the columns of ``ledger_schema.BRIEF_DDL``."""
     image_dir: str | None = None
-    """Directory in which each partition writes its part of an image; its files are in ``summary``."""
+    """Directory in which each partition writes its part of an image; ``summary`` lists the files."""
     image_from_ms: int = 0
-    """When the reading for this image began, epoch milliseconds."""
+    """Start of the reading for this image, epoch milliseconds."""
     budget: TaskBudget = FREE
-    """Of each task."""
+    """The limits on the reads of each task."""
     driver_version: str = UNKNOWN_VERSION
-    """The version of bkheal required on executors, if it is known."""
+    """The version of bkheal that executors must have, if the driver's is known."""
 
     def is_wanted(self, ledger_id: int) -> bool:
-        """Whether the ledger is in the range."""
+        """Return whether the ledger is in the range."""
         return self.first_ledger <= ledger_id <= self.last_ledger
 
 

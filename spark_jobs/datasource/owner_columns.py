@@ -1,6 +1,6 @@
-"""The columns filled from custom metadata, at no cost for ledgers without it: the owner, and the bookie groups.
+"""The columns decoded from custom metadata: the owner, and the bookie groups. Ledgers without it cost nothing.
 
-Ledgers of one topic have the same custom metadata, so each different one is decoded once.
+Ledgers of one topic have the same custom metadata, so each distinct value is decoded only once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS, OwnerNames, owner_na
 from spark_jobs.group_rows import groups_text
 
 _KNOWN_MAX: Final = 50_000
-"""Different custom metadata that a task remembers; if there is more, the task decodes some of it again."""
+"""Number of distinct values that a task remembers; if there are more, the task decodes some of them again."""
 _KNOWN_BYTES_MAX: Final = 1024
-"""Longer custom metadata is decoded each time. So the remembered metadata stays below 50 MB."""
+"""Longer custom metadata is decoded each time, so the remembered values stay below 50 MB."""
 _Custom = Sequence[tuple[str, bytes]]
 _Decoded = tuple[OwnerNames, str | None]
-"""The names, and the text of the bookie groups."""
+"""The names of the owner, and the text of the bookie groups."""
 
 
 class OwnerColumns:
@@ -29,11 +29,11 @@ class OwnerColumns:
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, bytes], ...], _Decoded] = {}
         self._owners: dict[int, OwnerNames] = {}
-        """By the number of the row."""
+        """The owners, by row number."""
         self._groups: dict[int, str] = {}
 
     def add(self, row: int, custom: _Custom) -> None:
-        """Take the custom metadata of the ledger in this row of the next batch."""
+        """Add the custom metadata of the ledger in this row of the next batch."""
         key = tuple(custom)
         decoded = self._known.get(key)
         names, groups = self._decoded(key) if decoded is None else decoded

@@ -1,6 +1,6 @@
-"""Cut a scan into partitions of about equal size, along the nodes that hold ledgers.
+"""Divide a scan into partitions of about equal size. A partition consists of whole nodes.
 
-Pure arithmetic. A node's children are listed by one request anyway, so a node is never cut in two.
+Pure arithmetic. A node is never divided, because one request lists all of its children anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from spark_jobs.image.leaves import LeafStat
 
 LEDGERS_PER_PARTITION_MAX: Final = 250_000
-"""A partition is the unit read again after a lost connection: seconds of work, not minutes."""
+"""After a lost connection, a whole partition is read again, so it must take seconds and not minutes."""
 PARTITIONS_PER_CORE: Final = 1
 
 
@@ -26,7 +26,7 @@ class LeafParent:
     planned: int
     """Number of its children when the scan was planned."""
     stat: LeafStat | None = None
-    """From the same moment; None: unknown, as in the flat layout."""
+    """Its stat when the scan was planned; None: unknown, as in the flat layout."""
 
 
 def parents_text(parents: Sequence[LeafParent]) -> str:
@@ -44,7 +44,7 @@ def parents_of(text: str) -> tuple[LeafParent, ...]:
 
 
 def partition_count(parents: Sequence[LeafParent], cores: int) -> int:
-    """Return how many partitions suit ``cores`` parallel readers; at least one."""
+    """Return a suitable number of partitions for ``cores`` parallel readers, at least one."""
     total = sum(parent.planned for parent in parents)
     wanted = max(cores * PARTITIONS_PER_CORE, -(-total // LEDGERS_PER_PARTITION_MAX))
     return max(1, min(wanted, len(parents)))
@@ -53,9 +53,9 @@ def partition_count(parents: Sequence[LeafParent], cores: int) -> int:
 def balance(parents: Sequence[LeafParent], count: int) -> list[tuple[LeafParent, ...]]:
     """Split ``parents`` into at most ``count`` groups with about equally many ledgers.
 
-    Every parent is in exactly one group, empty parents too: a count of zero may be stale. The largest group exceeds
-    the smallest by no more than the largest parent. Within a group the order of ``parents`` is kept. The result
-    depends on the arguments alone.
+    Every parent is in exactly one group. So are empty parents, because a count of zero may be stale. The largest group
+    exceeds the smallest by no more than the largest parent. Within a group the order of ``parents`` is kept. The result
+    depends only on the arguments.
 
     Raises:
         ValueError: ``count`` is below 1.
@@ -64,7 +64,8 @@ def balance(parents: Sequence[LeafParent], count: int) -> list[tuple[LeafParent,
         raise ValueError(f"cannot split into {count} groups, need at least 1")
     order = sorted(range(len(parents)), key=lambda index: (-parents[index].planned, index))
     groups: list[list[int]] = [[] for _ in range(min(count, len(parents)))]
-    # Largest first onto the lightest group; ties by number of parents, to spread empty parents as well.
+    # The largest parent goes first, into the group with the fewest ledgers. Among equal groups, the one with the fewest
+    # parents is chosen, which spreads empty parents as well.
     heap = [(0, 0, number) for number in range(len(groups))]
     for index in order:
         ledgers, size, number = heapq.heappop(heap)

@@ -1,9 +1,9 @@
-"""``bk_references``: one row per Pulsar node with references to ledgers, straight from the nodes of topics and schemas.
+"""``bk_references``: one row per Pulsar node with references to ledgers, read from the nodes of topics and schemas.
 
     spark.read.format("bk_references").option("metadata_uri", "zk://zk1:2181/ledgers").option("pulsar_roots", "").load()
 
 An undecodable node has a row with an ``error`` (``spark_jobs.reference_rows``). The rows are read when an
-action runs: they are not a snapshot. Memory of a task is bounded by the names in one namespace.
+action runs: they are not a snapshot. The memory of a task is bounded by the names in one namespace.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ NAME: Final = "bk_references"
 PARTITIONS_MAX: Final = "partitions_max"
 SLOTS_MAX: Final = "slots_max"
 PULSAR_ROOTS: Final = "pulsar_roots"
-"""Option: paths of brokers' metadata, separated by commas; an empty one is the root of ZooKeeper."""
+"""Option: paths of the brokers' metadata, separated by commas; an empty path is the root of ZooKeeper."""
 TOPICS_PER_SHARE: Final = 50_000
-"""A namespace with more topics is read by several tasks."""
+"""A namespace with more topics than this is read by several tasks."""
 _ROWS_MAX: Final = 10_000
-"""Nodes in a batch, and references except those of the last node."""
+"""Largest number of nodes in a batch, and of references without those of the last node."""
 _KINDS: Final = {kind: kind.value for kind in NodeKind}
 _NO_NAMES: Final = (None, None, None)
 _Node = tuple[object, ...]
-"""The columns except ``ledgers``."""
+"""The values of the columns except ``ledgers``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class ReferenceOptions:
     connect_timeout_s: float
     partitions_max: int | None = None
     slots_max: int | None = None
-    """Largest number of tasks at the same time; None: unknown, so possibly all of them."""
+    """Largest number of tasks that run at the same time; None: unknown, so all of them may."""
     budget: TaskBudget = FREE
-    """Of all tasks together."""
+    """The limits on the reads of all tasks together."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """Some of the topics below a node."""
+    """Some of the topics under a node."""
 
     root: str
     parent: str
@@ -82,7 +82,7 @@ class TopicShare:
 
 @dataclass(frozen=True)
 class ReferencePartition(InputPartition):
-    """Topics read by one task."""
+    """The topics that one task reads."""
 
     shares: tuple[TopicShare, ...]
     budget: TaskBudget
@@ -92,7 +92,7 @@ class ReferenceSource(DataSource):
     """Pulsar's references to ledgers. Options: ``metadata_uri``, ``zookeeper_access``, ``pulsar_roots``,
     ``connect_timeout_s``, ``partitions_max``, ``slots_max``, ``budget``.
 
-    The roots are in the same ZooKeeper.
+    The roots must be in the same ZooKeeper as the ledgers.
     """
 
     @classmethod
@@ -105,7 +105,7 @@ class ReferenceSource(DataSource):
         return REFERENCE_DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader; a schema given by the caller must be the source's own."""
+        """Return the reader. If the caller gives a schema, it must equal the source's."""
         return ReferenceReader(reference_options(self.options))
 
 
@@ -134,7 +134,7 @@ class ReferenceReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return groups of topics, with about as many in each."""
+        """Return groups with about equally many topics."""
         planned = asyncio.run(_planned(self._options))
         parents = [LeafParent(str(number), size) for number, (_, size) in enumerate(planned)]
         count = partition_count(parents, os.cpu_count() or 1)
@@ -147,9 +147,9 @@ class ReferenceReader(DataSourceReader):
         """Read one partition with a connection of its own.
 
         Raises:
-            StoreUnavailableError: no answer; the task fails and Spark repeats it.
+            StoreUnavailableError: no answer; the task fails, and Spark repeats it.
         """
-        # Without any topic there is no partition, and Spark reads one of its own making.
+        # Without topics there is no partition. Spark then passes a partition of its own.
         part = partition if isinstance(partition, ReferencePartition) else ReferencePartition((), FREE)
         return in_event_loop(_read(self._options, part))
 
@@ -183,7 +183,7 @@ async def reference_batches(store: PacedStore, shares: Sequence[TopicShare]) -> 
     """Yield the nodes of topics, subscriptions and schemas that refer to ledgers or cannot be decoded.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of this may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
     """
     rows = _Rows()
     for each in shares:
@@ -211,7 +211,7 @@ class _Rows:
         return max(len(self._nodes), self._references) >= _ROWS_MAX
 
     def add(self, root: str, node: PulsarNode) -> None:
-        """Add a node; one without references leaves no row."""
+        """Add a node. A node without references becomes no row."""
         error: str | None = DENIED.value
         found: Sequence[LedgerReference] = ()
         in_ledger = None

@@ -14,11 +14,11 @@ from spark_jobs.datasource.tasks import TaskSource
 
 _REGISTERED: Final = "bkheal.sources.registered"
 _LOCK: Final = threading.Lock()
-"""Without it, each of several concurrent runs would find nothing registered."""
+"""Without the lock, concurrent runs could each find nothing registered, and all of them would register."""
 
 
 def register(spark: SparkSession) -> None:
-    """Register all data sources, once per session: Spark warns of a repetition."""
+    """Register all data sources, once per session, because Spark warns of a repetition."""
     with _LOCK:
         if spark.conf.get(_REGISTERED, None) is None:
             for source in (LedgerSource, BookieSource, TaskSource, ReferenceSource):

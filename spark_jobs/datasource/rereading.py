@@ -17,7 +17,7 @@ from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 
 @dataclass(frozen=True, slots=True)
 class RereadTasks:
-    """Called by Spark with batches of ids; yields rows of ``bk_ledgers``.
+    """The function that Spark calls with batches of ids; it yields rows of ``bk_ledgers``.
 
     Raises:
         StoreUnavailableError: no answer; all rows read so far must be discarded.
@@ -27,7 +27,7 @@ class RereadTasks:
     options: LedgerOptions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task. One without ids opens no connection. The last column is the number of the reading."""
+        """Run one Spark task. Without ids, it opens no connection. The last column is the number of the reading."""
         return one_reading(self._read(batches), self.options.driver_version)
 
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:

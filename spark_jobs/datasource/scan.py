@@ -1,7 +1,9 @@
-"""Read all ledgers of some metadata nodes as record batches. Core on the store port; runs inside an executor.
+"""Read all ledgers of some metadata nodes as record batches.
 
-A fixed number of requests is ahead of the decoding, so memory stays bounded. Any failure of the store aborts the scan
-with its error: a partition is read as a whole or, by Spark, again; never in part (R20).
+Uses only the store port; runs inside an executor.
+
+A fixed number of requests is sent ahead of the decoding, so memory stays bounded. Any failure of the store aborts the
+scan with its error. Spark then reads the whole partition again, so no partition is read in part (R20).
 """
 
 from __future__ import annotations
@@ -31,27 +33,29 @@ from spark_jobs.image.part import ImagePart
 from spark_jobs.pacing.paced_store import PacedStore
 
 ROWS_MAX: Final = 10_000
-"""Rows in a batch; Spark's own default."""
+"""Number of rows in a batch, as by Spark's own default."""
 _CHUNKS_AHEAD: Final = 2
-"""Two chunks of some 200 bytes a ledger keep ZooKeeper busy while a third is decoded, in about one megabyte."""
+"""Two chunks keep ZooKeeper busy while a third one is decoded. With about 200 bytes for each ledger, they need about
+one megabyte."""
 _LEAF_DIGITS: Final = 4
 """Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
 Listed = AsyncGenerator[Sequence[LedgerId], None]
-"""Ids to read, in chunks."""
+"""The ids to read, in chunks."""
 _PathsOf = Callable[[Cluster, Sequence[LedgerId]], list[str]]
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
-"""Ids, and for each its bytes, or None if the node was deleted, or the reason why it may not be read."""
+"""The ids, and for each one the bytes of its node; None: the node was deleted; a text: the reason why the node may not
+be read."""
 
 
 async def reread(
     store: PacedStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]], options: LedgerOptions
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """As ``scan``, of the ledgers with these ids, in any order; the counts have no parents.
+    """Yield the ledgers with these ids as ``scan`` does. The ids may have any order; the counts have no parents.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of this scan may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
     wanted = _given(store, cluster, ids)
@@ -66,7 +70,7 @@ async def scan(
     """Yield the ledgers directly under ``parents``, then the summary row if it is requested.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of this scan may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
     """
     columns: MetadataColumns
     image = image_part(options)
@@ -86,7 +90,7 @@ def image_part(options: LedgerOptions) -> ImagePart | None:
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:
-    """Return the number of a leaf; None: it holds no ledgers, or all of them, like the root of the flat layout."""
+    """Return the number of a leaf; None: the node holds no ledgers, or all of them (the root of the flat layout)."""
     if cluster.kind is LayoutKind.FLAT or (first := ledger_id_of(cluster.kind, cluster.root, f"{path}/L0000")) is None:
         return None
     return first // LEAF_IDS
@@ -95,10 +99,10 @@ def leaf_of(cluster: Cluster, path: str) -> int | None:
 async def read_listed(
     store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Read the listed ledgers, each chunk below one node; yield them, then the summary row.
+    """Read the listed ledgers, and yield them, then the summary row. The ledgers of a chunk must be under one node.
 
     Raises:
-        StoreUnavailableError: no answer; nothing of this may be used.
+        StoreUnavailableError: no answer; all rows read so far must be discarded.
     """
     async with aclosing(_batches(store, cluster, listed, columns, _paths)) as batches:
         async for batch in batches:
@@ -116,7 +120,8 @@ async def _batches(
     if len(columns):
         yield columns.take_batch()
     if columns.is_summarized and columns.has_image:
-        # The end of an image may wait for a store, and the connection to ZooKeeper must not.
+        # In a thread, because finishing an image may wait for a store, and this must not block the connection to
+        # ZooKeeper.
         yield await asyncio.to_thread(columns.take_summary)
     elif columns.is_summarized:
         yield columns.take_summary()
@@ -141,9 +146,9 @@ async def _listed(
     counts: ScanCounts,
     image: ImagePart | None,
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Yield the ids to read, in chunks; count the listed ones."""
+    """List the ledgers, count them, and yield the ids to read in chunks."""
     tree = LedgerTree(store, cluster)
-    await store.sync(cluster.root)  # this session's server may be older than the one of the plan
+    await store.sync(cluster.root)  # this server may lag behind the plan's
     for parent in parents:
         (ids,) = await tree.ids_under_many([parent.path])
         wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
@@ -158,14 +163,14 @@ async def _listed(
 async def _given(
     store: PacedStore, cluster: Cluster, ids: Iterable[Sequence[LedgerId]]
 ) -> AsyncGenerator[Sequence[LedgerId], None]:
-    await store.sync(cluster.root)  # this session's server may be older than what the caller saw
+    await store.sync(cluster.root)  # this server may lag behind what the caller has read
     for some in ids:
         async for chunk in paced(some, store):
             yield chunk
 
 
 async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Sequence[LedgerId], None]:
-    """Yield the ids in chunks as large as the pace allows. Measures the latency while the caller decodes nothing."""
+    """Yield the ids in chunks as large as the pace allows. The latency is measured while the caller decodes nothing."""
     start = 0
     while start < len(ids):
         await store.look()
@@ -196,7 +201,10 @@ async def _read_ahead(
 async def read_metadata(
     store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]
 ) -> Sequence[bytes | str | None]:
-    """Read some ledgers as they are now: bytes, or None if the ledger was deleted, or why it may not be read.
+    """Read the current metadata of some ledgers.
+
+    Returns:
+        For each ledger the bytes; None: it was deleted; a text: the reason why it may not be read.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -213,7 +221,7 @@ async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | 
 
 
 def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
-    """Return the paths of ledgers with one parent. Only the first is computed in full."""
+    """Return the paths of ledgers with the same parent. Only the first path is computed in full."""
     first = ledger_path(cluster.kind, cluster.root, ids[0])
     if cluster.kind is LayoutKind.FLAT:
         return _each_path(cluster, ids)

@@ -1,8 +1,8 @@
-"""The ledgers of a verified snapshot: count the settled ones, and name all others.
+"""Count the settled ledgers of a verified snapshot, and return the ids of all others.
 
 Runs inside an executor, without a connection. A ledger is settled, and needs no second look, if its metadata is
-readable, it is closed, and each of its members is live: such metadata changes only if a copy is moved. Every other
-ledger is named, to be read again from ZooKeeper, as a snapshot is older than the cluster (R99).
+readable, it is closed, and each of its members is live: such metadata changes only if a copy is moved. The id of every
+other ledger is returned, so that it is read again from ZooKeeper: a snapshot is older than the cluster (R99).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_jobs.snapshot.index import LEAF_BYTES, SnapshotPart
 NAMED_DDL: Final = f"ledger_id bigint, {SUMMARY_DDL}"
 _NAMED_SCHEMA: Final = pa.schema([pa.field("ledger_id", pa.int64()), SUMMARY_FIELD])
 SETTLED_DDL: Final = f"named_id bigint, {SUMMARY_DDL}, {LEDGER_DDL}"
-"""With the rows of settled ledgers; ``ledger_id`` is null in all other rows."""
+"""The columns if the rows of settled ledgers are included; ``ledger_id`` is null in all other rows."""
 _SETTLED_SCHEMA: Final = pa.schema([pa.field("named_id", pa.int64()), SUMMARY_FIELD, *LEDGER_FIELDS])
 _CLOSED: Final = LedgerState.CLOSED.value
 _NAME_BYTES: Final = len("L0000")
@@ -40,12 +40,12 @@ _NAME_BYTES: Final = len("L0000")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTasks:
-    """Called by Spark with the numbers of groups of parts; yields the ids to read again, then the counts.
+    """The function that Spark calls with indexes into ``groups``; it yields the ids to read again, then the counts.
 
-    With ``keeps_all``, it also yields the other ledgers, as rows of ``SETTLED_DDL``.
+    With ``keeps_all``, it yields the settled ledgers as well, and all rows have the columns of ``SETTLED_DDL``.
 
     Raises:
-        SnapshotError: the file is not the verified one.
+        SnapshotError: the file is no longer the one that was verified.
     """
 
     file: Path
@@ -56,7 +56,7 @@ class SnapshotTasks:
     keeps_all: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One Spark task."""
+        """Run one Spark task."""
         sieve = LedgerSieve(self.live)
         settled = LedgerColumns() if self.keeps_all else None
         for batch in batches:
@@ -75,7 +75,7 @@ class SnapshotTasks:
     def _part(
         self, stream: SnapshotStream, part: SnapshotPart, sieve: LedgerSieve, settled: LedgerColumns | None
     ) -> list[int]:
-        """Return the ids of a part to look at again; the others go to ``settled``."""
+        """Return the ids of a part that must be read again; the other ledgers are added to ``settled``."""
         ids = _PartIds(self.kind, self.root, part.parent)
         prefix = f"{part.parent}/L".encode()
         size, end, ledgers = len(part.parent.encode()) + LEAF_BYTES, part.offset + part.length, 0
@@ -105,13 +105,13 @@ class LedgerSieve:
     """Counts the settled ledgers. Not shared between threads."""
 
     def __init__(self, live: frozenset[str]) -> None:
-        """With the bookies that are registered and stay."""
+        """Prepare; ``live`` are the registered bookies that are not draining."""
         self.counts = ScanCounts()
         self._live = frozenset(filter(is_bookie_id, live))
         self._healthy = HealthyMetadata(self._live)
 
     def is_settled(self, data: bytes) -> bool:
-        """Return whether the ledger is settled; if so, it was counted."""
+        """Return whether the ledger is settled, and count it if it is."""
         if (healthy := self._healthy.look(data)) is not None:
             state, _, _, members = healthy
             if state != _CLOSED:
@@ -151,13 +151,13 @@ def groups_of(parts: Sequence[SnapshotPart], count: int) -> list[list[SnapshotPa
 
 
 class _PartIds:
-    """Ids of the ledgers under one node, by the last part of their path."""
+    """The ids of the ledgers under one node, by the last part of their paths."""
 
     def __init__(self, kind: LayoutKind, root: str, parent: str) -> None:
         self._where = (kind, root, parent)
         ends = ledger_ids_under(kind, root, parent, ("L0000", "L9999"))
         self._first = ends[0] if len(ends) == len(("L0000", "L9999")) else None
-        """None: some names between them are not names of ledgers."""
+        """Id of the first ledger; None: not every name is that of a ledger, so each one is parsed."""
 
     def of(self, name: bytes) -> int | None:
         """Return the id; None: the node is not a ledger."""
@@ -183,7 +183,7 @@ def _counted(counts: ScanCounts) -> pa.RecordBatch:
 
 
 def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows without a ledger, in the columns of ``SETTLED_DDL``."""
+    """Return rows without a ledger, in the columns of ``SETTLED_DDL``."""
     nulls = [pa.nulls(batch.num_rows, field.type) for field in LEDGER_FIELDS]
     return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=_SETTLED_SCHEMA)
 

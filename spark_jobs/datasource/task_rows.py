@@ -14,16 +14,16 @@ from spark_jobs.executor_version import check_version
 READING: Final = "reading"
 """Last column of the rows read by an audit: a random number for each reading of a partition.
 
-Spark repeats a read if its rows are lost with an executor, and may run two at the same time (speculation). The rows of
-each reading have their own number, so a reader of the table can detect rows of two moments.
+Spark repeats a read if its rows are lost with an executor, and may run two at the same time (speculation). Each reading
+has its own number, so a reader of the table can detect rows that were read at two different times.
 """
 READING_DDL: Final = f"{READING} bigint"
 _READING_BITS: Final = 63
-"""Chosen at random: two of a million readings have the same number in one of 10 million scans."""
+"""With random numbers of this size, two of a million readings have the same number in one of 10 million scans."""
 
 
 def one_reading(batches: Generator[pa.RecordBatch], driver_version: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of one reading, with its number as their last column.
+    """Yield the batches of one reading, with its number as the last column.
 
     Raises:
         OtherVersionError: this executor has another version of the package.
@@ -38,7 +38,7 @@ def one_reading(batches: Generator[pa.RecordBatch], driver_version: str) -> Iter
 
 
 def in_event_loop(batches: AsyncGenerator[pa.RecordBatch, None]) -> Generator[pa.RecordBatch]:
-    """Yield the batches on demand, in their own event loop."""
+    """Yield the batches on demand, from an event loop of their own."""
     with asyncio.Runner() as runner:
         try:
             while (batch := runner.run(_next(batches))) is not None:

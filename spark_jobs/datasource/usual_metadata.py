@@ -1,8 +1,9 @@
-"""Ledger metadata as nearly every ledger has it, parsed at the least cost.
+"""A fast parser for metadata of the form that nearly every ledger has.
 
-The reference decoder spends most of its time on building model objects. A scan needs only columns, so here a message of
-format 3 is parsed, checked by the same rules (docs/formats.md#metadata-rules), and returned as it is. Every other
-message is left to the reference decoder, which also reports its problem; property tests keep the two equal.
+The reference decoder spends most of its time on building model objects. A scan needs only columns. So this module
+parses a message of format 3, checks it by the same rules (docs/formats.md#metadata-rules), and returns it unchanged.
+Every other message is left to the reference decoder, which also reports what is wrong with it. Property tests keep the
+two equal.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from google.protobuf.message import DecodeError
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 
 _KNOWN_MAX: Final = 100_000
-"""Fragments remembered, about 30 MB; in a cluster with more different ones, some are parsed again."""
+"""Number of distinct fragments that are remembered, about 30 MB. If a cluster has more, some are parsed again."""
 _SEGMENT: Final = LedgerMetadataFormat.Segment
 _HEADER_BYTES: Final = len(b"BookieMetadataFormatVersion\t3\n")
 
-# A number of 64 bits, the negative ones in ten bytes.
+# A varint of 64 bits; a negative number has ten bytes.
 _LONG: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
-# The length of all the rest; write quorum, ensemble size, length, last entry, state, length of the first fragment.
+# The size of the message, then write quorum, ensemble size, length, last entry, state, and size of the first fragment.
 _HEAD: Final = re.compile(
     rb"BookieMetadataFormatVersion\t3\n([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
     rb"\x08([\x01-\x7f])\x10([\x01-\x7f])\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32([\x01-\x7f])"
 )
-# No other fragment, but digest type, password, ack quorum; creation time, if present; then token or custom metadata.
+# No second fragment. Digest type, password, ack quorum, the optional creation time, then a token or custom metadata.
 _TAIL: Final = re.compile(
     rb"\x38[\x01-\x04]\x42([\x00-\x7f])(.*?)\x48([\x00-\x7f])(?:\x50" + _LONG + rb")?(?:\x60" + _LONG + rb"|(\x5a.*))?",
     re.DOTALL,
@@ -37,21 +38,25 @@ _MEMBER, _FIRST_ENTRY_0, _CUSTOM, _KEY, _VALUE = 0x0A, b"\x10\x00", 0x5A, 0x0A, 
 
 
 class HealthyMetadata:
-    """Caches the fragments on live bookies met so far. Not shared between threads."""
+    """Recognizes valid ledgers of one fragment on live bookies, with a cache of fragments.
+
+    Not shared between threads.
+    """
 
     def __init__(self, live: frozenset[str]) -> None:
-        """With ``live``, valid bookie ids."""
+        """Prepare; ``live`` are valid ids of bookies."""
         self._live = live
         self._names = {bytes((_MEMBER, len(name))) + name: text for text in live if len(name := text.encode()) <= 0x7F}
-        """The live bookies by their field in a fragment."""
+        """The live bookies, by the bytes of their field in a fragment."""
         self._members: dict[bytes, tuple[str, ...] | None] = {}
-        """By the bytes of a fragment; None for a fragment not judged by this class."""
+        """The members, by the bytes of the fragment; None: the fragment is left to the reference decoder."""
         self._keys: set[bytes] = set()
-        """Keys of custom metadata that are text."""
+        """Keys of custom metadata that are known to be UTF-8."""
 
     def look(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
-        """State, write quorum, ack quorum and ensemble of a sound ledger of one fragment, on live bookies alone; None
-        for any other.
+        """Return state, write quorum, ack quorum and ensemble of the ledger.
+
+        None: it is not a valid ledger of one fragment with only live bookies.
         """
         head = _HEAD.match(data)
         if head is None:
@@ -83,7 +88,7 @@ class HealthyMetadata:
         return members
 
     def _usual_members(self, fragment: bytes) -> tuple[str, ...] | None:
-        """Return the members of a fragment at entry 0; None: some are not live, or protobuf has to parse it."""
+        """Return the members of a fragment at entry 0; None: a member is not live, or protobuf must parse it."""
         members, at, end = [], 0, len(fragment) - len(_FIRST_ENTRY_0)
         while 0 <= at < end:
             after = at + 2 + fragment[at + 1]
@@ -104,7 +109,7 @@ class HealthyMetadata:
         return members if is_sound else None
 
     def _is_sound(self, rest: bytes) -> bool:
-        """Whether the rest of a message is custom metadata, each entry a key that is text and a value, and a token."""
+        """Return whether the rest of a message is custom metadata (each a key in UTF-8 and a value) and a token."""
         at, end = 0, len(rest)
         try:
             while at < end:
@@ -119,7 +124,7 @@ class HealthyMetadata:
                     return False
                 if rest[key:value_at] not in self._keys and not self._is_text(rest[key:value_at]):
                     return False
-        except IndexError:  # cut off
+        except IndexError:  # the message is truncated
             return False
         return at == end
 
@@ -134,7 +139,7 @@ class HealthyMetadata:
 
 
 def _short(data: bytes, at: int) -> tuple[int, int]:
-    """Return the size at ``at``, and where its bytes begin. A size of three bytes never fits its message."""
+    """Return the size stored at ``at``, and the position after it. A size of three bytes would exceed the message."""
     size = data[at]
     return (size, at + 1) if size <= 0x7F else (size & 0x7F | data[at + 1] << 7, at + 2)
 
@@ -149,7 +154,7 @@ _parse: Final[Callable[[bytes], LedgerMetadataFormat]] = LedgerMetadataFormat.Fr
 
 
 def usual_message(data: bytes) -> LedgerMetadataFormat | None:
-    """Return the message in ``data``, or None if the reference decoder has to judge.
+    """Return the message in ``data``, or None if the reference decoder must decode it.
 
     The returned message has every field written by Apache and this project, and sane quorums. Its fragments are not
     checked yet.
@@ -159,7 +164,7 @@ def usual_message(data: bytes) -> LedgerMetadataFormat | None:
     size, start = data[_BODY - 1], _BODY
     if size > 0x7F:
         size, start = size & 0x7F | data[_BODY] << 7, _BODY + 1
-    # Two bytes hold a length below 16 KiB. In a third one, size is beyond every such length.
+    # Two bytes hold a size below 16 KiB. If the size needs a third byte, this value exceeds 0x3FFF.
     if size > 0x3FFF or start + size != len(data):
         return None
     try:
@@ -175,7 +180,7 @@ def usual_message(data: bytes) -> LedgerMetadataFormat | None:
         and has("ackQuorumSize")
         and message.ensembleSize >= write_quorum >= message.ackQuorumSize >= 0
         and write_quorum >= 1
-        # protobuf returns the bare bytes of a key if it is not UTF-8.
+        # protobuf returns a key as bytes if it is not UTF-8.
         and (not message.customMetadata or all(isinstance(entry.key, str) for entry in message.customMetadata))
     ):
         return message

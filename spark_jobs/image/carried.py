@@ -1,7 +1,7 @@
-"""Rows of an image carried over by a later reading, leaf by leaf. Runs inside an executor.
+"""The rows of an image that a later reading carries over, leaf by leaf. Runs inside an executor.
 
-Only rows that need no second look are carried: the ledger was closed, on bookies live both then and now. A file with
-any damaged byte gives no rows; its leaves are read in ZooKeeper.
+Only rows that need no second look are carried over: the ledger was closed, and its bookies were live then and are live
+now. No rows of a damaged file are used; its leaves are read from ZooKeeper.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
 
 _GROUPS_KEPT: Final = 4
-"""Row groups in memory: the slices of a leaf are in two or three files, and the next leaf follows in the same ones."""
+"""Number of row groups in memory: the slices of a leaf are in two or three files, and the next leaf follows in the same
+files."""
 _FILES_KEPT: Final = 8
-"""Open files; one of a store is in memory, some megabytes."""
+"""Number of open files. A file of a store is held in memory, a few megabytes."""
 
 
 class ImageRows:
-    """The rows of one generation by leaf. Not shared between threads."""
+    """The rows of one generation, by leaf. Not shared between threads."""
 
     def __init__(self, files: Mapping[str, ImageFile], folders: Mapping[str, ImageFolder]) -> None:
         """Prepare.
 
         Args:
             files: the files of the image, by name.
-            folders: the folder of each of them.
+            folders: the folder of each file, by name of the file.
         """
         self._files = files
         self._folders = folders
@@ -45,7 +46,7 @@ class ImageRows:
         self._failed: dict[str, str] = {}
 
     def __enter__(self) -> ImageRows:
-        """Close the files at the end."""
+        """Return this object; its files are closed at the end."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +58,7 @@ class ImageRows:
         """Return the ledgers of a leaf.
 
         Raises:
-            ImageError: a file is missing or damaged, or has other rows than in the manifest.
+            ImageError: a file is missing or damaged, or has other rows than the manifest lists.
         """
         parts = [part for piece in record.slices for part in self._of_file(piece)]
         table = pa.concat_tables([LEDGERS_SCHEMA.empty_table(), *parts])
@@ -65,7 +66,7 @@ class ImageRows:
         return table
 
     def _of_file(self, piece: LeafSlice) -> list[pa.Table]:
-        if piece.file in self._failed:  # each leaf would wait for a silent store
+        if piece.file in self._failed:  # otherwise each leaf would wait for an unresponsive store
             raise ImageError(self._failed[piece.file])
         try:
             return self._slice(piece)
@@ -106,7 +107,7 @@ def leaves_of(folder: ImageFolder, manifest: Manifest) -> list[LeafRecord]:
     """Return the leaves of an image.
 
     Raises:
-        ImageError: a file is missing, damaged, or something else.
+        ImageError: a file is missing, damaged, or not such a file.
     """
     names = {file.name for file in manifest.files}
     records = (record for some in each_of(lambda file: _leaves(folder, file), manifest.leaves) for record in some)
@@ -125,7 +126,7 @@ def _leaves(folder: ImageFolder, file: ImageFile) -> list[LeafRecord]:
 
 
 class Divided(NamedTuple):
-    """The rows of a leaf."""
+    """The rows of a leaf, divided into those to carry over and those to read again."""
 
     carried: pa.Table
     again: frozenset[int]
@@ -136,8 +137,8 @@ def divided(rows: pa.Table, live: AbstractSet[str]) -> Divided:
     """Divide rows into those to carry over and those to read again.
 
     Args:
-        rows: of an image.
-        live: the bookies that are registered and stay.
+        rows: the rows of an image.
+        live: the registered bookies that are not draining.
     """
     is_live = pc.is_in(pc.list_flatten(rows["bookies"]), value_set=pa.array(sorted(live), pa.string()))
     elsewhere = pc.list_parent_indices(rows["bookies"]).filter(pc.invert(is_live)).unique()
@@ -165,7 +166,7 @@ def tally(rows: pa.Table) -> Tally:
     lists, names = rows["bookies"], pc.list_flatten(rows["bookies"])
     fragments = pc.sum(pc.divide(pc.list_value_length(lists), rows["ensemble_size"])).as_py()
     by_fragment = _counted(names)
-    if fragments == len(rows):  # nearly always
+    if fragments == len(rows):  # nearly always true
         return Tally(len(rows), fragments, by_fragment, by_fragment)
     known = names.unique()
     parents = pc.list_parent_indices(lists).cast(pa.int64())
@@ -175,7 +176,7 @@ def tally(rows: pa.Table) -> Tally:
 
 
 def without(rows: pa.Table, ids: AbstractSet[int]) -> pa.Table:
-    """Return the rows of all ledgers but these."""
+    """Return the rows of all ledgers except these."""
     return rows.filter(pc.invert(_is_in(rows["ledger_id"], pa.array(sorted(ids), pa.int64())))) if ids else rows
 
 

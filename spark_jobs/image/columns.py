@@ -25,19 +25,19 @@ LEDGERS_SCHEMA: Final = pa.schema(
         ("settled", pa.bool_()),
     ]
 )
-"""``bookies``: the members of the first fragment, then those of the next one, and so on: ``ensemble_size`` of each.
-``settled``: the ledger was closed, on live bookies alone, and no fragment named one twice.
+"""``bookies``: the members of all fragments, one fragment after the other, ``ensemble_size`` of each. ``settled``: the
+ledger was closed, all of its bookies were live, and no fragment named a bookie twice.
 """
 INDEX_SCHEMA: Final = pa.schema([("bookie_id", pa.string()), ("ledger_id", pa.int64()), ("write_quorum", pa.int32())])
-"""``write_quorum``: the fewest different bookies with an entry. It is lower than the write quorum only if
-a fragment names a bookie twice.
+"""``write_quorum``: the smallest number of different bookies that hold an entry. It is lower than the write quorum only
+if a fragment names a bookie twice.
 """
 _STATES: Final = {state.value: state.name for state in LedgerState}
 
 _CLOSED: Final = LedgerState.CLOSED.value
 
 _Shape = tuple[int, int, int, int, tuple[str, ...], bool]
-"""All values of a ledger except its id: many ledgers have the same."""
+"""All values of a ledger except its id. Many ledgers have the same values."""
 
 
 class ImageTables(NamedTuple):
@@ -76,7 +76,7 @@ class ImageColumns:
             write_quorum: Qw.
             ack_quorum: Qa.
             members: the bookies of all of its fragments, one fragment after the other.
-            is_live: whether all of them are live, as far as known.
+            is_live: whether all of these bookies are known to be live.
         """
         shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members), is_live)
         self._ids.append(ledger_id)
@@ -110,7 +110,7 @@ def tables_of(ledgers: pa.Table) -> ImageTables:
     ledgers = ledgers.combine_chunks()
     lists = pc.list_flatten(ledgers["bookies"]).combine_chunks()
     names = lists.unique().sort()
-    # One number for each bookie and row: sorted, they are in the order of bookies, and each occurs once.
+    # One number encodes each pair of bookie and row. Sorting them yields the order of bookies, with each pair once.
     count = max(1, len(ledgers))
     parents = pc.list_parent_indices(ledgers["bookies"]).combine_chunks().cast(pa.int64())
     keys = pc.add(pc.multiply(pc.index_in(lists, names).cast(pa.int64()), count), parents).unique().sort()
@@ -129,7 +129,7 @@ def _is_settled(shape: _Shape) -> bool:
 
 
 def _holders_min(shape: _Shape, is_settled: bool) -> int:
-    """Return the number of different bookies in the write set with the fewest."""
+    """Return the smallest number of different bookies in any write set."""
     _, size, quorum, _, members, _ = shape
     if is_settled or size <= 0:  # a settled ledger names no bookie twice
         return quorum
@@ -140,10 +140,10 @@ def _holders_min(shape: _Shape, is_settled: bool) -> int:
 
 
 def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:
-    """Return one row for each ledger and bookie, by bookie, and of a bookie in the order of ``ids``."""
+    """Return one row for each ledger and bookie, sorted by bookie, and then in the order of ``ids``."""
     names = pa.array(sorted(set(members.flatten().to_pylist())), pa.string())
     numbers = pa.ListArray.from_arrays(members.offsets, pc.index_in(members.flatten(), names)).take(codes)
     bookies, rows = numbers.flatten(), pc.list_parent_indices(numbers)
-    order = pc.array_sort_indices(bookies)  # stable
+    order = pc.array_sort_indices(bookies)  # a stable sort, which keeps the order of ``ids``
     rows = rows.take(order)
     return pa.table([names.take(bookies.take(order)), ids.take(rows), write_quorums.take(rows)], schema=INDEX_SCHEMA)

@@ -1,23 +1,23 @@
-"""The generations of images in a folder: written beside the current one, and put in its place at once.
+"""The generations of images in a folder: a new one is written next to the current one, and replaces it in one step.
 
-In a directory:
+The layout in a directory:
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
-<image_dir>/<instance id>/.writing-<run id>/          until it is whole; its complete parts can be read
-<image_dir>/<instance id>/.writing-<kind>-<run id>/   likewise, of a kind but ``bookies``
+<image_dir>/<instance id>/.writing-<run id>/          until it is whole; complete parts are readable
+<image_dir>/<instance id>/.writing-<kind>-<run id>/   the same, of a kind other than ``bookies``
 
 A store has no rename. A generation is whole there if its folder has a manifest, which is written last:
 
 <address>/<instance id>/<run id>/
-<address>/<instance id>/<run id>.<kind>/              of a kind but ``bookies``
+<address>/<instance id>/<run id>.<kind>/              of a kind other than ``bookies``
 
-Besides its files, an unfinished generation has ``beginning.json``, a manifest without files, and a list of files for
-each part (``part-*.json``).
+An unfinished generation also has ``beginning.json``, which is a manifest without files, and a list of files for each
+complete part (``part-*.json``).
 
-Run ids sort by time, so the newest generation has the last name. Marking runs of the same kind exclude each other, so
-there is one writer for each kind and cluster, and each removes only the unfinished generations of earlier runs of its
-kind. If two of them run nevertheless, each has its own folder and names. Files lost by one are not used by the other: a
-manifest lists the size and the checksum of each file.
+Run ids sort by time, so the newest generation has the last name in alphabetical order. Marking runs of the same kind
+exclude each other, so there is one writer for each kind and cluster, and each removes only the unfinished generations
+of earlier runs of its kind. If two of them run at the same time nevertheless, each has its own folder and file names. A
+manifest lists the size and the checksum of each file, so neither run can use a wrong file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from spark_jobs.image.part import PART, ImageFile
 
 MANIFEST: Final = "manifest.json"
 GENERATIONS: Final = 2
-"""A reader of the previous one is not disturbed."""
+"""Number of generations that are kept, so that a process can still read the previous one."""
 UNFINISHED: Final = 3
-"""Generations of runs that ended early, kept until one becomes whole."""
+"""Number of generations of runs that ended early which are kept until one becomes whole."""
 BEGINNING: Final = "beginning.json"
 _WRITING: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _REMOVED_MAX: Final = 8
-"""Generations removed by one step, the oldest first: one, unless earlier removals failed."""
+"""Largest number of generations removed at a time, the oldest first. It is one, unless earlier removals failed."""
 
 
 def cluster_folder(image: ImageFolder, cluster: Cluster) -> ImageFolder:
@@ -60,14 +60,14 @@ def begin(
     """Make an empty folder for the files of a new generation, and remove unfinished ones by runs of this kind.
 
     Args:
-        image: of all clusters.
+        image: the folder of all clusters.
         cluster: the live cluster.
-        run_id: of the run.
-        kind: of the run.
-        kept: how many unfinished generations stay, the newest ones.
+        run_id: id of the run.
+        kind: kind of the run.
+        kept: number of unfinished generations that are kept, the newest ones.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     parent = cluster_folder(image, cluster)
     _remove(_unfinished(parent, kind)[: -kept or None])
@@ -80,8 +80,8 @@ def note_beginning(writing: ImageFolder, manifest: Manifest) -> None:
     """Record the beginning of an unfinished generation.
 
     Args:
-        writing: its folder.
-        manifest: without files; its bookies are those live when the reading begins.
+        writing: the folder of the generation.
+        manifest: has no files yet; its bookies are those that are live when the reading begins.
 
     Raises:
         OSError: it cannot be written.
@@ -90,13 +90,15 @@ def note_beginning(writing: ImageFolder, manifest: Manifest) -> None:
 
 
 def commit(writing: ImageFolder, manifest: Manifest) -> None:
-    """Make a generation whole and current; remove all but the newest ``GENERATIONS``, and the unfinished ones of
-    earlier runs of its kind. One that is dated a day after this one had a wrong clock: it is removed as well, because
-    it would stay the newest.
+    """Make a generation whole and current, and remove older ones.
+
+    The newest ``GENERATIONS`` stay. The unfinished generations of earlier runs of the same kind are removed. So is a
+    generation dated a day or more after this one: it was written with a wrong clock, and would stay the newest.
+
 
     Args:
         writing: what ``begin`` returned.
-        manifest: of the generation.
+        manifest: the manifest of the generation.
 
     Raises:
         OSError: it cannot be written.
@@ -130,18 +132,20 @@ def generations(parent: ImageFolder) -> list[ImageFolder]:
 
 
 def unfinished(parent: ImageFolder, kind: RunKind = RunKind.BOOKIES) -> list[ImageFolder]:
-    """Return the unfinished generations by runs of a kind, the oldest first; none if the folder cannot be read."""
+    """Return the unfinished generations of runs of a kind, the oldest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return _unfinished(parent, kind)
     return []
 
 
 def begun(writing: ImageFolder) -> Manifest:
-    """Return an unfinished generation, with the files of its complete parts.
+    """Return the manifest of an unfinished generation, with the files of its complete parts.
+
+    A part with a damaged list, or written by an earlier reading, is left out.
+
 
     Raises:
-        ImageError: it is damaged or of a newer release. A part with a damaged list, or written by an earlier reading,
-            is left out.
+        ImageError: it is damaged or of a newer release.
     """
     manifest = _manifest(writing, BEGINNING)
     try:
@@ -156,7 +160,7 @@ def begun(writing: ImageFolder) -> Manifest:
 
 
 def newest(image: ImageFolder, cluster: Cluster) -> tuple[ImageFolder, Manifest]:
-    """Return the current image of a cluster.
+    """Return the folder and the manifest of the current image of a cluster.
 
     Raises:
         ImageError: there is none, or it is damaged or of a newer release.
@@ -211,7 +215,7 @@ def _kind_of(writing: ImageFolder) -> RunKind:
 
 
 def _remove(folders: Sequence[ImageFolder]) -> None:
-    """Remove generations. After a failure, the remains count neither as a whole generation nor as an unfinished one."""
+    """Remove generations. If this fails, the rest counts neither as a whole generation nor as an unfinished one."""
     for folder in folders[:_REMOVED_MAX]:
         folder.remove((BEGINNING, MANIFEST))
 

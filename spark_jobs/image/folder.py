@@ -30,10 +30,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _AT_A_TIME: Final = 8
-"""Files read at once: in a store, each takes a round trip or two."""
+"""Number of files that are read at the same time: in a store, each takes a round trip or two."""
 _CALL_S: Final = 30.0
 _FILE_BYTES_MAX: Final = 1 << 30
-"""A file has at most 250,000 ledgers: some megabytes with usual metadata."""
+"""Largest size of a file. A file has at most 250,000 ledgers, which is a few megabytes with usual metadata."""
 
 
 class ImageFolderError(OSError):
@@ -41,14 +41,14 @@ class ImageFolderError(OSError):
 
 
 class Writing(Protocol):
-    """A file being written."""
+    """A file that is being written."""
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait at most this long; return whether the writing has ended, well or not."""
+        """Wait at most this long; return whether the write has ended, successfully or not."""
         ...
 
     def result(self) -> None:
-        """Wait until the file is written; the wait has a deadline.
+        """Wait until the file is written, or a deadline has passed.
 
         Raises:
             OSError: it could not be written.
@@ -57,7 +57,7 @@ class Writing(Protocol):
 
 
 class ImageFolder(Protocol):
-    """A folder."""
+    """A folder with files of images."""
 
     @property
     def name(self) -> str:
@@ -75,23 +75,23 @@ class ImageFolder(Protocol):
         ...
 
     def child(self, name: str) -> ImageFolder:
-        """Return a folder in it."""
+        """Return the folder with this name in it."""
         ...
 
     def to_text(self) -> str:
-        """Return the text from which ``image_folder`` makes the same folder, in other processes too."""
+        """Return the text from which ``image_folder`` makes the same folder, also in another process."""
         ...
 
     def make(self) -> None:
-        """Make it. A directory must not exist yet; a store does not check this.
+        """Make the folder. A directory must not exist yet; a store does not check this.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be made.
         """
         ...
 
     def folders(self) -> Mapping[str, Collection[str]]:
-        """Return its folders, with the names of their files; none if it does not exist.
+        """Return the folders in it, with the names of their files; none if this folder does not exist.
 
         Raises:
             OSError: it cannot be read.
@@ -99,7 +99,7 @@ class ImageFolder(Protocol):
         ...
 
     def files(self) -> Mapping[str, int]:
-        """Return its files, with their sizes.
+        """Return the files in it, with their sizes.
 
         Raises:
             OSError: it cannot be read.
@@ -119,7 +119,7 @@ class ImageFolder(Protocol):
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it has another size, or the name is not one of a file here.
+            ValueError: the file has another size, or the name is not that of a file of an image.
         """
         ...
 
@@ -127,16 +127,16 @@ class ImageFolder(Protocol):
         """Begin to write a file.
 
         Raises:
-            OSError: it cannot be written; other failures come with the result.
+            OSError: the write cannot begin. ``Writing.result`` raises later failures.
         """
         ...
 
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
-        """Write the last file of a folder, which then counts.
+        """Write the last file of a folder. The folder counts from then on.
 
         Args:
-            name: new name of the folder, if it has renames.
-            kept: the other files that belong to it.
+            name: new name of the folder, if ``has_rename``.
+            kept: the other files that belong to the folder.
             manifest: name and content of the last file.
 
         Raises:
@@ -145,7 +145,10 @@ class ImageFolder(Protocol):
         ...
 
     def remove(self, first: Sequence[str] = ()) -> None:
-        """Remove it with all its content, as far as possible; in a store, some files before the others."""
+        """Remove the folder with its content.
+
+        A failure is not raised. A store removes the files ``first`` before the others.
+        """
         ...
 
 
@@ -158,7 +161,7 @@ class _Written:
         return True
 
     def result(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,7 @@ class LocalImageFolder(ImageFolder):
     @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
         for path in self.path.iterdir():
-            if path.name not in kept:  # of a task repeated by Spark
+            if path.name not in kept:  # a file of a task that Spark repeated
                 path.unlink()
         self.start_write(*manifest)
         _fsync_directory(self.path)
@@ -245,7 +248,7 @@ class LocalImageFolder(ImageFolder):
 
 @dataclass(frozen=True, slots=True)
 class StoreImageFolder(ImageFolder):
-    """A folder of a store. All folders of one bucket or name node share the client of their process."""
+    """A folder of a store. In a process, all folders of one bucket or name node share a client."""
 
     address: StoreAddress
     has_rename = False
@@ -273,7 +276,7 @@ class StoreImageFolder(ImageFolder):
 
     @override
     def make(self) -> None:
-        """Stores make folders with their first file."""
+        """Do nothing: a store makes a folder with its first file."""
 
     @override
     def folders(self) -> Mapping[str, Collection[str]]:
@@ -295,7 +298,7 @@ class StoreImageFolder(ImageFolder):
 
     @override
     def opened(self, name: str, size: int) -> pa.NativeFile:
-        """Read all of the file into memory: some megabytes."""
+        """Read the whole file into memory: a few megabytes."""
         if "/" in name or not 0 <= size <= _FILE_BYTES_MAX:
             raise ValueError(f"{name} is no file of an image")
         content = self._client.read(self._of(name), size)
@@ -309,7 +312,7 @@ class StoreImageFolder(ImageFolder):
 
     @override
     def publish(self, name: str, kept: Collection[str], manifest: tuple[str, pa.Buffer]) -> None:
-        """The folder keeps its name; files that do not belong to it are removed together with it."""
+        """Write the manifest. The folder keeps its name, and foreign files stay until the folder is removed."""
         self.start_write(*manifest).result()
 
     @override
@@ -340,10 +343,10 @@ def _client(root: StoreAddress) -> RemoteFiles:
 
 
 def image_folder(text: str) -> ImageFolder:
-    """Return the folder with this path or address, such as ``s3a://bucket/image``. Nothing is called yet.
+    """Return the folder with this path or address, such as ``s3a://bucket/image``. No store is called yet.
 
     Raises:
-        StoreAddressError: it is neither, or contains a password.
+        StoreAddressError: the text is neither, or contains a password.
     """
     if is_path(text):
         return LocalImageFolder(Path(text))
@@ -352,7 +355,7 @@ def image_folder(text: str) -> ImageFolder:
 
 
 def each_of(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
-    """Call a function for each item, some at a time, and yield the results in order. The first error stops it."""
+    """Call a function for each item, a few at a time, and yield the results in order. The first error ends this."""
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         try:
             yield from threads.map(function, some)

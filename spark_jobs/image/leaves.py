@@ -1,7 +1,7 @@
-"""The leaves of the ledger tree in an image: the time of each reading, and the signs of creations and deletions since.
+"""The leaves of the ledger tree in an image: the time of each reading, and the signs of later creations and deletions.
 
 A *leaf* is a metadata node with ledgers directly under it, up to 10,000 in the hierarchical layouts. Its number is the
-id of any of its ledgers without the last four digits. Pure, except for files named by a caller.
+id of any of its ledgers without the last four digits. Pure.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 import pyarrow as pa
 
 LEAVES: Final = "leaves"
-"""How the names of these files begin."""
+"""The names of these files begin with this."""
 LEAF_IDS: Final = 10_000
-"""Ids of a leaf: four digits (docs/formats.md#ledger-paths)."""
+"""Number of ids of a leaf: four digits (docs/formats.md#ledger-paths)."""
 LEAVES_SCHEMA: Final = pa.schema(
     [
         ("leaf", pa.int64()),
@@ -30,7 +30,8 @@ LEAVES_SCHEMA: Final = pa.schema(
         ("rows", pa.int64()),
     ]
 )
-"""A row for each leaf and place of its ledgers; ``file`` is null for a leaf without any."""
+"""One row for each leaf and slice of a file with its ledgers; ``file`` is null for a leaf without ledgers in the
+image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class LeafStat:
     children_zxid: int
     """Transaction that last created or deleted a child."""
     children_version: int
-    """Creations and deletions of children together."""
+    """Number of creations and deletions of children, added up."""
     children: int
 
     @property
@@ -52,7 +53,7 @@ class LeafStat:
 
 
 def creates_of(children_version: int, children: int) -> int:
-    """Return the number of children of a node ever created, from ZooKeeper's counts."""
+    """Return the number of children ever created under a node, from ZooKeeper's counts."""
     return (children_version + children) // 2
 
 
@@ -71,7 +72,7 @@ class LeafRecord:
 
     leaf: int
     stat: LeafStat
-    """From before its ledgers were listed."""
+    """The stat of the leaf before its ledgers were listed."""
     listed: int
     """Number of listed ledgers. Those without a row were unreadable, or deleted before they were read."""
     read_from_ms: int
@@ -80,20 +81,20 @@ class LeafRecord:
 
     @property
     def rows(self) -> int:
-        """Ledgers in the image."""
+        """Number of ledgers in the image."""
         return sum(piece.rows for piece in self.slices)
 
     @property
     def absent(self) -> int:
-        """Number of listed ledgers missing in the image."""
+        """Number of listed ledgers that the image lacks."""
         return self.listed - self.rows
 
     def is_same(self, stat: LeafStat) -> bool:
-        """Whether a leaf with this stat has exactly the ledgers recorded in the image."""
+        """Return whether a leaf with this stat has exactly the ledgers that the image has."""
         return self.stat == stat and self.rows == self.listed == stat.children
 
     def may_serve(self, stat: LeafStat) -> bool:
-        """Whether a list of the leaf's children can show what is new in it."""
+        """Return whether a list of the leaf's children shows which of its ledgers are new."""
         was = self.stat
         return (
             (was.czxid, self.absent >= 0) == (stat.czxid, True)
@@ -102,19 +103,19 @@ class LeafRecord:
         )
 
     def are_all_new(self, new: int, creates: int) -> bool:
-        """Whether each creation since is a ledger that the image lacks.
+        """Return whether every ledger created since then is one that the image lacks.
 
         If not, a ledger may have been deleted and created again with the same id, and the image may be wrong about it.
 
         Args:
-            new: ledgers in the list that the image lacks.
-            creates: children ever created, at the moment of the list.
+            new: number of ledgers in the list that the image lacks.
+            creates: number of children ever created, at the time of the list.
         """
         return new == creates - self.stat.creates + self.absent
 
 
 def leaf_table(records: Iterable[LeafRecord]) -> pa.Table:
-    """Return the content of a file."""
+    """Return the content of a file of leaves."""
     rows = [row for record in records for row in _rows(record)]
     columns = list(zip(*rows, strict=True)) or [()] * len(LEAVES_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, LEAVES_SCHEMA, strict=True)]
@@ -122,7 +123,7 @@ def leaf_table(records: Iterable[LeafRecord]) -> pa.Table:
 
 
 def leaf_records(table: pa.Table) -> Iterator[LeafRecord]:
-    """Return the records of ``leaf_table``.
+    """Return the records in a table made by ``leaf_table``.
 
     Raises:
         ValueError: a value is missing or impossible.
@@ -140,7 +141,7 @@ def leaf_records(table: pa.Table) -> Iterator[LeafRecord]:
 
 
 def newest_of_each(records: Iterable[LeafRecord]) -> Mapping[int, LeafRecord]:
-    """Return the records by number of the leaf; of several for one leaf, the one read last."""
+    """Return the records by number of the leaf; if there are several for one leaf, the one that was read last."""
     found: dict[int, LeafRecord] = {}
     for record in records:
         known = found.get(record.leaf)

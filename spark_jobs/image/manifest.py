@@ -19,7 +19,7 @@ _KIND: Final = "LedgerImage"
 
 
 class ImageError(PermanentError):
-    """No usable image exists; the text has the reason. The work is then done without an image."""
+    """There is no usable image; the text has the reason. The caller continues without an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Manifest:
     """One generation of an image."""
 
     run_id: str
-    """Of the run that wrote it."""
+    """Id of the run that wrote the image."""
     instance_id: str
     root: str
-    """Of the ledgers."""
+    """Path of the ledgers in ZooKeeper."""
     layout: str
     read_from_ms: int
     """When its reading began, epoch milliseconds. Rows carried over from the previous image are older: each leaf has
@@ -45,7 +45,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Size of all files together."""
         return sum(file.bytes for file in self.files)
 
     @property
@@ -59,12 +59,12 @@ class Manifest:
         return [file for file in self.files if file.is_index]
 
     def to_text(self) -> str:
-        """Return the content of its file, with a checksum of all of it."""
+        """Return the content of the manifest's file, with a checksum."""
         document = {"apiVersion": _API_VERSION, "kind": _KIND, "version": VERSION, **asdict(self)}
         return json.dumps(document | {"crc32": document_crc32(document)}, indent=1) + "\n"
 
     def age_ms(self, now_ms: int) -> int:
-        """Return how old the image is, at least 0."""
+        """Return the age of the image, at least 0."""
         return max(0, now_ms - self.read_from_ms)
 
 
@@ -72,7 +72,7 @@ def manifest_of(text: str) -> Manifest:
     """Read the content of a manifest.
 
     Raises:
-        ImageError: it is damaged, something else, or of a newer release.
+        ImageError: it is damaged, not a manifest, or of a newer release.
     """
     try:
         document: dict[str, Any] = json.loads(text)
@@ -99,13 +99,13 @@ def _attendance(document: Mapping[str, Any]) -> Attendance:
         Turnover(**document["read_only"]),
         tuple(document["bookies"]),
         tuple(document["draining"]),
-        document.get("drains_zxid", 0),  # an earlier release has none
+        document.get("drains_zxid", 0),  # absent in the images of earlier releases
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The files left by one reading of one partition."""
+    """The files written by one reading of one partition."""
 
     files: tuple[ImageFile, ...]
     read_from_ms: int
@@ -131,13 +131,13 @@ def check_usable(manifest: Manifest, cluster: Cluster, now_ms: int, age_max_s: f
     """Check that an image is of this cluster, and not too old.
 
     Args:
-        manifest: of the image.
+        manifest: the manifest of the image.
         cluster: the live cluster.
-        now_ms: epoch milliseconds.
-        age_max_s: seconds since its reading began.
+        now_ms: the current time, epoch milliseconds.
+        age_max_s: largest age since the reading of the image began, seconds.
 
     Raises:
-        ImageError: it is of another cluster, too old, or from the future.
+        ImageError: it is of another cluster, too old, or dated in the future.
     """
     found, wanted = (manifest.instance_id, manifest.root), (cluster.instance_id, cluster.root)
     if found != wanted:

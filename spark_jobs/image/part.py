@@ -1,6 +1,6 @@
-"""The part of an image written by one task of a scan: its own files, which count only if the driver lists them.
+"""The part of an image that one task of a scan writes: files of its own, which count only if the driver lists them.
 
-A failure to write is not a failure to read: the part records a problem, and the scan continues.
+If a file cannot be written, the part records the problem, and the scan continues.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from spark_jobs.image.folder import ImageFolder, Writing
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 
 LEDGERS_MAX: Final = 250_000
-"""Of a file: about 50 MB in memory while it is written."""
+"""Largest number of ledgers in a file: about 50 MB in memory while it is written."""
 ROW_GROUP: Final = 32_768
-"""For a bookie, at most one row group of each file is read beyond its rows."""
+"""Number of rows in a row group. To read one bookie, at most one surplus row group is read from each file."""
 INDEX: Final = "index"
 LEDGERS: Final = "ledgers"
 PART: Final = "part"
-"""How the name of the list of a part's files begins."""
+"""The name of the list of a part's files begins with this."""
 _WRITINGS_MAX: Final = 16
-"""Files on their way to a store, a few megabytes each."""
+"""Number of files that may be on their way to a store, a few megabytes each."""
 _ROOM_S: Final = 2.5
-"""Longest wait of a scan for each of the oldest two, at the limit: less than a request to ZooKeeper may take."""
+"""If there are more such files, a scan waits this long for each of the oldest two. It is less than the time that a
+request to ZooKeeper may take."""
 _MAGIC: Final = b"PAR1"
 _TAIL: Final = 8
-"""Length of the footer, and the magic bytes."""
+"""Size of the last two fields of a Parquet file: the length of the footer, and the magic bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ImageFile:
     rows: int
     bytes: int
     footer_crc32: int
-    """Of the end of the file, which names its row groups; pages have checksums of their own."""
+    """Checksum of the end of the file, which describes the row groups. Pages have checksums of their own."""
 
     @property
     def is_index(self) -> bool:
@@ -72,12 +73,12 @@ class ImagePart:
 
         Args:
             folder: holds the files of all parts.
-            read_from_ms: nothing was read before this, epoch milliseconds.
+            read_from_ms: the reading began at or after this time, epoch milliseconds.
         """
         self._folder = folder
         self._writings: deque[Writing] = deque()
         self._read_from_ms = read_from_ms
-        self._token = secrets.token_hex(8)  # of this reading alone: Spark may read a partition twice
+        self._token = secrets.token_hex(8)  # unique to this reading: Spark may read a partition twice
         self._columns = ImageColumns()
         self._kept: list[pa.Table] = []
         self._kept_rows = 0
@@ -111,11 +112,11 @@ class ImagePart:
             self._write_kept()
 
     def listed(self, leaf: int, stat: LeafStat, listed: int, read_from_ms: int | None = None) -> None:
-        """Note a leaf; all ledgers under it are added or kept before the end.
+        """Note a leaf. All of its ledgers must be added or kept before ``finish``.
 
         Args:
             leaf: its number.
-            stat: from before its ledgers were listed.
+            stat: its stat before its ledgers were listed.
             listed: number of listed ledgers.
             read_from_ms: when the reading of the kept rows began; None: all are read now.
         """
@@ -123,7 +124,7 @@ class ImagePart:
         self._leaves.append(LeafRecord(leaf, stat, listed, since_ms))
 
     def finish(self) -> Mapping[str, Any]:
-        """Write the rest; return the files and, if one could not be written, the problem: a value for the driver."""
+        """Write the rest; return a value for the driver: the files, and the problem if one could not be written."""
         if len(self._columns):
             self._write(self._columns.take())
         if self._kept:
@@ -138,7 +139,7 @@ class ImagePart:
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
 
     def _note_complete(self) -> None:
-        """List the files of this part, for use by a later run if this one does not finish."""
+        """Write a list of the files of this part, so that a later run can use them if this one does not finish."""
         if self._problem:
             return
         document = {"files": [asdict(file) for file in self._files], "read_from_ms": self._read_from_ms}
@@ -149,7 +150,7 @@ class ImagePart:
             self._problem = f"cannot write to {self._folder}: {error}"
 
     def _make_room(self) -> None:
-        """Wait a little until not too many files are still being written."""
+        """Wait briefly if too many files are being written."""
         while len(self._writings) > _WRITINGS_MAX and not self._problem:
             if self._writings[0].is_done_within(_ROOM_S):
                 self._end_oldest()
@@ -189,7 +190,7 @@ class ImagePart:
 
 
 def _runs(ids: pa.ChunkedArray) -> Iterator[tuple[int, int, int]]:
-    """Yield leaf, first row and number of rows, of each sequence of ledgers of one leaf."""
+    """Yield the leaf, the first row and the number of rows of each sequence of ledgers of one leaf."""
     encoded = pc.run_end_encode(pc.divide(ids.combine_chunks(), LEAF_IDS))
     first = 0
     for leaf, end in zip(encoded.values.to_pylist(), encoded.run_ends.to_pylist(), strict=True):
@@ -212,7 +213,7 @@ def image_file(name: str, table: pa.Table, content: pa.Buffer) -> ImageFile:
 
 
 def document_crc32(document: Mapping[str, Any]) -> int:
-    """Return the checksum of a document in JSON."""
+    """Return the checksum of a JSON document."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
@@ -221,7 +222,7 @@ def footer_crc32(file: pa.NativeFile, name: str) -> int:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it does not end as such a file does.
+        ValueError: it does not end like a Parquet file.
     """
     size = file.size()
     if size < _TAIL:
@@ -242,7 +243,7 @@ def opened_parquet(folder: ImageFolder, file: ImageFile, schema: pa.Schema) -> p
 
     Raises:
         OSError, pa.ArrowException: it cannot be read.
-        ValueError: it has another size, end or schema, or other rows, than it was written with.
+        ValueError: its size, end, schema or number of rows is not as it was written.
     """
     source = folder.opened(file.name, file.bytes)
     try:

@@ -1,6 +1,6 @@
-"""The ledgers that may be on lost bookies, from the index of an image, those with the fewest copies first.
+"""Find the ledgers that may be on lost bookies in the index of an image, those with the fewest copies first.
 
-Only the row groups of these bookies are read. Everything is read before anything is returned, so a damaged image names
+Only the row groups of these bookies are read. Everything is read before anything is returned, so a damaged image yields
 no ledger at all.
 """
 
@@ -21,15 +21,15 @@ from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
 
 _ENDANGERED: Final = 1
-"""Copies of a critical ledger."""
+"""Number of copies of a critical ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Ledgers to read."""
+    """The ledgers to read."""
 
     ids: pa.ChunkedArray | pa.Array
-    """Those with the fewest copies first, then by id."""
+    """The ids, those with the fewest copies first, then ascending."""
     row_groups_read: int = 0
     row_groups: int = 0
 
@@ -37,7 +37,7 @@ class Suspects:
         return len(self.ids)
 
     def batches(self, first: int, more: int) -> Iterator[list[LedgerId]]:
-        """Yield the ids in batches: the first one of ``first`` ids, the others of ``more``."""
+        """Yield the ids in batches: ``first`` ids in the first batch, ``more`` in each of the others."""
         start, size = 0, first
         while start < len(self.ids):
             yield self.ids.slice(start, size).to_pylist()
@@ -50,18 +50,18 @@ def suspects(
     """Read the ledgers on a bookie of ``due``, and those on a bookie of ``critical`` with one copy left.
 
     The number of a ledger's remaining copies is at least its write quorum minus its lost bookies: the index counts a
-    bookie that a fragment names twice once. So the ledgers with one copy left are among those in which this difference
-    is 1 or 0.
+    bookie once even if a fragment names it twice. So the ledgers with one copy left are among those for which this
+    difference is 1 or 0.
 
     Args:
-        folder: of the image.
-        manifest: of the image.
-        lost: every lost bookie, as each takes a copy.
+        folder: the folder of the image.
+        manifest: the manifest of the image.
+        lost: every lost bookie, because each one reduces the number of copies.
         due: bookies whose ledgers may be marked.
         critical: bookies whose ledgers may be marked if they are critical.
 
     Raises:
-        ImageError: a file of the index is missing, damaged, or something else.
+        ImageError: a file of the index is missing, damaged, or not such a file.
     """
     read = total = 0
     tables = [INDEX_SCHEMA.empty_table()]
@@ -92,7 +92,7 @@ def suspects(
 
 
 def _rows(folder: ImageFolder, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
-    """Return the rows of some bookies, the number of row groups read for them, and that of the file."""
+    """Return the rows of some bookies, the number of row groups that were read, and that of all in the file."""
     try:
         parquet = opened_parquet(folder, file, INDEX_SCHEMA)
         try:

@@ -53,7 +53,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded_run(run: Callable[[], int]) -> int:
-    """Run; turn an error into a sentence on standard error and its exit code. The log has an unforeseen error."""
+    """Run, and turn an error into a sentence on standard error and an exit code. Unexpected errors are also logged."""
     try:
         return run()
     except BkhealError as error:
@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _reporter() -> Progress:
-    """Print the start of each phase on standard error."""
+    """Return a function that prints the start of each phase on standard error."""
     seen: list[Phase] = []
 
     def report(event: ProgressEvent) -> None:

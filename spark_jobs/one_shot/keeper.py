@@ -1,4 +1,4 @@
-"""Beside a one-shot run: its life cycle on record (``spark_jobs.runs.life_cycle``).
+"""Keep the record and the lock of a one-shot run (``spark_jobs.runs.life_cycle``).
 
 It runs in a thread with its own ZooKeeper session, because the run itself blocks while Spark works. If the session is
 lost, so is the lock, and the run ends (S14).
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 RUNS_KEPT: Final = 200
 WAIT_S_MAX: Final = 7 * 86_400.0
-"""Longest wait for the run before: nothing waits for ever."""
+"""Longest wait for the previous run: every wait has a deadline."""
 _LOOK_S: Final = 0.5
 _END_LOOK_S: Final = 0.1
-"""Delay until the end of the run is noticed."""
+"""Interval at which the end of the run is checked."""
 _END_DEADLINE_S: Final = 30.0
 
 
@@ -52,7 +52,7 @@ def chosen_options(settings: AuditSettings) -> dict[str, bool | int | float]:
 
 
 class RunKeeper:
-    """One run. ``begin``, then ``end`` in any case; from the run's thread."""
+    """The record and the lock of one run. Call ``begin``, and after it always ``end``, in the run's thread."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class RunKeeper:
         """Only store the arguments; no lock is taken yet.
 
         Args:
-            settings: of the run.
-            record: of the run.
-            gate: of the run.
+            settings: the settings of the run.
+            record: the record of the run.
+            gate: the gate of the run.
             clock: for times and pauses.
             progress: called if the run has to wait.
             is_change: whether to record a start by a person as a change (decision 69).
@@ -89,18 +89,18 @@ class RunKeeper:
         """Take the lock, waiting for it at most ``wait_s`` seconds and ``WAIT_S_MAX``.
 
         Raises:
-            RunLockedError: a run of this kind is active, and was for the whole wait.
+            RunLockedError: a run of this kind was active for the whole wait.
             RunStoppedError: the run was stopped while it waited.
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
             StateRootError: the cluster's other processes keep their state below another root (R90).
         """
-        self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, no number has no limit either
+        self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, NaN is limited as well
         self._thread.start()
         self._begun.result()
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """Take the progress for the record."""
+        """Note the progress for the record."""
         if self._life is not None:
             self._life.note(event)
 
@@ -172,17 +172,17 @@ class RunKeeper:
         self._begun.set_result(None)
 
     async def _abandon_orphans(self, runs: Runs) -> None:
-        """Best effort: the run is on record by now, and the next one does the rest."""
+        """Best effort: this run is already recorded, and the next run abandons the rest."""
         try:
             await runs.abandon_orphans(self._clock.epoch_ms())
         except BkhealError as error:
             _log.warning("runs whose process died are not marked abandoned yet", extra={"reason": str(error)})
 
     async def _announce(self, changes: Changes) -> None:
-        """Record the start of a run by a person, before the run begins. The lock decides in the end.
+        """Record the start of a run by a person before the run begins. The run may still fail to get the lock.
 
         Raises:
-            StoreUnavailableError: it cannot be recorded, so it must not begin.
+            StoreUnavailableError: the start cannot be recorded, so the run must not begin.
         """
         by = f"{self._record.owner}@{socket.gethostname()}"
         what = described(self._record, chosen_options(self._settings))

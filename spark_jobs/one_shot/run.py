@@ -1,7 +1,8 @@
-"""A one-shot run from a command line: the same check as in the service, beside it, under the same lock.
+"""A one-shot run from a command line: the same check as in the service, under the same lock.
 
-It does not vote for the leadership. One run of a kind is active at a time, in any process; see ``RunKeeper``. SIGTERM,
-SIGINT and a request to cancel stop it within seconds, between two batches of marking, and leave a record and no lock.
+It does not stand for election. Only one run of a kind is active at a time, among all processes; see ``RunKeeper``.
+SIGTERM, SIGINT and a request to cancel stop it within seconds, between two batches of marking, and leave a record and
+no lock.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class OneShot:
     wait_s: float = 0.0
     """How long to wait for a run of this kind that is already active."""
     is_scheduled: bool = False
-    """Whether a schedule started it: then the start is not a change by an operator, and is not recorded as one."""
+    """Whether a schedule started the run. The start is then not recorded as a change by an operator."""
     is_shadow: bool = False
-    """Whether it belongs to shadow mode, which changes nothing but the records of runs."""
+    """Whether the run belongs to shadow mode, which changes only the records of runs."""
 
 
 def run_one_shot(
@@ -71,14 +72,16 @@ def run_one_shot(
     ended: Callable[[RunRecord], None] | None = None,
     then: Callable[[SparkSession, AuditResult, Gate], None] | None = None,
 ) -> AuditResult:
-    """Run one check once. In the main thread of a process, it handles SIGTERM, SIGINT and SIGHUP during the run, except
-    for those that the process ignores.
+    """Run one check once.
+
+    In the main thread of a process, this handles SIGTERM, SIGINT and SIGHUP during the run, except for signals that the
+    process ignores.
 
     Args:
         shot: what to run.
-        progress: receives the phases and their progress. An ``OSError`` of it does not end the run: its output may be a
-            closed terminal or pipe.
-        ended: receives the run's record after its end, with any result.
+        progress: receives the phases and their progress. If it raises an ``OSError``, the run continues: its output may
+            be a closed terminal or pipe.
+        ended: receives the run's record after its end, whatever the result.
         then: called with the result while Spark still runs and the run still holds its lock; an error that it raises
             becomes the result of the run.
 
@@ -114,13 +117,14 @@ def run_one_shot(
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)
         try:
             with starting_session(shot.session) as started:
-                # While Java starts, the modules are imported, and the driver may mark a small cluster.
+                # The modules are imported while Java starts. In a small cluster, the driver may also mark ledgers in
+                # this time.
                 from spark_jobs.runs.run import run_check
 
                 @functools.cache
                 def spark() -> SparkSession:
                     session = started()
-                    take_over()  # Spark's own handler of SIGINT is installed by now
+                    take_over()  # Spark has installed its own handler of SIGINT
                     return session
 
                 result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
@@ -134,7 +138,7 @@ def run_one_shot(
             if gate.stopped is None and not is_second_signal and not isinstance(error, RunStoppedError):
                 outcome = outcome_of_error(error, None)
                 raise
-            stopped = _stopped(gate)  # a signal for every process of a group ends Spark as well, with its own error
+            stopped = _stopped(gate)  # a signal to the process group also makes Spark fail
             outcome = replace(outcome_of_error(stopped, gate.stopped), detail=str(stopped))
             raise stopped from error
         finally:
@@ -173,7 +177,7 @@ def exit_code_of(error: BkhealError) -> int:
 
 @contextlib.contextmanager
 def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
-    """Stop the run on a signal, and at once on a second one; yields a function to install the handlers again.
+    """Stop the run on a signal, and immediately on a second one; yields a function to install the handlers again.
 
     A signal that the process ignores, such as SIGHUP under ``nohup``, stays ignored.
 

@@ -10,9 +10,9 @@ from bookie.model.option import Option
 INVENTORY_GRACE_S: Final = 2 * 3600.0
 """Bookies of bkheal collect once an hour, and Apache's more often."""
 RECOVERY_AGE_MAX_S: Final = 3600.0
-"""A recovery reads and writes the end of one ledger: seconds, and minutes if bookies are slow."""
+"""A recovery reads and writes the end of one ledger, which takes seconds, or minutes if bookies are slow."""
 REFERENCE_GRACE_S: Final = 72 * 3600.0
-"""A compaction of many hours refers to its ledger at its end."""
+"""A compaction may take many hours, and refers to its ledger only at its end."""
 REFERENCES: Final = "References check"
 _INVENTORY: Final = "Inventory of bookies"
 
@@ -37,7 +37,8 @@ InventoryTokenFile = Annotated[
         heading=_INVENTORY,
     ),
 ]
-"""At the same path on each executor, which reads it before a request to a bookie; the role read is sufficient."""
+"""The file must have the same path on each executor, which reads it before a request to a bookie. The role read is
+sufficient."""
 
 RecoveryAgeMax = Annotated[
     float,

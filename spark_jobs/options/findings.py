@@ -1,4 +1,7 @@
-"""The folder through which findings go from executors to the driver (``spark_jobs.runs.hadoop_files``)."""
+"""The option of the folder through which findings go from executors to the driver. Importable without Spark.
+
+A one-shot audit and the service have the same option. ``spark_jobs.runs.hadoop_files`` describes its use.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ FindingsDir = Annotated[
 
 
 def findings_dir_problems(text: str) -> list[str]:
-    """Return why ``text`` is no such folder; empty: it is one. Pure; no message repeats a password."""
+    """Return why ``text`` is not such a folder; empty: it is one. Pure; no message contains a password."""
     try:
         address = parse_address(text)
     except StoreAddressError as error:

@@ -1,4 +1,7 @@
-"""The image of ledger metadata (``spark_jobs.image``)."""
+"""The options of the image of ledger metadata. A one-shot audit and the service have the same ones.
+
+``spark_jobs.image`` describes its purpose. Importable without Spark.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from spark_jobs.store_address import StoreAddressError, is_path, parse_address
 
 _HEADING: Final = "Image of ledger metadata"
 IMAGE_AGE_MAX_S: Final = 7 * 86_400.0
-"""For a ledger created or moved since, only the pass over all ledgers finds a loss."""
+"""Largest age of an image. The loss of a ledger that was created or moved later is found only by the pass over all
+ledgers."""
 
 WithImage = Annotated[
     bool,
@@ -38,7 +42,7 @@ ImageAgeMax = Annotated[
     ),
 ]
 REREAD_WITHIN_S: Final = 7 * 86_400.0
-"""As long as an image is used by default: a change that no list of ledgers shows is seen within a week."""
+"""The same as the default age of an image: a change that no list of ledgers shows is found within a week."""
 
 Incremental = Annotated[
     bool,
@@ -60,7 +64,7 @@ RereadWithin = Annotated[
 
 
 def image_dir_problems(text: str) -> list[str]:
-    """Return why ``text`` is neither a directory nor an address; empty: it is. Pure; no message repeats a password."""
+    """Return why ``text`` is neither a directory nor an address; empty: it is. Pure; no message contains a password."""
     if is_path(text):
         return []
     try:
@@ -75,5 +79,5 @@ def image_dir_problems(text: str) -> list[str]:
 
 
 def image_text(report_dir: Path, image_dir: str, *, has_image: bool) -> str:
-    """Return the directory or the address of the image; empty: there is none."""
+    """Return the directory or the address of the image; empty: there is no image."""
     return (image_dir or str(report_dir / "image")) if has_image else ""

@@ -1,6 +1,7 @@
 """What an audit marks, and when.
 
-The rules are in ``bookie.metadata.bookies.marking_times`` and ``spark_jobs.runs.marking.limits``.
+``bookie.metadata.bookies.marking_times`` and ``spark_jobs.options.marking`` describe their meaning. Importable without
+Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bookie.model.option import Option
 MissingShareMax = Annotated[
     float, Option("Mark nothing if a larger share of the known bookies is missing.", minimum=0, maximum=1)
 ]
-"""Above it, the mass-loss brake holds everything back."""
+"""If more bookies are missing, the mass-loss brake holds all marks back."""
 CriticalDelay = Annotated[
     float,
     Option(
@@ -24,7 +25,7 @@ CriticalDelay = Annotated[
         maximum=7 * 86_400,
     ),
 ]
-"""0 marks them at once."""
+"""0: they are marked immediately."""
 RackOutageDelay = Annotated[
     float,
     Option(
@@ -65,6 +66,6 @@ class RunLimits:
     """How much one run may mark (R73, docs/failure-model.md); None: no limit."""
 
     marks_max: int | None = None
-    """New or changed marks."""
+    """Number of new or changed marks."""
     bytes_max: int | None = None
     """Estimated bytes that the repair of these ledgers has to copy."""

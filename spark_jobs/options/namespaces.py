@@ -1,4 +1,4 @@
-"""How many namespaces of Pulsar metrics name."""
+"""The number of namespaces of Pulsar that metrics name: the same option for the service and for a one-shot audit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from bookie.model.option import Option
 
 NAMESPACES_MAX: Final = 50
-"""Namespaces named in a summary, and at most in metrics."""
+"""Number of namespaces named in a summary, and largest number in metrics."""
 
 NamespacesInMetrics = Annotated[
     int,
@@ -17,4 +17,5 @@ NamespacesInMetrics = Annotated[
         maximum=NAMESPACES_MAX,
     ),
 ]
-"""Each is a series of its own for each kind and severity, and a part of the record of the run in ZooKeeper."""
+"""Each namespace adds a metric series for each kind and severity, and is stored in the record of the run in
+ZooKeeper."""

@@ -53,16 +53,16 @@ MetadataLatencyFactor = Annotated[
 
 
 def observer_hosts(text: str) -> str:
-    """Return the observers as a connect string, every port explicit; empty: there are none.
+    """Return the observers as a connect string with explicit ports; empty: there are none.
 
     Raises:
-        InvalidUriError: one of them is no ``host:port``.
+        InvalidUriError: one of them is not a ``host:port``.
     """
     return parse_uri(f"zk://{text.strip()}/ledgers").hosts if text.strip() else ""
 
 
 def observer_problems(text: str) -> Iterator[str]:
-    """Report why ``text`` names no observers, in a sentence with the name of the setting; nothing if it does."""
+    """Yield why ``text`` names no observers, as a sentence with the name of the setting; nothing if it does."""
     try:
         observer_hosts(text)
     except InvalidUriError as error:

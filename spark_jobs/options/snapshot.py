@@ -1,4 +1,7 @@
-"""Snapshots sent by ZooKeeper's admin server (``spark_jobs.snapshot.streaming``)."""
+"""The options of snapshots sent by ZooKeeper's admin server. Importable without Spark.
+
+``spark_jobs.snapshot.streaming`` describes their purpose.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ SnapshotCa = Annotated[
 
 
 def url_problems(url: str) -> Iterator[str]:
-    """Yield the problems of an admin server's URL, one sentence each."""
+    """Yield what is wrong with the URL of an admin server, one sentence each."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not is_host(parts.hostname or ""):
         yield f"snapshot_url = {url.rpartition('@')[2]!r} is no URL such as http://zk1:8080"

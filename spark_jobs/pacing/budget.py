@@ -1,7 +1,7 @@
-"""Limits on the reads of all tasks of a run from ZooKeeper, its servers, and the share of one task.
+"""Limits on the reads of all tasks of a run from ZooKeeper, and the share of one task. Also the servers to read from.
 
-A run divides its limits by the largest number of concurrent tasks of a job, and by the number of runs now reading from
-the same ZooKeeper (``sharing``). So the sum of all tasks of all runs stays below the limits.
+A run divides its limits by the largest number of concurrent tasks of a job, and by the number of runs that read from
+the same ZooKeeper at the time (``sharing``). So the sum of all tasks of all runs stays below the limits.
 """
 
 from __future__ import annotations
@@ -11,33 +11,36 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 LATENCY_FACTOR: Final = 2.0
-"""Default of the latency above which tasks read less, as a multiple of the latency when ZooKeeper is idle."""
+"""Default latency above which tasks read less, as a multiple of the latency of an idle ZooKeeper."""
 LEAST_NODES_PER_S: Final = 40_000.0
-"""Lowest rate set by feedback, of all tasks together: overload by other clients must not stop audits."""
+"""Lowest rate that feedback sets, of all tasks together: overload by other clients must not stop audits."""
 NICE: Final = 5
-"""Default of the nice value of Spark's processes: a ZooKeeper on a busy machine, and sessions, run first."""
+"""Default nice value of Spark's processes: on a busy machine, a ZooKeeper and the threads of sessions get the processor
+first."""
 NICE_MAX: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
-    """Limits of one task; 0: there is none."""
+    """The limits of one task; 0: no limit."""
 
     nodes_per_s: float = 0.0
     bytes_per_s: float = 0.0
-    """Of the contents of nodes, and of the names in lists of children."""
+    """Counts the contents of nodes, and the names in lists of children."""
     latency_factor: float = 0.0
     """The task reads less if the latency of small reads exceeds this multiple of the latency of an idle ZooKeeper."""
     least_nodes_per_s: float = 0.0
-    """Lowest rate set by feedback."""
+    """Lowest rate that feedback sets."""
     observers: str = ""
-    """Servers to read from, if one of them answers: ``host:port`` joined with commas; empty: the URI's servers."""
+    """Servers to read from if one of them answers, as ``host:port`` joined with commas; empty: the servers of the
+    URI."""
     instance_id: str = ""
-    """Of the cluster to read, which the observers must have as well; empty: unknown, or the cluster has none."""
+    """Instance id of the cluster. The observers must have the same one. Empty: it is unknown, or the cluster has
+    none."""
     run_id: str = ""
-    """Of the run, which shares these limits with all reading runs; empty: it shares them with no other run."""
+    """Id of the run, if it shares these limits with all other reading runs; empty: it does not share them."""
     readers: int = 1
-    """Number of these runs at the last count."""
+    """Number of the runs that shared the limits at the last count."""
 
     @property
     def is_free(self) -> bool:
@@ -50,7 +53,7 @@ class TaskBudget:
         return bool(self.nodes_per_s or self.bytes_per_s)
 
     def divided(self, parts: int) -> TaskBudget:
-        """Return one of ``parts`` equal parts; 0 counts as 1."""
+        """Return the limits divided by ``parts``; 0 counts as 1."""
         together = max(1, parts)
         return replace(
             self,
@@ -60,7 +63,7 @@ class TaskBudget:
         )
 
     def to_text(self) -> str:
-        """Return it as the value of a data source option."""
+        """Return the budget as the value of a data source option."""
         return json.dumps(asdict(self))
 
 
@@ -70,10 +73,10 @@ _TEXTS: Final = ("observers", "instance_id", "run_id")
 
 
 def task_budget(text: str) -> TaskBudget:
-    """Return the budget in a text from ``to_text``.
+    """Return the budget in a text made by ``to_text``.
 
     Raises:
-        ValueError: the text is not from ``to_text``.
+        ValueError: the text was not made by ``to_text``.
     """
     fields = json.loads(text)
     if not isinstance(fields, dict) or set(fields) != {*_NUMBERS, *_TEXTS}:
@@ -87,20 +90,20 @@ def task_budget(text: str) -> TaskBudget:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of all tasks of a run together; 0: there is none."""
+    """The limits of all tasks of a run together; 0: no limit."""
 
     nodes_per_s: float = 0.0
     bytes_per_s: float = 0.0
     connections: int = 0
-    """Tasks that may read at the same time: each has one connection."""
+    """Number of tasks that may read at the same time, because each has one connection."""
     latency_factor: float = LATENCY_FACTOR
     observers: str = ""
     instance_id: str = ""
-    """Of the cluster to read; see ``TaskBudget``."""
+    """Instance id of the cluster; see ``TaskBudget``."""
     run_id: str = ""
-    """Of a run, which shares these limits with all reading runs; empty: it shares them with no other run."""
+    """Id of the run, if it shares these limits with all other reading runs; empty: it does not share them."""
     readers: int = 1
-    """Number of these runs at the last count."""
+    """Number of the runs that shared the limits at the last count."""
 
     @property
     def whole(self) -> TaskBudget:
@@ -124,7 +127,7 @@ class Budget:
         """Return the limits of one task.
 
         Args:
-            tasks: of the job.
+            tasks: number of tasks of the job.
             slots_max: largest number of concurrent tasks; None: unknown, so possibly all tasks of the job.
         """
         return self.whole.divided(tasks if slots_max is None else min(tasks, slots_max))

@@ -1,12 +1,14 @@
-"""How many nodes a task may request at a time, by its measured latency. Pure: no clock, no requests.
+"""Decide how many nodes a task may request at a time from the latency that it measures. Pure: no clock, no requests.
 
-A task measures how long a read of one small node takes, queued after its own requests as the read of another client
-is. The shortest time counts as the idle latency. From it follow a limit (a multiple of it, and at least
-``SLACK_S`` above it, because schedulers cause shorter delays) and an aim between the two.
+A task measures the duration of a read of one small node. This read waits behind the task's own requests, as the read of
+another client would. The shortest duration counts as the idle latency. Two values follow from it: a limit, which is a
+multiple of the idle latency and at least ``SLACK_S`` above it (schedulers cause shorter delays), and an aim between the
+two.
 
-Below the aim, the task requests more nodes at a time: the further below, the more. If five measurements are above the
-aim, it requests fewer, and half as many at the limit. All other tasks of all runs do the same, so the server's queue
-becomes short again. If even one small request at a time is too much, the task waits between its requests.
+Below the aim, the task requests more nodes at a time; the increase grows with the distance. If five measurements are
+above the aim, the task requests fewer nodes, and half as many at the limit. All other tasks of all runs do the same, so
+the server's queue becomes short again. If even one small request at a time is too much, the task waits between its
+requests.
 """
 
 from __future__ import annotations
@@ -15,29 +17,33 @@ from collections import deque
 from typing import Final
 
 SLACK_S: Final = 0.003
-"""The limit is at least so far above the latency of an idle ZooKeeper."""
+"""Smallest distance between the idle latency and the limit."""
 WINDOW_MAX_NODES: Final = 6_000
-"""Requested at a time, from a distant ZooKeeper."""
+"""Largest number of nodes requested at a time. Only a distant ZooKeeper needs so many."""
 NODES_PER_REQUEST_MIN: Final = 20
 CHUNKS_IN_FLIGHT: Final = 3
 """A reader requests two chunks while it decodes a third one."""
 FIRST_LOOKS: Final = 5
-"""Measurements before the first request: one of them meets an empty queue, even beside other tasks."""
+"""Number of measurements before the first request. One of them finds an empty queue, even if other tasks are
+reading."""
 SOON_S: Final = 0.02
 LOOK_S: Final = 0.1
 """Time between two measurements: the first while a new task ramps up, or after a long latency; the second otherwise."""
 _AIM: Final = 0.25
 """Position of the aim between the latency of an idle ZooKeeper and the limit."""
 _NEAR_WINDOW: Final = 256
-"""Requested at a time: some milliseconds of a server's time, so requests of others wait no longer than this."""
+"""Largest number of nodes requested at a time from a near ZooKeeper. A server needs a few milliseconds for them, so
+requests of others wait no longer than that."""
 _RATE_MAX: Final = 120_000
-"""Nodes per second that no task can decode: from it follows how many must be in flight with a distant ZooKeeper."""
+"""A rate that no task can decode. It determines how many nodes must be in flight with a distant ZooKeeper."""
 _WINDOW_MIN: Final = 1.0
 _RECENT: Final = 5
-"""Measurements that must all be above the aim: a queue delays each of them, and a scheduler some."""
+"""Number of consecutive measurements that must all be above the aim: a queue delays each of them, a scheduler only
+some."""
 _FASTER: Final = 0.25
 _SLOWER: Final = 0.5
-"""Largest changes of the window by one decision, as shares of it: at the idle latency, and at the limit or above it."""
+"""Largest changes of the window by one decision, as a share: an increase at the idle latency, a decrease at or above
+the limit."""
 _STEP_NODES: Final = 1.0
 
 
@@ -49,11 +55,11 @@ class Feedback:
 
         Args:
             factor: the limit as a multiple of the latency of an idle ZooKeeper.
-            least_nodes_per_s: what the task may read in any case.
+            least_nodes_per_s: the rate that the task may always use.
         """
         self._factor = factor
         self.least_nodes_per_s = least_nodes_per_s
-        """What the task may read in any case."""
+        """The rate that the task may always use."""
         self._idle_s = float("inf")
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._latency_s = 0.0
@@ -61,7 +67,7 @@ class Feedback:
         self._is_ramping = True
 
     def begin(self, latency_s: float) -> None:
-        """Take a measurement from before the first request."""
+        """Take a measurement that was made before the first request."""
         self._idle_s = min(self._idle_s, latency_s)
         self._latency_s = self._idle_s
 
@@ -83,7 +89,7 @@ class Feedback:
 
     @property
     def limit_s(self) -> float:
-        """The latency at which the task requests half as much."""
+        """The latency at which the task halves its requests."""
         return max(self._factor * self._idle_s, self._idle_s + SLACK_S)
 
     @property
@@ -98,7 +104,7 @@ class Feedback:
 
     @property
     def window(self) -> float:
-        """Nodes that the task may have requested at a time; if less than a request, the task waits between requests."""
+        """Largest number of nodes in flight. If it is less than one request, the task waits between requests."""
         return self._window
 
     @property
@@ -109,7 +115,7 @@ class Feedback:
 
     @property
     def nodes_per_s(self) -> float:
-        """The rate of the task; 0: what the window leaves."""
+        """The rate of the task; 0: only the window limits it."""
         if self._window >= NODES_PER_REQUEST_MIN * CHUNKS_IN_FLIGHT or not self._latency_s:
             return 0.0
         return max(self.least_nodes_per_s, self._window / self._latency_s)

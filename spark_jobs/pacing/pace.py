@@ -1,6 +1,6 @@
-"""When a task may send its next request for nodes, and how many nodes this request may have.
+"""Decide when a task may send its next request for nodes, and how many nodes it may ask for.
 
-Limits hold over any span of time, except for requests in flight.
+The limits hold over any period, except for requests in flight.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from spark_jobs.pacing.budget import FREE, TaskBudget
 from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_LOOKS, NODES_PER_REQUEST_MIN, Feedback
 
 CHUNK_MAX: Final = 2_000
-"""Nodes of one request: the fewest round trips at a size that decodes in a few milliseconds."""
+"""Largest number of nodes in one request. There are few round trips, and an answer decodes in a few milliseconds."""
 _CHUNK_S: Final = 0.1
-"""Longest time of one request at the rate: requests of other clients are served between small requests."""
+"""A request has at most the nodes of this time at the rate. Between such small requests, the server can serve other
+clients."""
 NODE_BYTES: Final = 256
-"""Size of an average node; requests for larger nodes have fewer of them."""
+"""Size of an average node. If nodes are larger, a request has fewer of them."""
 _NEWEST: Final = 0.5
 """Weight of the newest request in the average size of nodes."""
 
 Look = Callable[[], Awaitable[object]]
-"""Reads one small node."""
+"""A function that reads one small node."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """An admitted request."""
+    """A request that was admitted."""
 
     size: int = 0
-    """Bytes of the answer, for the caller to set."""
+    """Size of the answer in bytes, which the caller sets."""
 
 
 class Pace:
@@ -43,9 +44,9 @@ class Pace:
         """Only store the arguments.
 
         Args:
-            clock: to wait and to measure with.
-            budget: of the task, as if no other run were reading.
-            in_flight: requests that the caller sends at a time.
+            clock: for waits and measurements.
+            budget: the limits of the task if no other run is reading.
+            in_flight: number of requests that the caller sends at a time.
         """
         self._clock = clock
         self._whole = budget
@@ -56,14 +57,14 @@ class Pace:
         self._turn = asyncio.Lock()
         self._node_bytes = float(NODE_BYTES)
         self._free_s = 0.0
-        """When the nodes admitted so far are read at the rate."""
+        """Time at which all nodes admitted so far would be read, at the rate."""
         self._bytes_free_s = 0.0
-        """When the bytes received so far are read at the rate."""
+        """Time at which all bytes received so far would be read, at the rate."""
         self._look_s: float | None = None
-        """When to measure; None: as often as before the first request."""
+        """Time of the next measurement; None: nothing was measured yet."""
 
     def divide(self, readers: int) -> None:
-        """Use one of ``readers`` equal parts of the limits from now on."""
+        """Use the limits divided by ``readers`` from now on."""
         self._budget = self._whole.divided(readers)
         if self._feedback is not None:
             self._feedback.least_nodes_per_s = self._budget.least_nodes_per_s
@@ -75,7 +76,7 @@ class Pace:
 
     @property
     def chunk(self) -> int:
-        """Nodes of one request, at most."""
+        """Largest number of nodes in one request."""
         weight = max(1.0, self._node_bytes / NODE_BYTES)
         most = [float(CHUNK_MAX)]
         if self._budget.nodes_per_s:
@@ -91,8 +92,8 @@ class Pace:
         """Wait until a request for ``nodes`` nodes may be sent; the body sends it and sets the size of its answer.
 
         Args:
-            nodes: to read, or whose children are listed.
-            is_list: whether it lists children. The answer then does not count for the average size of nodes.
+            nodes: number of nodes to read, or to list the children of.
+            is_list: whether the request lists children. The answer then does not count for the average size of nodes.
         """
         if self.is_free:
             yield Reading()
@@ -112,10 +113,11 @@ class Pace:
 
         Args:
             look: reads one small node, without a pace.
-            every_s: read it at least so often, even if the latency does not matter; None: this is not needed.
+            every_s: longest interval between two reads of the node, which holds even if the latency does not matter;
+                None: no such interval.
 
         Returns:
-            whether it was read.
+            Whether the node was read.
         """
         if self.is_free or (self._feedback is None and every_s is None) or self._is_looking:
             return False

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PacedStore(MetadataStore):
-    """Cuts bulk reads into parts, and sends each when the pace admits it. ``store`` stays the caller's."""
+    """Divides bulk reads into parts, and sends each when the pace admits it. The caller has to close ``store``."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class PacedStore(MetadataStore):
 
         Args:
             store: answers the requests.
-            pace: of the task.
+            pace: the pace of the task.
             small_node: path of a node whose stat is read to measure the latency, unless ``sharing`` has one.
             sharing: follows the runs that share the limits; None: the limits are not shared.
-            looks_itself: look before each read, for a caller that never calls ``look``.
+            looks_itself: whether to call ``look`` before each read, for a caller that never does.
         """
         self._store = store
         self._small_node = small_node if sharing is None else sharing.path
@@ -54,11 +54,11 @@ class PacedStore(MetadataStore):
 
     @property
     def readers(self) -> int:
-        """Number of runs sharing the limits, at the last count."""
+        """Number of runs that shared the limits at the last count."""
         return 1 if self._sharing is None else self._sharing.count
 
     async def look(self) -> None:
-        """Measure the latency, and count the runs that read, if this is due.
+        """Measure the latency and count the runs that read, if a measurement is due.
 
         Call it where nothing is decoded until it returns.
 
@@ -176,7 +176,7 @@ class PacedStore(MetadataStore):
             await self.look()
 
     async def _read_small(self) -> None:
-        with suppress(AccessDeniedError):  # a refusal is an answer as well
+        with suppress(AccessDeniedError):  # an answer that refuses access is sufficient to measure
             self._small = await self._store.stat(self._small_node)
 
 

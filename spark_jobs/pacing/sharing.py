@@ -1,10 +1,10 @@
-"""How many runs share the limits, as seen by one connection of a run.
+"""Count the runs that share the limits, as one connection of a run sees them.
 
-The state of one node shows that readers came or went; it is read in place of the small node whose latency is measured,
-so it costs no further request. The names are listed only after a change.
+The state of one node changes when a reader joins or leaves. This node is also the small node whose latency is measured,
+so there is no additional request. The names are listed only after a change.
 
-An unreadable list leaves the number unchanged, and a run whose own node is missing counts itself beside the others and
-creates the node again. So a run never takes itself for the only one without a proof (R121).
+If the list cannot be read, the number stays unchanged. A run whose own node is missing counts itself in addition to the
+others, and creates the node again. So a run never assumes without proof that it is the only one (R121).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Between two looks at the readers, at most, while a connection reads."""
+"""Longest interval between two looks at the readers, while a connection reads."""
 JOIN_S: Final = 2 * LOOK_S
-"""Between joining and reading with limits, beside other runs: by then they have looked."""
+"""Time between joining and reading with limits, if there are other runs: by then they have looked at the readers."""
 UNKNOWN: Final = 2
-"""Number of runs assumed while they cannot be counted: a run is not alone without a proof."""
+"""Number of runs that is assumed while they cannot be counted: a run must not assume that it is the only one."""
 _JOIN_LOOKS: Final = 2
-"""The first one joins, and the second one counts."""
+"""The first look joins, and the second one counts."""
 _FAILURES: Final = (ConflictError, PermanentError, OutcomeUnknownError)
 _NEVER: Final = (-1, -1)
-"""A state that no node has."""
+"""A state that no node can have."""
 
 
 def readers_of(runs: Collection[str], own: str) -> int:
-    """Return the number of runs that share the limits: the listed ones, and this one in any case."""
+    """Return the number of runs that share the limits: the listed ones, and always this one."""
     return len({*runs, own})
 
 
@@ -45,27 +45,27 @@ class Sharing:
         """Only store the arguments.
 
         Args:
-            readers: through a store without a pace.
-            run_id: of this run.
-            known: the number last seen by the run.
+            readers: reads through a store without a pace.
+            run_id: id of this run.
+            known: the last number that the run counted.
         """
         self._readers = readers
         self._run_id = run_id
         self._seen: tuple[int, int] | None = _NEVER
-        """The state of the node which the names belong to; None: there was no node."""
+        """The state of the node when the names were listed; None: there was no node."""
         self.count = max(1, known)
         """Number of runs that share the limits, including this one."""
 
     @property
     def path(self) -> str:
-        """Path of the node whose state shows a change."""
+        """Path of the node whose state changes with the readers."""
         return self._readers.path
 
     async def follow(self, stat: Stat | None) -> None:
-        """Count again if the readers changed.
+        """Count the readers again if they have changed.
 
         Args:
-            stat: of the node at ``path``, read before this call; None: there is none.
+            stat: the stat of the node at ``path``, read before this call; None: there is no such node.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -92,12 +92,12 @@ class Sharing:
 async def join(readers: Readers, run_id: str, clock: Clock, *, has_rates: bool) -> Sharing:
     """Become a reader, and return the view of the runs that share the limits.
 
-    With fixed limits and beside other runs, this waits until the others read less.
+    If there are fixed limits and other runs, this waits until the other runs read less.
 
     Args:
-        readers: through the driver's store.
-        run_id: of this run.
-        clock: to wait with.
+        readers: reads through the driver's store.
+        run_id: id of this run.
+        clock: for the wait.
         has_rates: whether the run has limits independent of the latency.
 
     Raises:

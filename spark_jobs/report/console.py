@@ -1,4 +1,4 @@
-"""A run's summary as text for people. No Spark and no terminal codes: the text also appears in logs."""
+"""A run's summary as text for people. Uses no Spark, and no terminal codes because the text also appears in logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BOOKIES_SHOWN: Final = 20
 
 
 def table(summary: RunSummary) -> str:
-    """Return several lines of text without a final line feed."""
+    """Return the summary as several lines of text, without a final line feed."""
     return "\n".join(map(plain, _lines(summary)))
 
 

@@ -21,7 +21,7 @@ class PublishOutcome(enum.Enum):
     NOTHING_TO_PUBLISH = "nothing to publish"
     DRY_RUN = "dry run"
     DISABLED = "disabled"
-    """Auto-recovery is disabled cluster-wide; marks made before the run saw this stay."""
+    """Auto-recovery is disabled cluster-wide; marks that the run made before it saw this stay."""
     HELD = "held"
     """The mass-loss brake holds."""
     INTERRUPTED = "interrupted"
@@ -39,15 +39,16 @@ class PublishResult:
 
     outcome: PublishOutcome
     ledgers: int = 0
-    """Ledgers handed to marking."""
+    """Ledgers passed to marking."""
     tasks_changed: int = 0
     """Tasks created, or extended by another missing bookie; the others were already complete."""
     held_back: Mapping[str, int] = field(default_factory=dict)
-    """Ledgers with findings and without a mark so far, by reason (``HoldReason``)."""
+    """Ledgers with findings that are not marked yet, by reason (``HoldReason``)."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     """Marks deleted by the run because their reason had ended, by ``Ended``."""
     damage_marked: int = 0
-    """Closed ledgers that the run marked because of damage that workers had recorded (R140). Not among ``ledgers``."""
+    """Closed ledgers that the run marked because of damage that workers had recorded (R140). They are not counted in
+    ``ledgers``."""
 
     @property
     def is_limited(self) -> bool:
@@ -56,13 +57,16 @@ class PublishResult:
 
     @property
     def ledgers_waiting(self) -> int:
-        """The number of all ledgers without a mark so far."""
+        """The number of all ledgers that are not marked yet."""
         return sum(self.held_back.values())
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """Counts of metadata. ``ledgers`` includes unreadable ones, but not ``vanished`` ones, deleted during the scan."""
+    """Counts of metadata.
+
+    ``ledgers`` includes unreadable ledgers, but not ``vanished`` ones, which were deleted during the scan.
+    """
 
     ledgers: int
     fragments: int
@@ -75,7 +79,7 @@ class LedgerCounts:
 
 @dataclass(frozen=True, slots=True)
 class SeverityCount:
-    """Findings of one severity. A ledger counts once, at its worst."""
+    """Findings of one severity. A ledger counts once, at its worst severity."""
 
     severity: Severity
     ledgers: int
@@ -90,12 +94,12 @@ class FindingSums:
     severities: tuple[SeverityCount, ...] = ()
     """The occurring severities, worst first."""
     by_bookie: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Per missing bookie, the numbers of ledgers and fragments that name it."""
+    """For each missing bookie, the numbers of ledgers and of fragments that name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieCount:
-    """One bookie, by metadata and registration."""
+    """One bookie, according to metadata and registrations."""
 
     bookie_id: str
     state: BookieState
@@ -110,7 +114,7 @@ class BookieCount:
 
 @dataclass(frozen=True, slots=True)
 class WorstLedger:
-    """One of the ledgers to look at first."""
+    """One of the worst ledgers."""
 
     ledger_id: int
     severity: Severity
@@ -118,42 +122,43 @@ class WorstLedger:
     bytes_estimate: int
     missing: tuple[str, ...]
     topic: str = ""
-    """Topic of Pulsar; empty without one."""
+    """Topic of Pulsar; empty: the ledger has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingBookie:
-    """A missing bookie before its due time: it is reported, and at most its critical ledgers are marked."""
+    """A missing bookie that is not due yet. It is reported, and at most its critical ledgers are marked."""
 
     bookie_id: str
     first_seen_down_ms: int
     until_ms: int
-    """When its ledgers may be marked."""
+    """Time from which its ledgers may be marked, epoch milliseconds."""
     ledgers: int
     """Ledgers with a finding because of it."""
     critical_until_ms: int = 0
-    """When its critical ledgers may be marked; 0: unknown, in reports of earlier releases."""
+    """Time from which its critical ledgers may be marked, epoch milliseconds; 0: unknown (in reports of earlier
+    releases)."""
     reason: str = HoldReason.DELAY.value
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCounts:
-    """Losses accepted by operators: neither part of the findings by severity, nor marked."""
+    """Losses that operators accepted. They are neither counted in the findings by severity, nor marked."""
 
     ledgers: int = 0
     fragments: int = 0
     ledgers_returned: int = 0
-    """Ledgers with an accepted loss and a bookie registered again: marked, and no longer accepted."""
+    """Ledgers with an accepted loss of which a bookie is registered again. They are marked, and no longer accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RackPair:
-    """The contents of two racks at the same time: fragments with an ensemble position in each of them."""
+    """What two racks have in common: fragments with an ensemble position in each of them."""
 
     first: str
     second: str
-    """The same as ``first``: two or more positions of the ensemble are in this rack."""
+    """If it is the same as ``first``, two or more positions of the ensemble are in this rack."""
     ledgers: int
     fragments: int
     payload_bytes: int
@@ -162,7 +167,7 @@ class RackPair:
 
 @dataclass(frozen=True, slots=True)
 class RackNumber:
-    """The contents of ensembles that span a number of racks. A ledger counts at its fragment with the fewest racks."""
+    """The data in ensembles that span a number of racks. A ledger counts for its fragment with the fewest racks."""
 
     racks: int
     ledgers: int
@@ -179,37 +184,38 @@ class PlacementCounts:
     min_regions: int
     is_strict: bool
     topology: str
-    """The source of the topology: a node or a file."""
+    """The node or the file with the topology."""
     fragments: int = 0
-    """Fragments with entries; the others are not judged."""
+    """Fragments with entries; fragments without entries are not judged."""
     ensembles: int = 0
     """Distinct ensembles of the fragments, counted once for each chunk of the run."""
     misplaced_ledgers: int = 0
     misplaced_fragments: int = 0
     as_good_as_possible_fragments: int = 0
-    """Fragments that violate the policy and span every existing domain; findings only with a strict policy."""
+    """Fragments that violate the policy, but span every existing domain. They are findings only under a strict
+    policy."""
     unknown_fragments: int = 0
-    """Fragments with a member outside the topology: not judged."""
+    """Fragments with a member outside the topology, which were not judged."""
     unknown_bookies: tuple[str, ...] = ()
     rack_numbers: tuple[RackNumber, ...] = ()
-    """By number of racks, ascending. Fragments with a member outside the topology are left out, here and below."""
+    """By number of racks, ascending. Fragments with a member outside the topology are left out, also in ``racks``."""
     racks: tuple[RackPair, ...] = ()
-    """By pair of racks, in the order of their names; pairs without a fragment are left out."""
+    """By pair of racks, sorted by name; pairs without a fragment are left out."""
     racks_cut: bool = False
-    """Whether the list is not complete: it has the pairs with the most ledgers."""
+    """Whether ``racks`` is not complete, and has only the pairs with the most ledgers."""
     outside_groups_fragments: int = 0
-    """Of the misplaced fragments, those with a member outside the bookie groups requested by the ledger."""
+    """Misplaced fragments with a member outside the bookie groups that the ledger requests."""
     unreadable_groups_fragments: int = 0
-    """Fragments with enough domains, of ledgers whose bookie groups cannot be read."""
+    """Fragments that span enough domains, but whose ledger's bookie groups cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownAnswers:
-    """A registered bookie with unknown contents for some ledgers."""
+    """A registered bookie whose entries of some ledgers are unknown."""
 
     bookie_id: str
     status: str
-    """Name of ``bookie.wire.port.Status``."""
+    """Name of a ``bookie.wire.port.Status``."""
     ledgers: int
     detail: str = ""
     """The first detail reported with the status."""
@@ -222,7 +228,7 @@ class UnknownAnswers:
 
 @dataclass(frozen=True, slots=True)
 class SampledBookie:
-    """A bookie unable to list entries, and the number of its ledgers judged by their first and last entries."""
+    """A bookie that cannot list entries, with the number of its ledgers judged by their first and last entries."""
 
     bookie_id: str
     ledgers: int
@@ -233,26 +239,26 @@ class ReplicaCounts:
     """The results and the cost of a replicas check."""
 
     ledgers: int
-    """Checked ledgers: those in the range and the sample."""
+    """Ledgers that were checked: those in the range and the sample."""
     requests: int
     """Requests to bookies for lists, and for samples if a bookie cannot list."""
     expected: int
     """Copies assigned to registered bookies, including those with an unknown answer."""
     absent: int
-    """Copies denied by their bookie twice, with the metadata read again between the two answers."""
+    """Copies that their bookie denied twice. The metadata was read again between the two answers."""
     unknown: tuple[UnknownAnswers, ...]
     sample: float
     sample_seed: int
     ledger_min: int
     ledger_max: int
     full_run_estimate_s: float
-    """Estimated duration of a check of every ledger at this run's pace, seconds."""
+    """Estimated duration of a check of every ledger at the pace of this run, seconds."""
     sampled: tuple[SampledBookie, ...] = ()
-    """Empty in reports of releases without samples."""
+    """Empty in reports of releases that took no samples."""
 
     @property
     def is_every_ledger(self) -> bool:
-        """Whether the check left out no ledger: it had neither a range nor a sample."""
+        """Whether the check left out no ledger, because it had neither a range nor a sample."""
         return self.sample >= 1 and self.ledger_min == 0 and self.ledger_max == LEDGER_ID_MAX
 
 
@@ -262,30 +268,30 @@ class SnapshotCounts:
 
     file: str
     bytes_read: int
-    """Size of the snapshot, unpacked."""
+    """Size of the unpacked snapshot."""
     ledgers: int
-    """Ledgers judged by the snapshot: closed, and on live bookies alone."""
+    """Ledgers judged by the snapshot: closed, and only on live bookies."""
     read_again: int
-    """Ledgers of the snapshot read again from ZooKeeper."""
+    """Ledgers of the snapshot that were read again from ZooKeeper."""
     read_live: int
-    """Ledgers not read from the snapshot, because ledgers were created under the same node since."""
+    """Ledgers that were not read from the snapshot, because ledgers were created under the same node since then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCounts:
-    """The use of the image of ledger metadata by an audit; times are epoch milliseconds."""
+    """How an audit used the image of ledger metadata; times are epoch milliseconds."""
 
     read_from_ms: int = 0
     """When the reading for the used image began; 0: the run used no image."""
     suspects: int = 0
-    """Ledgers read first, because the image names a lost bookie for them."""
+    """Ledgers that were read first, because the image names a lost bookie for them."""
     marked: int = 0
-    """Those of them marked before all ledgers were read."""
+    """Ledgers among these that were marked before all ledgers were read."""
     first_mark_ms: int = 0
     """When the first of them was marked; 0: none was marked."""
     last_mark_ms: int = 0
     problem: str = ""
-    """Why the image was not used, or only in part; empty: no problem, or no loss to react to."""
+    """Why the image was not used, or only in part; empty: there was no problem, or no loss."""
     written_from_ms: int = 0
     """When the reading for the written image began; 0: the run wrote no image."""
     written_ledgers: int = 0
@@ -293,28 +299,28 @@ class ImageCounts:
     write_problem: str = ""
     """Why the run wrote no image."""
     carried: int = 0
-    """Ledgers not read by an incremental run: in the image they are closed, on bookies that are still live, and in an
-    unchanged part of the ledger tree.
+    """Ledgers that an incremental run did not read. In the image, they are closed and on bookies that are still live,
+    and their part of the ledger tree is unchanged.
     """
     carried_from_ms: int = 0
-    """When the oldest of them were read; 0: none."""
+    """When the oldest of these were read; 0: there are none."""
     carried_problem: str = ""
-    """Why an incremental run read all ledgers, or some ledgers of the image."""
+    """Why an incremental run read all ledgers, or some ledgers that the image has."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverMarksCounts:
-    """The marks of an audit of a small cluster before Spark read the ledgers; times are epoch milliseconds."""
+    """The marks that an audit of a small cluster made before Spark read the ledgers; times are epoch milliseconds."""
 
     ledgers: int = 0
     """Ledgers read by the driver; 0: it read none."""
     marked: int = 0
-    """Those of them that it marked."""
+    """Ledgers among these that it marked."""
     first_mark_ms: int = 0
     """When the first of them was marked; 0: none was marked."""
     last_mark_ms: int = 0
     problem: str = ""
-    """Why the driver marked none, or only a part; empty: no problem, no loss to react to, or a larger cluster."""
+    """Why the driver marked none, or only a part; empty: there was no problem, no loss, or a larger cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +328,10 @@ class NamespaceCount:
     """Unreferenced ledgers of a namespace."""
 
     namespace: str
-    """With its tenant."""
+    """Name with the tenant."""
     ledgers: int
     stored_bytes: int
-    """Payload on all bookies together."""
+    """Payload on all bookies together, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,9 +352,9 @@ class ReferenceCounts:
     """Ledgers younger than this many seconds have no verdict."""
     referenced: int = 0
     offloaded_and_here: int = 0
-    """Referenced ledgers, offloaded and still in BookKeeper."""
+    """Referenced ledgers that are offloaded, and still in BookKeeper."""
     offloaded: int = 0
-    """References to ledgers offloaded and no longer in BookKeeper."""
+    """References to ledgers that are offloaded, and no longer in BookKeeper."""
     unreferenced: int = 0
     unreferenced_stored_bytes: int = 0
     namespaces: tuple[NamespaceCount, ...] = ()
@@ -370,7 +376,7 @@ class CheckPart:
     check: str
     """``bookies``, ``placement``, ``metadata`` or ``inventory``."""
     problem: str = ""
-    """Why the check is not complete; empty: it is complete, if all metadata was read."""
+    """Why the check is not complete; empty: it is complete if all metadata was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,25 +388,28 @@ class LintCounts:
     recovery_age_max_s: float = 0.0
     """Longest normal duration of a recovery, seconds."""
     dangling_cookies: tuple[str, ...] = ()
-    """Bookies with a cookie and without a registration, not named by any ledger."""
+    """Bookies with a cookie and without a registration that no ledger names."""
     cookies_not_judged: str = ""
     """Why dangling cookies are unknown; ``dangling_cookies`` is then empty."""
 
     @property
     def ledgers(self) -> int:
-        """The sum over all faults: a ledger counts once for each."""
+        """The sum over all faults. A ledger counts once for each of its faults."""
         return sum(self.faults.values())
 
     @property
     def errors(self) -> int:
-        """As ``ledgers``, for the faults that endanger entries."""
+        """The same as ``ledgers``, for the faults that endanger entries."""
         grave = {fault.label for fault in MetadataFault if fault.weight is Weight.ERROR}
         return sum(count for label, count in self.faults.items() if label in grave)
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryBookie:
-    """The answer of one registered bookie to the request for its ledgers. Times are RFC 3339; empty: unknown."""
+    """The answer of one registered bookie to the request for its ledgers.
+
+    Times are in RFC 3339; an empty time is unknown.
+    """
 
     bookie_id: str
     state: str
@@ -408,18 +417,18 @@ class InventoryBookie:
     ``bad answer``."""
     detail: str = ""
     ledgers: int = 0
-    """Listed ledgers, some of them perhaps without entries."""
+    """Listed ledgers, some of which may have no entries."""
     over_replicated: int = 0
     """Closed ledgers with entries on this bookie that the metadata does not place there."""
     unowned: int = 0
     """Nonexistent ledgers with entries on this bookie."""
     damaged_entries: int = 0
-    """Entries known to be damaged that the bookie could not replace."""
+    """Damaged entries that the bookie knows of and could not replace."""
     scrub: str = ""
-    """Phase of its scrub: ``waiting``, ``running``, ``stopped``, ``disabled``."""
+    """Phase of its scrub: ``waiting``, ``running``, ``stopped`` or ``disabled``."""
     scrub_finished: str = ""
     collection_finished: str = ""
-    """End of the last garbage collection since the start of the bookie."""
+    """End of the last garbage collection since the bookie started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,15 +436,15 @@ class InventoryCounts:
     """The inventories of bookies, compared with the metadata (kind ``everything``)."""
 
     grace_s: float
-    """Copies superfluous for less than this many seconds are not judged."""
+    """Copies that have been superfluous for less than this many seconds are not judged."""
     bookies: tuple[InventoryBookie, ...] = ()
     over_replicated: int = 0
-    """Ledgers; each counts once."""
+    """Number of ledgers; each counts once."""
     unowned: int = 0
     damaged: int = 0
-    """Ledgers with damaged entries reported by a bookie."""
+    """Ledgers of which a bookie reports damaged entries."""
     not_judged: Mapping[str, int] = field(default_factory=dict)
-    """Ledgers with copies outside of the metadata and without a verdict, by the reason for this."""
+    """Ledgers with copies outside of the metadata that have no verdict, by reason."""
 
     @property
     def unknown(self) -> tuple[InventoryBookie, ...]:

@@ -1,7 +1,7 @@
 """Decode ``summary.json`` to a value. Pure.
 
-Reports outlive the version that wrote them. A missing field gets the value with the meaning of reports from before the
-field existed, and fields added by a newer version are ignored.
+A report may be read by another version than the one that wrote it. A missing field gets the value that describes
+reports from before the field existed. Fields that a newer version added are ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_report(document: object) -> bool:
 
 
 def decode_summary(document: Mapping[str, Any]) -> RunSummary:
-    """Return the summary whose ``to_json`` returned ``document``.
+    """Return the summary of which ``document`` is the ``to_json``.
 
     Raises:
         DamagedReportError: the document is not a summary.
@@ -155,7 +155,7 @@ def _waiting(item: Mapping[str, Any]) -> WaitingBookie:
 
 
 def _published(item: Mapping[str, Any]) -> PublishResult:
-    """Decode a result of publishing. Reports from before the reasons have only the number of waiting ledgers."""
+    """Decode a result of publishing. Older reports have no reasons, only the number of waiting ledgers."""
     held = item.get("held_back")
     if held is None:
         waiting = _count(item.get("ledgers_waiting", 0))
@@ -237,7 +237,7 @@ def _accepted(item: Mapping[str, Any]) -> AcceptedCounts:
 
 
 def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:
-    """Return a flat value of texts and numbers from its JSON object; ``converted`` are the fields of other types."""
+    """Return a flat value of texts and numbers from its JSON object; ``converted`` has the fields of other types."""
     known: dict[str, Any] = {
         field.name: _typed(str(field.type), item[field.name])
         for field in fields(cls)
@@ -247,7 +247,7 @@ def _made(cls: type[T], item: Mapping[str, Any], **converted: object) -> T:
 
 
 def _typed(declared: str, value: object) -> object:
-    """Return the value after a check of its type against the declaration of the field."""
+    """Check the type of a value against the declaration of the field, and return the value."""
     wanted = {"int": (int,), "str": (str,), "bool": (bool,), "float": (float, int)}.get(declared)
     if wanted is not None and type(value) not in wanted:
         raise ValueError(f"{value!r} is not of type {declared}")

@@ -1,7 +1,7 @@
 """The changes between two runs of one check on one cluster. Pure.
 
-Only counts are compared, so a severity with the same number of ledgers may contain other ledgers; the table of findings
-lists them. An incomplete run is compared as well, with a caveat.
+Only counts are compared. So a severity with the same number of ledgers may contain different ledgers; the table of
+findings lists them. An incomplete run is compared as well, with a caveat.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DifferentReportsError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A number in both runs."""
+    """A number of the earlier run, and the same number of the later run."""
 
     before: int
     now: int
@@ -36,10 +36,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class BookieChanges:
-    """Bookies whose state differs, by id."""
+    """Bookies whose state differs, sorted by id."""
 
     lost: tuple[str, ...] = ()
-    """Not registered now, and earlier either registered or unknown."""
+    """Not registered now, and before either registered or unknown."""
     returned: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
     """Registered now, and unknown before."""
@@ -60,14 +60,14 @@ class ReportDiff:
     """None, as with ``unreadable`` and ``severities``, if one of the runs checked nothing."""
     unreadable: Change | None
     severities: Mapping[Severity, Change]
-    """Ledgers by worst severity, for each severity with ledgers in one of the runs; worst first."""
+    """Ledgers by worst severity, for each severity that has ledgers in one of the runs; worst first."""
     bookies: BookieChanges
     worst_appeared: tuple[int, ...]
-    """Ledgers among the worst of the later run alone."""
+    """Ledgers that are among the worst only in the later run."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no difference at all."""
+        """Whether the two runs do not differ."""
         counts = [*self.severities.values(), *(change for change in (self.ledgers, self.unreadable) if change)]
         return (
             self.old.verdict is self.new.verdict
@@ -77,7 +77,7 @@ class ReportDiff:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the difference as plain values."""
         return {
             "old": self.old.run_id,
             "new": self.new.run_id,
@@ -118,7 +118,7 @@ def diff(old: RunSummary, new: RunSummary) -> ReportDiff:
 
 
 def has_checked(summary: RunSummary) -> bool:
-    """Return whether the numbers of findings are meaningful: if the brake held, nothing was checked."""
+    """Return whether the numbers of findings mean anything. If the brake held, nothing was checked."""
     return summary.verdict is not Verdict.HELD
 
 

@@ -26,15 +26,15 @@ class ReportDirError(PermanentError):
 
 
 def is_run_id(name: str) -> bool:
-    """Return whether a directory name is possible for a report: no dots, no separators, no quoting in a URL."""
+    """Return whether a directory name can be that of a report: without dots, separators, and quoting in a URL."""
     return _RUN_ID.fullmatch(name) is not None
 
 
 def write_file(path: Path, data: bytes, *, temporary: Path | None = None) -> None:
-    """Write a file atomically: a reader finds it complete or not at all, even after a crash.
+    """Write a file atomically. A reader finds it complete or not at all, even after a crash.
 
     Args:
-        path: of the file; an older one is replaced.
+        path: path of the file; an older file is replaced.
         data: its content.
         temporary: the file to write first, on the same file system; by default a hidden file in the same directory. Two
             processes that write the same file at the same time need different ones.

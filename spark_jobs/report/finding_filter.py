@@ -1,4 +1,4 @@
-"""The common parts of all lists of findings: the filter, the columns, and the end of a page. Pure."""
+"""What all lists of findings have in common: the filter, the columns, and the cursor for pages. Pure."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class FindingFilter:
 
 
 ANY: Final = FindingFilter()
-"""Every finding."""
+"""Selects every finding."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """The last row of a page, and the order of rows: each row of a run has a different one."""
+    """Identifies the last row of a page, and defines the order of rows. Each row of a run has a different cursor."""
 
     ledger_id: int
     """-1: the finding is about a bookie, and has no ledger."""
@@ -52,7 +52,7 @@ class Cursor:
     """-1: the finding has no fragment."""
     kind: str
     bookie: str = ""
-    """Of a finding without a ledger; else empty."""
+    """The bookie of a finding without a ledger; otherwise empty."""
 
     def __str__(self) -> str:
         """Return the cursor as text, for the request of the next page."""
@@ -64,7 +64,7 @@ CURSOR_PATTERN: Final = (
     f"^(-1|[0-9]{{1,19}}):(-1|[0-9]{{1,9}}):({'|'.join(kind.value for kind in FindingKind)})"
     r"(:[a-zA-Z0-9:-_.\-]{1,256})?$"
 )
-"""The text of a cursor."""
+"""Regular expression for the text of a cursor."""
 
 
 def parse_cursor(text: str) -> Cursor:

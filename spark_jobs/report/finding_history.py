@@ -1,4 +1,4 @@
-"""Findings of all runs since a moment, in pages, from the tables. Needs neither Spark nor Arrow."""
+"""Findings of all runs since a point in time, in pages, from the tables. Needs neither Spark nor Arrow."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _TIMEOUT_S: Final = 60.0
 
 
 class InvalidCursorError(PermanentError):
-    """The text is not a cursor for the end of a page."""
+    """The text is not the cursor of a page."""
 
 
 def findings_since(
     report_dir: Path, since_ms: int, limit: int, wanted: FindingFilter = ANY, after: str | None = None
 ) -> dict[str, Any]:
-    """Return findings of the runs finished since a moment: the newest run first, then by ledger, fragment and kind.
+    """Return findings of the runs that finished since a time: the newest run first, then by ledger, fragment and kind.
 
     Args:
-        report_dir: of all runs.
-        since_ms: epoch milliseconds.
+        report_dir: the report directory of all runs.
+        since_ms: the time, epoch milliseconds.
         limit: maximum number of findings.
-        wanted: the selection.
+        wanted: selects the findings.
         after: ``next_after`` of the previous page; None: from the beginning.
 
     Returns:
-        ``items`` as in ``finding_rows.read_findings``, with the run; ``next_after``, None at the end; and ``left_out``,
-            the unreadable files.
+        ``items`` as in ``finding_rows.read_findings``, with the run; ``next_after``, which is None at the end; and
+        ``left_out``, the unreadable files.
 
     Raises:
         InvalidCursorError: ``after`` is not a cursor.
@@ -71,13 +71,13 @@ def findings_since(
 
 
 _DAYS: Final = "(day IS NULL OR day >= $day - 2)"
-"""Only the files of these days are opened. Earlier releases store a finding under the day of the start of its run; such
-a run took two days at most."""
+"""Only the files of these days are opened. Earlier releases store a finding under the day on which its run started;
+such a run took at most two days."""
 _ORDER: Final = (
     "coalesce(ledger_id, -1), coalesce(fragment_index, -1), kind, "
     "CASE WHEN ledger_id IS NULL THEN coalesce(missing[1], '') ELSE '' END"
 )
-"""As ``Cursor``."""
+"""The order of ``Cursor``."""
 _AFTER: Final = f"""(run_id < $run OR (run_id = $run AND
     ({_ORDER}) > ($after_ledger, $after_fragment, $after_kind, $after_bookie)))"""
 

@@ -1,4 +1,4 @@
-"""Findings of a run, in pages, from its table. Needs no Spark; the size of a page bounds the memory.
+"""Findings of a run, in pages, from its table. Needs no Spark. The size of a page bounds the memory.
 
 Rows are in the order of ``Cursor``. This order is total for the findings of a run, so a page may end anywhere, and the
 next one begins after its last row.
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _ORDER: Final = ("ledger_id", "fragment_index", "kind", "bookie")
 _BATCH_ROWS: Final = 65_536
 _READAHEAD: Final = 1
-"""Batches of a file, and files, that are read before they are used. Arrow's defaults, 16 and 4, need more memory."""
+"""Number of batches of a file, and of files, that are read ahead. Arrow's defaults, 16 and 4, need more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class FindingPage:
 def read_findings(
     report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = ANY, after: Cursor | None = None
 ) -> FindingPage:
-    """Return the first ``limit`` findings after a row.
+    """Return the first ``limit`` findings after the row of a cursor.
 
-    A run without findings has no table, and neither has a run held by the brake.
+    The page is empty if the run has no findings, or was held by the brake.
 
     Raises:
         NoSuchReportError: there is no report of this run in the directory, or its table cannot be read.
@@ -97,7 +97,7 @@ def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None
     if after is not None:
         ledger, kind = pc.coalesce(ds.field("ledger_id"), pc.scalar(-1)), ds.field("kind")
         index = pc.coalesce(ds.field("fragment_index"), pc.scalar(-1))
-        is_later_kind = kind >= after.kind if after.bookie else kind > after.kind  # ``_placed`` compares the bookies
+        is_later_kind = kind >= after.kind if after.bookie else kind > after.kind  # ``_placed`` compares bookies
         is_later = (index > after.fragment_index) | ((index == after.fragment_index) & is_later_kind)
         parts.append((ledger > after.ledger_id) | ((ledger == after.ledger_id) & is_later))
     whole: ds.Expression | None = None
@@ -107,7 +107,7 @@ def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None
 
 
 def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
-    """Return the rows after ``after``, with sortable values: no null, and a bookie for a row without a ledger."""
+    """Return the rows after ``after``, with sortable values: no nulls, and a bookie for a row without a ledger."""
     found = pa.Table.from_batches([batch])
     bookies = [""] * found.num_rows
     if found["ledger_id"].null_count:

@@ -1,6 +1,6 @@
 """Texts about held-back and withdrawn marks, for the page and for the terminal. Pure.
 
-A report outlives the release that wrote it, so a reason unknown to this release is shown unchanged.
+A report may come from another release, so an unknown reason is shown unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDED_WORDS: Final = {
 
 
 def reason_words(reason: str) -> str:
-    """Return why ledgers are held back, as text."""
+    """Return the text for a reason why ledgers are held back."""
     return _WORDS.get(reason, reason)
 
 
@@ -43,6 +43,6 @@ def held_ledgers(summary: RunSummary) -> Iterator[tuple[str, int]]:
 
 
 def withdrawn_marks(summary: RunSummary) -> Iterator[tuple[str, int]]:
-    """Yield the causes of withdrawn marks, with the numbers of marks, the most common first."""
+    """Yield the reasons for withdrawn marks, with the numbers of marks, the most common first."""
     for reason, count in sorted(summary.published.withdrawn.items(), key=lambda each: (-each[1], each[0])):
         yield _ENDED_WORDS.get(reason, reason), count

@@ -1,7 +1,7 @@
-"""Read the runs in a report directory, find one, and remove the oldest.
+"""Read the runs in a report directory, find a run, and remove the oldest runs.
 
-A run is a directory with a summary of an audit, named by the run's id. Everything else in the report directory is
-foreign and stays untouched, including a directory without a summary: its run may still be active.
+A run is a directory with a summary of an audit; its name is the run's id. Nothing else in the report directory is
+touched, not even a directory without a summary, because its run may still be active.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BRIEF: Final = (
     *("run_id", "run_kind", "dry_run", "cluster", "started", "finished", "verdict", "complete", "counts", "findings"),
     "published",
 )
-"""Members of a summary's document for lists."""
+"""The fields of a summary's document that lists contain."""
 _GOING: Final = ".bkheal-pruned-"
-"""Prefix of a directory during its removal; after a crash the next run continues."""
+"""Prefix of a directory that is being removed. After a crash, the next run continues."""
 
 
 class NoSuchReportError(PermanentError):
-    """There is no report, none with the given name, or more than one."""
+    """There is no report, no report with the given name, or more than one."""
 
 
 def summaries(report_dir: Path) -> Iterator[Mapping[str, Any]]:
@@ -59,11 +59,13 @@ def reports(report_dir: Path) -> Iterator[RunSummary]:
 
 
 def latest(runs: Iterable[Mapping[str, Any]], now_ms: int) -> Mapping[str, Any] | None:
-    """Return the first run not dated a day or more in the future by a wrong clock; else the first; None without runs.
+    """Return the first run that is not dated a day or more in the future by a wrong clock.
+
+    If there is no such run, the first one is returned; None: there are no runs.
 
     Args:
         runs: documents with a ``run_id``, the newest first.
-        now_ms: the present, epoch milliseconds.
+        now_ms: the current time, epoch milliseconds.
     """
     first = None
     for run in runs:
@@ -76,7 +78,7 @@ def latest(runs: Iterable[Mapping[str, Any]], now_ms: int) -> Mapping[str, Any] 
 
 
 def find(report_dir: Path, name: str) -> RunSummary:
-    """Return the run with an id, with the only id with this beginning, or the latest run (``latest``).
+    """Return the run whose id is ``name``, the only one whose id begins with it, or the latest run.
 
     Raises:
         NoSuchReportError: there is none, or several ids have this beginning.
@@ -101,7 +103,7 @@ def find(report_dir: Path, name: str) -> RunSummary:
 
 
 def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:
-    """Return the run to compare with: the newest complete one before it, of the same check and cluster."""
+    """Return the run to compare with: the newest complete earlier run of the same check and cluster."""
     for earlier in runs:
         is_alike = earlier.kind is summary.kind and earlier.cluster.instance_id == summary.cluster.instance_id
         if is_alike and earlier.run_id < summary.run_id and is_whole(earlier):
@@ -110,7 +112,7 @@ def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary 
 
 
 def brief(summary: RunSummary) -> dict[str, Any]:
-    """Return the parts of a summary's document for lists. Pure."""
+    """Return the fields of a summary's document that lists contain. Pure."""
     document = summary.to_json()
     return {name: document[name] for name in BRIEF}
 
@@ -123,7 +125,7 @@ def is_whole(summary: RunSummary) -> bool:
 def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
     """Return the ids of runs to remove, the oldest first. Pure.
 
-    The newest complete run of each check and cluster stays even beyond the limit: the next one is compared with it.
+    The newest complete run of each check and cluster always stays, because the next run is compared with it.
 
     Args:
         runs: all runs.
@@ -141,9 +143,10 @@ def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
 
 
 def prune(report_dir: Path, kept_max: int) -> list[str]:
-    """Remove the oldest runs' directories; rows of the history stay. A failure is logged, and the next call retries.
+    """Remove the directories of the oldest runs; rows of the history stay. After a failure, the next call tries again.
 
-    A run disappears in one step, then its files are deleted. Two processes may prune at the same time.
+    A run disappears in one step; its files are deleted after that. Failures are logged. Two processes may prune at the
+    same time.
 
     Returns:
         Ids of the removed runs.
@@ -156,7 +159,7 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
         try:
             directory.rename(report_dir / f"{_GOING}{run_id}")
         except FileNotFoundError:
-            continue  # another process was quicker
+            continue  # another process removed it first
         except OSError as error:
             _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
             continue
@@ -168,7 +171,7 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
 
 
 def _paths(report_dir: Path, pattern: str) -> list[Path]:
-    """Return the paths that match; none if the directory cannot be read, such as that of a mount without a server."""
+    """Return the paths that match; none if the directory cannot be read, such as a mount whose server is down."""
     try:
         return list(report_dir.glob(pattern))
     except OSError as error:

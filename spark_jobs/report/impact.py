@@ -1,7 +1,7 @@
-"""The namespaces and topics of Pulsar affected by the findings of a run. Pure; importable without Spark.
+"""The namespaces and topics of Pulsar that the findings of a run affect. Pure; importable without Spark.
 
-A run may find a million ledgers, so a summary names the worst namespaces and topics, and counts the others. Rows are in
-the order of their importance for an operator: by severity, system topics first, then by effect.
+A run may find a million ledgers, so a summary names the worst namespaces and topics, and counts the others. Rows are
+sorted by importance for an operator: by severity, system topics first, then by effect.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from bookie.model.severity import Severity
 from spark_jobs.options.namespaces import NAMESPACES_MAX
 
 TOPICS_MAX: Final = 100
-"""Topics in a summary."""
+"""Largest number of topics in a summary."""
 OTHER: Final = "other"
-"""Distinct from every namespace: each has a tenant and a slash."""
+"""Stands for all other namespaces. It differs from every namespace, because a namespace has a slash after the
+tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,9 @@ class NamespaceImpact:
 
     severity: Severity
     standing: Standing
-    """The worst standing."""
+    """The worst standing of its ledgers."""
     effect: Effect
-    """The worst effect of this standing."""
+    """The worst effect with this standing."""
     namespace: str
     topics: int
     ledgers: int
@@ -137,7 +138,7 @@ class SeverityImpact:
     namespaces: int
     topics: int
     ledgers: int
-    """Ledgers with a topic."""
+    """Number of ledgers with a topic."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -156,20 +157,20 @@ class Impact:
     severities: tuple[SeverityImpact, ...] = ()
     """The occurring severities, worst first."""
     namespaces: tuple[NamespaceImpact, ...] = ()
-    """The worst, at most ``NAMESPACES_MAX``."""
+    """The worst namespaces, at most ``NAMESPACES_MAX``."""
     topics: tuple[ImpactRow, ...] = ()
-    """The worst, at most ``TOPICS_MAX``."""
+    """The worst topics, at most ``TOPICS_MAX``."""
     rows: int = 0
-    """Number of all rows of topics, including those not listed here."""
+    """Number of all rows of topics, including those that are not in ``topics``."""
     unnamed_ledgers: int = 0
-    """Ledgers with findings and without a topic."""
+    """Number of ledgers with findings and without a topic."""
     is_cut: bool = False
-    """Whether some topics are counted nowhere because there are too many."""
+    """Whether there are too many topics, so that some are not counted at all."""
 
     def by_namespace(self, count: int) -> dict[str, dict[str, int]]:
         """Return ledgers by severity label and namespace: the worst ``count`` rows, and all others as ``other``.
 
-        ``count`` is at most ``NAMESPACES_MAX``; 0: nothing.
+        ``count`` is at most ``NAMESPACES_MAX``. 0: the result is empty.
         """
         if not count:
             return {}
@@ -182,7 +183,7 @@ class Impact:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the part of a document."""
+        """Return the impact as part of the document of a summary."""
         return {
             "severities": [each.to_json() for each in self.severities],
             "namespaces": [each.to_json() for each in self.namespaces],
@@ -197,14 +198,14 @@ _STANDINGS: Final = {standing: number for number, standing in enumerate(Standing
 
 
 def meaning(standing: Standing, effect: Effect) -> str:
-    """Return the meaning of an effect of this standing for clients, as a clause."""
+    """Return what an effect with this standing means for clients, as a clause."""
     if standing is Standing.NONE:
         return "nothing: no entry lacks a copy"
     return effect.value if standing is Standing.NOW else f"if the last copies are lost: {effect.value}"
 
 
 def impact_of(rows: Iterable[ImpactRow], unnamed_ledgers: int, *, is_cut: bool = False) -> Impact:
-    """Sum up rows."""
+    """Return the impact that rows add up to."""
     ordered = sorted(rows, key=lambda row: row.order)
     namespaces = sorted(_namespaces(ordered), key=lambda each: each.order)
     return Impact(
@@ -227,7 +228,7 @@ def _severities(ordered: Iterable[ImpactRow]) -> Iterable[SeverityImpact]:
 
 
 def _namespaces(ordered: Iterable[ImpactRow]) -> Iterable[NamespaceImpact]:
-    """Yield the namespaces; ``ordered`` has the worst row of each namespace first."""
+    """Yield the namespaces. In ``ordered``, the worst row of each namespace comes first."""
     groups: defaultdict[tuple[Severity, str], list[ImpactRow]] = defaultdict(list)
     for row in ordered:
         groups[row.severity, row.namespace].append(row)
@@ -244,7 +245,7 @@ def _namespaces(ordered: Iterable[ImpactRow]) -> Iterable[NamespaceImpact]:
 
 
 def impact_from_json(document: Mapping[str, Any]) -> Impact:
-    """Decode the part of a document.
+    """Decode the impact in the document of a summary.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the document has another form.

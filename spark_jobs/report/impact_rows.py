@@ -1,9 +1,9 @@
 """The impact of a run, from its table of findings. Needs no Spark.
 
-The table is read in batches and grouped by Arrow, so a million findings need a second, and the memory of one batch and
-of a bounded number of groups. Findings of one ledger follow each other in the table.
+The table is read in batches, which Arrow groups. A million findings take a second, and need the memory of one batch and
+of a bounded number of groups. The findings of one ledger follow each other in the table.
 
-Findings of an accepted loss are left out, as in all counts by severity, and so are findings about an unknown place.
+Findings of an accepted loss are left out, as in all counts by severity, and so are the other kinds in ``_LEFT_OUT``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
 _ROWS_MAX: Final = 200_000
-"""Rows of topics kept in memory: some 200 MB. The impact of a run with more is marked as cut."""
+"""Largest number of rows of topics in memory: about 200 MB. The impact of a run with more rows is marked as cut."""
 _LEFT_OUT: Final = pa.array(
     [
         kind.value
@@ -55,7 +55,7 @@ _COLUMNS: Final = (
     *(*_NUMBERS, *OWNER_COLUMNS),
 )
 _SIZE: Final = pa.decimal128(38, 0)
-"""For sums of bytes: damaged lengths of ledgers can give more than 64 bits."""
+"""The type of sums of bytes. With damaged lengths of ledgers, a sum may need more than 64 bits."""
 _KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", "missing_count", *_NUMBERS[1:])
 
 
@@ -65,9 +65,9 @@ class ImpactFilter:
 
     severity: Severity | None = None
     namespace: str | None = None
-    """With its tenant."""
+    """Name with the tenant."""
     topic: str | None = None
-    """The full name; without a partition number, it selects all partitions."""
+    """Full name of the topic. Without a partition number, it selects all partitions."""
 
     def has(self, row: ImpactRow) -> bool:
         """Return whether a row is selected."""
@@ -86,11 +86,11 @@ class ImpactPage:
     total: int
     """Number of selected rows."""
     unnamed_ledgers: int
-    """Ledgers of the whole run with findings and without a topic."""
+    """Number of ledgers of the whole run with findings and without a topic."""
     is_cut: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the page as plain values."""
         return {
             "items": [row.to_json() for row in self.rows],
             "total": self.total,
@@ -100,7 +100,7 @@ class ImpactPage:
 
 
 def read_impact(report_dir: Path, run_id: str) -> Impact:
-    """Return the impact of a run, empty without a table of findings and for a run of an earlier release.
+    """Return the impact of a run; empty if the run has no table of findings, or is of an earlier release.
 
     Raises:
         NoSuchReportError: there is no report of this run in the directory, or its table cannot be read.
@@ -143,13 +143,14 @@ def _read(report_dir: Path, run_id: str) -> tuple[list[ImpactRow], int, bool]:
 
 
 class _Groups:
-    """Findings as rows of topics, batch by batch."""
+    """Collects findings, batch by batch, into rows of topics."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[Any, ...], list[int]] = {}
-        """Ledgers, bytes and the lowest id of each row."""
+        """Number of ledgers, bytes and lowest ledger id of each row."""
         self._last: tuple[int, frozenset[tuple[Any, ...]]] = (-1, frozenset())
-        """The ledger at the end of the last batch, and the rows that count it: the next batch may continue with it."""
+        """The ledger at the end of the last batch, and the rows that count it. The next batch may begin with the same
+        ledger."""
         self.unnamed = 0
         self.is_cut = False
 

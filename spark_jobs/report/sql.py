@@ -1,8 +1,8 @@
-"""SQL questions about the tables of all runs, answered by DuckDB in this process. Needs neither Spark nor Arrow.
+"""Answers SQL questions about the tables of all runs, with DuckDB in this process. Needs neither Spark nor Arrow.
 
-A question can only read: it is one SELECT on an in-memory database with access to the files of the tables alone. It
-loads no extension, reads no variable of the program, writes no temporary file, and its configuration is locked. Its
-memory, its time and the rows of its answer are bounded.
+A question can only read. It is one SELECT on an in-memory database that has access only to the files of the tables. The
+database loads no extension, reads no variable of the program, and writes no temporary file; its configuration is
+locked. Memory, time and rows of an answer are bounded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _THREADS_MAX: Final = 4
 MEMORY: Final = "1GiB"
 _INTERRUPT_S: Final = 0.5
 _ATTEMPTS_MAX: Final = 5
-"""Attempts if files are replaced between the listing and the reading."""
+"""Number of attempts, if files are replaced between the listing and the reading."""
 _DAY_OF_FILE: Final = r"regexp_extract(filename, '/day=(\d{4}-\d{2}-\d{2})/[^/]*$', 1)"
-"""The day in the path of a file. DuckDB's own partitioning also reads components ``name=value`` above the reports."""
+"""SQL for the day in the path of a file. DuckDB's own partitioning would also use components ``name=value`` above the
+reports."""
 _NO_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
 
 
 class QueryRefusedError(PermanentError):
-    """The text is not one SELECT accepted by DuckDB."""
+    """The text is not a single SELECT that DuckDB accepts."""
 
 
 class QueryTooLargeError(PermanentError):
@@ -48,12 +49,12 @@ class Answer:
     """The answer to a question."""
 
     columns: tuple[str, ...]
-    """Unique names."""
+    """Names of the columns, each one unique."""
     rows: list[tuple[Any, ...]]
     is_cut: bool
     """Whether there are more rows than requested."""
     left_out: tuple[str, ...]
-    """Files in another format than Parquet, for example after a disk crash: their rows are missing in the answer."""
+    """Files that are not Parquet, for example after a disk crash. Their rows are missing from the answer."""
 
 
 def ask(
@@ -62,11 +63,11 @@ def ask(
     """Answer one question.
 
     Args:
-        report_dir: of all runs; it is not changed.
+        report_dir: the report directory of all runs; it is not changed.
         question: one SELECT in DuckDB's SQL.
         limit: maximum number of returned rows.
-        timeout_s: seconds from the call to the answer.
-        values: of the question's parameters (``$name``).
+        timeout_s: longest time from the call to the answer, seconds.
+        values: values of the question's parameters (``$name``).
 
     Raises:
         QueryRefusedError: the text is not such a question.
@@ -95,7 +96,7 @@ def _attempt(
     except FileNotFoundError as error:
         raise _ReplacedError from error
     except (duckdb.IOException, QueryRefusedError) as error:
-        # DuckDB reports a deleted file in several ways, depending on the step.
+        # DuckDB reports a deleted file in different ways, depending on the step.
         if not all(map(os.path.exists, files)):
             raise _ReplacedError from error
         if isinstance(error, QueryRefusedError):
@@ -117,7 +118,7 @@ def _answer(
         wait_s = timeout_s
         while not is_done.wait(wait_s):
             is_late.set()
-            connection.interrupt()  # without effect between two steps of the answer, so it is repeated
+            connection.interrupt()  # repeated, because it has no effect between steps
             wait_s = _INTERRUPT_S
 
     watch = threading.Thread(target=stop_when_late, name="deadline of a question", daemon=True)
@@ -153,7 +154,7 @@ def _sentence(error: duckdb.Error) -> str:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns, with a number added to repeated ones."""
+    """Return the names of columns, with a number added to each repeated name."""
     made: list[str] = []
     for name in names:
         number, unique = 1, name
@@ -166,7 +167,7 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _opened(report_dir: Path, readable: list[str]) -> Iterator[tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]]:
-    """Open an in-memory database with the tables as views, which can read their files and nothing else.
+    """Open an in-memory database with the tables as views. It can read only the files of the tables.
 
     The files are added to ``readable``. The database is yielded together with the damaged files.
     """
@@ -237,11 +238,11 @@ _EXPRESSIONS: Final = {
     (FINDINGS.name, "state"): "lower(state)",
     (FINDINGS.name, "severity"): "lower(severity)",
 }
-"""Columns whose values differ between releases, or between the file and the commands."""
+"""SQL for the columns whose values differ between releases, or between files and commands."""
 
 
 def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_dir: Path) -> list[Path]:
-    """Return the files of findings missing in the tables, from the directories of their runs."""
+    """Return the files of findings that the tables lack, from the directories of their runs."""
     earlier = connection.execute("SELECT run_id FROM runs WHERE tables_version IS NULL ORDER BY run_id").fetchall()
     return [path for (run_id,) in earlier for path in findings_of(report_dir, run_id)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def as_json(value: object) -> Any:
-    """Return the value in JSON: times as RFC 3339 in UTC; null for NaN and infinities; text for other types."""
+    """Return the value for JSON: times as RFC 3339 in UTC, null for NaN and infinities, text for other types."""
     match value:
         case None | bool() | int() | str():
             return value

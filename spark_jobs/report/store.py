@@ -15,10 +15,10 @@ class ReportStore(RemoteFiles):
     """Reports below an address; each of its methods raises ``ReportStoreError``."""
 
     def __init__(self, address: StoreAddress, *, call_s: float = CALL_S) -> None:
-        """Store the arguments; the first call opens the file system.
+        """Only store the arguments; the first call opens the file system.
 
         Args:
-            address: of the folder of all reports.
-            call_s: seconds for each call, in addition to the time for the bytes.
+            address: address of the folder of all reports.
+            call_s: time limit of each call, seconds, in addition to the time for the bytes.
         """
         super().__init__(address, ReportStoreError, call_s=call_s)

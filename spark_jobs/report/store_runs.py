@@ -1,9 +1,9 @@
-"""Finished reports in a store shared by all auditors.
+"""Finished reports in a store that all auditors share.
 
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
-folder without it is never a report. The tables of all runs stay on the machine: each machine makes them from the runs
-it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. So is a fetched report that
-is not yet in the tables: a later fetch adds it. Rules: R102 in docs/failure-model.md.
+folder without it is never a report. The tables of all runs are not in the store: each machine makes its own from the
+runs that it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. A fetched report
+that is not yet in the tables is marked as well, and a later fetch adds it. Rules: R102 in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ _log = logging.getLogger(__name__)
 
 _FETCHED: Final = ".bkheal-fetched-"
 _UNSENT: Final = ".unsent"
-"""Name of a file in the directory of a report: the store may lack the report, or have a part of it."""
+"""Name of a file in the directory of a report. It means that the store may lack the report, or a part of it."""
 _UNTABLED: Final = ".untabled"
-"""Name of a file in the directory of a fetched report: the tables may lack the run."""
+"""Name of a file in the directory of a fetched report. It means that the tables may lack the run."""
 _LEFT_S: Final = 86_400.0
-"""A folder left by a fetch that SIGKILL ended is removed after this time. A fetch in progress is younger."""
+"""A folder that was left by a fetch that SIGKILL ended is removed after this time. The folder of a fetch in progress is
+younger."""
 _fetching: Final = threading.Lock()
-"""Held by the fetching thread: a run is added to the tables once."""
+"""Held by the thread that fetches, so that a run is added to the tables only once."""
 RUNS_FETCHED: Final = 50
-"""Number of runs fetched at a time, the newest first."""
+"""Largest number of runs fetched at a time, the newest first."""
 _PROBLEMS_MAX: Final = 3
-"""Failures to fetch a report before giving up: a failing store is not asked for all the others."""
+"""Number of failed reports after which fetching ends, because the store itself may have failed."""
 _ROOM_BYTES: Final = 256 << 20
-"""Bytes kept free for the reports of this machine."""
+"""Space that is kept free for the reports of this machine, bytes."""
 _ROWS_MAX: Final = 10_000_000
 _KNOWN_S: Final = 60.0
 
 
 def opened_store(address: str) -> ReportStore | None:
-    """Return the store at an address, without a call to it; None for an empty address.
+    """Return the store at an address, without a call to it; None: the address is empty.
 
     Raises:
         StoreAddressError: the text is not an address.
@@ -63,7 +64,7 @@ def opened_store(address: str) -> ReportStore | None:
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
 
-    After a failure, or the end of the process, ``send_unsent`` sends the report.
+    If this fails, or the process ends, ``send_unsent`` sends the report later.
 
     Raises:
         ReportStoreError: the store cannot be written; the report on this machine is complete.
@@ -83,7 +84,7 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
 
 
 def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
-    """Send the finished reports left unsent by earlier runs, the newest first; return their ids.
+    """Send the finished reports that earlier runs left unsent, the newest first; return their ids.
 
     Raises:
         ReportStoreError: the store cannot be written; a later call sends the rest.
@@ -106,12 +107,12 @@ def stored_runs(store: ReportStore) -> list[str]:
 
 
 def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
-    """Copy the report of a run to this machine; it appears there in one step. Needs disk space for the whole report.
+    """Copy the report of a run to this machine, where it appears in one step. Needs disk space for the whole report.
 
     Args:
-        store: of all reports.
-        report_dir: of this machine.
-        run_id: of the run.
+        store: the store of all reports.
+        report_dir: the report directory of this machine.
+        run_id: id of the run.
 
     Returns:
         Whether the run is on this machine now; False: the store has no finished report of it.
@@ -144,7 +145,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
             try:
                 os.rename(whole, report_dir / run_id)
             except OSError:
-                if not (report_dir / run_id / SUMMARY).is_file():  # else another process was quicker
+                if not (report_dir / run_id / SUMMARY).is_file():  # otherwise another process was faster
                     raise
     except OSError as error:
         raise ReportDirError(f"cannot write the report to {report_dir}: {error.strerror}") from error
@@ -154,18 +155,20 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 def fetch_missing(
     store: ReportStore, report_dir: Path, count_max: int = RUNS_FETCHED, *, kept_max: int | None = None
 ) -> list[str]:
-    """Copy the newest reports missing on this machine, and add them to its tables; return their ids, oldest first.
+    """Copy the newest reports that this machine lacks, and add them to its tables; return their ids, oldest first.
 
-    Reports fetched earlier and still missing in the tables are added as well.
+    Reports that were fetched earlier and are not yet in the tables are added as well.
 
     Args:
-        store: of all reports.
-        report_dir: of this machine.
-        count_max: how many of the newest reports in the store to look for.
-        kept_max: how many reports stay on this machine; one that would be removed again is not fetched. None: all stay.
+        store: the store of all reports.
+        report_dir: the report directory of this machine.
+        count_max: number of reports in the store to consider, the newest ones.
+        kept_max: number of reports that stay on this machine. A report that would be removed again is not fetched.
+            None: all stay.
 
     Raises:
-        ReportStoreError: the store or one of its reports cannot be read; the others were fetched, unless many failed.
+        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, unless several
+            failed.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
@@ -220,7 +223,7 @@ def _remove_left(report_dir: Path) -> None:
 
 
 def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:
-    """Remove reports from the store, such as those pruned on this machine. A failure is logged."""
+    """Remove reports from the store, such as those that were pruned on this machine. A failure is logged."""
     try:
         for run_id in run_ids:
             store.remove_folder(run_id, first=[SUMMARY])

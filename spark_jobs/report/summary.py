@@ -54,7 +54,7 @@ _THRESHOLDS: Final = {
 
 
 class Verdict(enum.Enum):
-    """The result of a run in one word, the most serious one that applies."""
+    """The result of a run in a few words, the most serious one that applies."""
 
     HELD = "held"
     """The input was implausible: nothing was published."""
@@ -63,23 +63,23 @@ class Verdict(enum.Enum):
     LOST = "entries lost"
     """Some entry is denied by every bookie that should hold it."""
     NO_LIVE_COPY = "no live copy"
-    """Some entry is on no registered bookie."""
+    """Some entry has no copy on a registered bookie."""
     UNDER_REPLICATED = "under-replicated"
     UNREADABLE_METADATA = "unreadable metadata"
     FAULTY_METADATA = "faulty metadata"
     """The metadata of some ledgers contradicts itself, and no copy is missing."""
     DAMAGED = "damaged copies"
-    """No copy is missing, and bookies report damaged entries."""
+    """No copy is missing, but bookies report damaged entries."""
     METADATA_ONLY = "metadata only"
-    """Missing bookies are named, and no entry lacks a copy."""
+    """Metadata names missing bookies, but no entry lacks a copy."""
     MISPLACED = "misplaced"
-    """Every copy exists, and some are too close together."""
+    """Every copy exists, but some are too close together."""
     DRAINING = "draining"
-    """Every copy exists, and some are on draining bookies."""
+    """Every copy exists, but some are on draining bookies."""
     UNREFERENCED = "unreferenced ledgers"
-    """Every copy exists, and nothing in Pulsar refers to some ledgers."""
+    """Every copy exists, but nothing in Pulsar refers to some ledgers."""
     SURPLUS = "superfluous copies"
-    """Every copy exists, and bookies hold superfluous copies."""
+    """Every copy exists, but bookies hold superfluous copies."""
     CLEAN = "clean"
 
 
@@ -94,7 +94,7 @@ class RunSummary:
     counts: LedgerCounts
     severities: tuple[SeverityCount, ...]
     bookies: tuple[BookieCount, ...]
-    """Every bookie with a registration or a cookie, or named in metadata; by id."""
+    """Every bookie that has a registration or a cookie, or that metadata names; sorted by id."""
     worst_ledgers: tuple[WorstLedger, ...]
     published: PublishResult
     problems: tuple[str, ...] = ()
@@ -104,27 +104,27 @@ class RunSummary:
     kind: RunKind = RunKind.BOOKIES
     is_dry_run: bool = False
     waiting: tuple[WaitingBookie, ...] = ()
-    """Missing bookies before their due time (kind ``bookies``)."""
+    """Missing bookies that are not due yet (kind ``bookies``)."""
     placement: PlacementCounts | None = None
     replicas: ReplicaCounts | None = None
     references: ReferenceCounts | None = None
     accepted: AcceptedCounts = field(default_factory=AcceptedCounts)
-    """Kinds ``bookies`` and ``replicas``."""
+    """The accepted losses (kinds ``bookies`` and ``replicas``)."""
     impact: Impact = field(default_factory=Impact)
     """The impact of the findings on the topics of Pulsar."""
     snapshot: SnapshotCounts | None = None
-    """Present if a snapshot was the source of metadata (kind ``bookies``)."""
+    """The counts of the snapshot, if one was the source of metadata (kind ``bookies``)."""
     image: ImageCounts = field(default_factory=ImageCounts)
     driver_marks: DriverMarksCounts = field(default_factory=DriverMarksCounts)
-    """Kinds ``bookies`` and ``everything``."""
+    """The marks made by the driver (kinds ``bookies`` and ``everything``)."""
     parts: tuple[CheckPart, ...] = ()
-    """The checks of kind ``everything``."""
+    """The checks of the run (kind ``everything``)."""
     lint: LintCounts | None = None
     inventory: InventoryCounts | None = None
 
     @property
     def is_every_ledger(self) -> bool:
-        """Whether the run was to check every ledger: only a replicas check can have a range or a sample."""
+        """Whether the run was meant to check every ledger. Only a replicas check can have a range or a sample."""
         return self.replicas is None or self.replicas.is_every_ledger
 
     @property
@@ -139,7 +139,10 @@ class RunSummary:
 
     @property
     def kinds_done(self) -> tuple[RunKind, ...]:
-        """The kinds of checks completed by this run, its own first; it may have marked fewer ledgers than it found."""
+        """The kinds of checks that this run completed, its own first.
+
+        It may not have marked all ledgers that it found.
+        """
         if self.held_because is not None or self.problems:
             return ()
         done = {part.check for part in self.parts if not part.problem}
@@ -148,7 +151,7 @@ class RunSummary:
 
     @property
     def shortcomings(self) -> tuple[str, ...]:
-        """Why the run is not complete, one sentence each: ``problems``, and those of its checks."""
+        """Why the run is not complete, one sentence each: its ``problems``, and those of its checks."""
         return (*self.problems, *(f"{part.check}: {part.problem}" for part in self.parts if part.problem))
 
     @property
@@ -158,7 +161,7 @@ class RunSummary:
 
     @property
     def verdict(self) -> Verdict:
-        """The result of the run in one word."""
+        """The result of the run in a few words."""
         worst = self.worst
         if self.held_because is not None:
             return Verdict.HELD
@@ -187,7 +190,7 @@ class RunSummary:
         return Verdict.DRAINING if worst is Severity.DRAIN else Verdict.MISPLACED
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
-        """Return the exit code of a one-shot run, the first that applies: held, interrupted, partial, findings, ok."""
+        """Return the exit code of a one-shot run: the first of held, interrupted, partial, findings and ok."""
         if self.held_because is not None:
             return ExitCode.HELD
         if self.published.outcome is PublishOutcome.INTERRUPTED:

@@ -1,4 +1,4 @@
-"""The places for the rows of all runs, and the current files of a table. Needs neither Spark nor Arrow.
+"""The locations of the rows of all runs, and the current files of a table. Needs neither Spark nor Arrow.
 
 <report_dir>/history/_schema.json                          the version of the tables
 <report_dir>/history/<table>/day=2026-11-20/<run_id>.parquet      rows of one run
@@ -35,7 +35,7 @@ _KIND: Final = "ReportTables"
 _API_VERSION: Final = "bkheal/v1"
 _DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
 _LOOKS_MAX: Final = 8
-"""Attempts to list a directory during changes: a change takes milliseconds, and happens once for each run."""
+"""Number of attempts to list a directory that changes. A change takes milliseconds, and happens once for each run."""
 _MAGIC: Final = b"PAR1"
 
 
@@ -48,13 +48,13 @@ class TableFiles:
     """The files of a table; together they contain each row once."""
 
     partitioned: tuple[Path, ...] = ()
-    """In directories of days, the oldest first."""
+    """Files in directories of days, the oldest first."""
     flat: tuple[Path, ...] = ()
     """Files of earlier releases."""
 
 
 def day_of(epoch_ms: int) -> str:
-    """Return the day of a moment, UTC: ``2026-11-20``."""
+    """Return the day of a time, in UTC: ``2026-11-20``."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).date().isoformat()
 
 
@@ -78,14 +78,14 @@ def table_files(report_dir: Path, table: str, now_ms: int | None = None) -> Tabl
     """Return the current files of a table.
 
     Args:
-        report_dir: of all runs.
-        table: its name.
+        report_dir: the report directory of all runs.
+        table: name of the table.
         now_ms: see ``newest_states``.
 
     Raises:
-        ReportDirError: the directory cannot be read, or changes all the time.
+        ReportDirError: the directory cannot be read, or changes continuously.
     """
-    # The flat files first: they may move into directories of days at any time, but never back.
+    # The flat files are listed first, because they may move into directories of days at any time, but never back.
     directory = table_dir(report_dir, table)
     flat = {name for name in _children(directory) if _is_table(name) and (directory / name).is_file()}
     partitioned = [
@@ -100,12 +100,12 @@ def table_files(report_dir: Path, table: str, now_ms: int | None = None) -> Tabl
 
 
 def newest_states(paths: Iterable[Path], now_ms: int | None = None) -> list[Path]:
-    """Return, of files KIND-CLUSTER-RUN.parquet, the one of the newest run of each kind and cluster. Pure.
+    """Return the file of the newest run of each kind and cluster, from files KIND-CLUSTER-RUN.parquet. Pure.
 
     Args:
-        paths: of the files.
-        now_ms: the present, epoch milliseconds. A run dated a day or more after it had a wrong clock, and counts only
-            if there is no other, so its rows are not lost. None: every date is right.
+        paths: paths of the files.
+        now_ms: the current time, epoch milliseconds. A run dated a day or more after it had a wrong clock. It counts
+            only if there is no other run, so that its rows are not lost. None: every date is taken as correct.
     """
     newest: dict[tuple[str, str], tuple[tuple[bool, str], Path]] = {}
     for path in paths:
@@ -126,7 +126,8 @@ def day_files(directory: Path) -> tuple[str, ...]:
     for _ in range(_LOOKS_MAX):
         names = _tables(directory)
         replaced = read_journal(directory)
-        # Two equal listings: the journal existed as long as both the old and the new files.
+        # The journal exists as long as both the old and the new files do. If the listings before and after it was read
+        # are equal, it matches them.
         if names == _tables(directory):
             is_done = replaced is not None and replaced.file in names
             return tuple(sorted(names - set(replaced.replaces) if replaced and is_done else names))
@@ -135,18 +136,18 @@ def day_files(directory: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A replacement of files in progress."""
+    """A replacement of files that is in progress."""
 
     file: str
-    """The new file: as soon as it exists, the others no longer count."""
+    """The new file. As soon as it exists, the files in ``replaces`` no longer count."""
     replaces: tuple[str, ...]
 
 
 def read_journal(directory: Path) -> Journal | None:
-    """Return the replacement in progress in a directory of a day; None without one.
+    """Return the replacement in progress in the directory of a day; None: there is none.
 
     Raises:
-        ReportDirError: its file cannot be read.
+        ReportDirError: the journal cannot be read.
     """
     path = directory / JOURNAL
     try:
@@ -164,14 +165,14 @@ def write_journal(directory: Path, journal: Journal) -> None:
     """Record the start of a replacement.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the journal cannot be written.
     """
     document = {"file": journal.file, "replaces": list(journal.replaces)}
     write_file(directory / JOURNAL, json.dumps(document).encode() + b"\n")
 
 
 def findings_of(report_dir: Path, run_id: str) -> list[Path]:
-    """Return the files of findings in the directory of a finished run; earlier releases wrote them there alone."""
+    """Return the files of findings in the directory of a finished run. Earlier releases wrote findings only there."""
     directory = report_dir / run_id
     if not is_run_id(run_id) or not (directory / SUMMARY).is_file():
         return []
@@ -179,7 +180,7 @@ def findings_of(report_dir: Path, run_id: str) -> list[Path]:
 
 
 def check_version(report_dir: Path) -> None:
-    """Check that this release can read and extend the tables; a missing version means an earlier release.
+    """Check that this release can read and extend the tables. If there is no version, an earlier release wrote them.
 
     Raises:
         NewerTablesError: a newer release wrote the tables.
@@ -209,8 +210,8 @@ def write_version(report_dir: Path, writer: str) -> None:
     """Record the version of the tables, unless one is recorded already.
 
     Args:
-        report_dir: of all runs.
-        writer: a name not used by any other process, such as the id of its run.
+        report_dir: the report directory of all runs.
+        writer: a name that no other process uses, such as the id of its run.
 
     Raises:
         OSError: it cannot be written.
@@ -222,7 +223,7 @@ def write_version(report_dir: Path, writer: str) -> None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file begins and ends like a Parquet file, unlike a truncated or overwritten one.
+    """Return whether a file begins and ends like a Parquet file. A truncated or overwritten file does not.
 
     Raises:
         OSError: it cannot be read.

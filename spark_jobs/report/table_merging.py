@@ -1,4 +1,4 @@
-"""Merge Parquet files, with few rows in memory. Files of different releases may have different columns."""
+"""Merge Parquet files with few rows in memory. Files of different releases may have different columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _ROWS: Final = 65_536
-"""Rows in memory at a time, and in a row group."""
+"""Number of rows in memory at a time, and in a row group."""
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
@@ -19,7 +19,7 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
     Raises:
         OSError: a file cannot be read or written.
-        pa.ArrowException: a file is no Parquet file, or two disagree on the type of a column.
+        pa.ArrowException: a file is not a Parquet file, or two files disagree on the type of a column.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     write_merged(sources, temporary)
@@ -27,7 +27,10 @@ def merge(sources: Sequence[Path], target: Path) -> None:
 
 
 def write_merged(sources: Sequence[Path], target: Path) -> None:
-    """As ``merge``, into a file without readers; the file is on the disk before this returns."""
+    """Merge like ``merge``, but into a file without readers, not atomically.
+
+    The file is on the disk before this returns.
+    """
     schema = pa.unify_schemas(
         [pq.read_schema(path).remove_metadata() for path in sources], promote_options="permissive"
     )

@@ -1,7 +1,7 @@
 """The tables of all runs: names, columns, and their common version. Pure; docs/reports.md shows them.
 
-A new column does not change the version: a reader without the column ignores it, and older rows have null. The version
-changes if a column changes its meaning or disappears. A reader refuses a newer version.
+A new column does not change the version: a reader that does not know it ignores it, and older rows have null. The
+version changes if a column changes its meaning or disappears. A reader refuses a newer version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from bookie.model.severity import Severity
 
 SCHEMA_VERSION: Final = 1
-"""Of all tables together."""
+"""The common version of all tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class TableSchema:
     row: str
     columns: tuple[Column, ...]
     is_by_run: bool = True
-    """Whether each run adds rows; otherwise, each file is a state, and the newest counts."""
+    """Whether each run adds rows. Otherwise, each file is a whole state, and only the newest one counts."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of the columns, in order."""
         return tuple(column.name for column in self.columns)
 
 

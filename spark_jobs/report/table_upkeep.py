@@ -1,10 +1,10 @@
 """Keep the tables of all runs small: merge many files into one, and remove old days. One process at a time does it.
 
-A replacement of files has these steps, each on the disk before the next: the new file under a hidden name, a journal
-with the names of the new file and the replaced ones, the new file under its name, removal of the others, removal of the
-journal. As soon as the new file exists, ``table_files`` leaves the others out. So a crash in any step loses and doubles
-no rows there, and the next run continues. A reader without support for the journal (Spark) may see rows twice until
-then.
+A replacement of files has these steps, each on the disk before the next: write the new file under a hidden name; write
+a journal with the names of the new file and the replaced files; rename the new file; remove the replaced files; remove
+the journal. As soon as the new file exists, ``table_files`` leaves the replaced files out. So no crash loses or doubles
+rows for its callers, and the next run continues. A reader that does not use the journal (Spark) may see rows twice
+until then.
 """
 
 from __future__ import annotations
@@ -47,18 +47,20 @@ _log = logging.getLogger(__name__)
 LOCK: Final = ".upkeep.lock"
 _GOING: Final = ".pruned-"
 FILES_MAX: Final = 32
-"""Files of today or yesterday; more are merged into one. An older day is one file."""
+"""Largest number of files of today or yesterday; if there are more, they are merged into one. The files of an older day
+are always merged."""
 LARGE_BYTES: Final = 32 << 20
-"""A file of this size stays unchanged: a merge saves little, and would turn a link to the run's file into a copy."""
+"""Files of this size or more are not merged. A merge would save little, and would replace a link to the run's file by a
+copy."""
 
 
 def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
-    """Compact and prune the tables, unless another process does it. Failures are logged, and the next call retries.
+    """Compact and prune the tables, unless another process is doing so. After a failure, the next call tries again.
 
     Args:
-        report_dir: of all runs.
-        now_ms: the present, epoch milliseconds.
-        kept: the limits of what stays.
+        report_dir: the report directory of all runs.
+        now_ms: the current time, epoch milliseconds.
+        kept: how much to keep.
 
     Returns:
         Whether this process did the work.
@@ -77,7 +79,7 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
 
 
 def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[str]:
-    """Return the days before the last ``days_max``, today included. Pure; days as ``2026-11-20``."""
+    """Return the days before the last ``days_max`` days, which include today. Pure; days are as ``2026-11-20``."""
     if days_max is None:
         return []
     first_kept = (date.fromisoformat(today) - timedelta(days=max(days_max, 1) - 1)).isoformat()
@@ -85,14 +87,14 @@ def days_to_drop(held: Sequence[str], today: str, days_max: int | None) -> list[
 
 
 def days_too_large(sizes: Sequence[tuple[str, int]], bytes_max: int, today: str) -> list[str]:
-    """Return the days to remove from tables above a total size, never the newest day. Pure.
+    """Return the days to remove from a table above a total size, but never the newest day. Pure.
 
-    Days after tomorrow are of runs with a wrong clock, and go first; then the oldest days.
+    Days after tomorrow come from runs with a wrong clock, and are removed first, then the oldest days.
 
     Args:
-        sizes: days with their bytes, the oldest first.
-        bytes_max: of all remaining days.
-        today: as ``2026-11-20``.
+        sizes: days with their sizes in bytes, the oldest first.
+        bytes_max: largest size of all remaining days together.
+        today: the current day, as ``2026-11-20``.
     """
     tomorrow = _days_after(today, 1)
     dated = [each for each in sizes if each[0] <= tomorrow]
@@ -134,7 +136,7 @@ def _tidy(report_dir: Path, now_ms: int, kept: Kept) -> None:
 
 
 def _move_into_days(report_dir: Path, table: str) -> None:
-    """Move files of earlier releases; an unreadable one stays in its place."""
+    """Move files of earlier releases into directories of days. An unreadable file stays where it is."""
     for path in table_files(report_dir, table).flat:
         try:
             finished = pq.read_table(path, columns=["finished"])["finished"][0].as_py()
@@ -187,7 +189,7 @@ def _compact(directory: Path, *, is_over: bool) -> None:
     try:
         write_merged([directory / name for name in small], hidden)
     except (OSError, pa.ArrowException) as error:
-        # A damaged file is left for inspection, and the day unchanged.
+        # The damaged file is left for inspection, and the day stays unchanged.
         hidden.unlink(missing_ok=True)
         _log.warning("a day is not compacted", extra={"path": str(directory), "reason": str(error)})
         return
@@ -199,7 +201,7 @@ def _compact(directory: Path, *, is_over: bool) -> None:
 
 
 def _finish_replacement(directory: Path) -> None:
-    """Continue after a crash in any step; without a journal there is nothing to do."""
+    """Finish a replacement, also after a crash in any step. Without a journal there is nothing to do."""
     journal = read_journal(directory)
     if journal is None:
         return

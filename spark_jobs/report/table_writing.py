@@ -1,7 +1,7 @@
 """Add the rows of a run to the tables of all runs.
 
 Each run adds its own complete files and changes no others, so runs may end at the same time. The row in ``runs`` is
-written last: rows of a run without it do not count (``sql``).
+written last. Without it, the other rows of the run do not count (``sql``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from spark_jobs.report.unhealthy import continue_state
 _log = logging.getLogger(__name__)
 
 MERGED_BYTES_MAX: Final = 32 << 20
-"""Findings up to this size are merged into one file. Larger ones are linked and need no additional space."""
+"""If the findings of a run have at most this size, they are merged into one file. Larger ones are linked and need no
+additional space."""
 
 
 def add_run(report_dir: Path, summary: RunSummary) -> None:
     """Add a run: its findings, its marks, its bookies, and the run itself last.
 
-    If a newer release wrote the tables, or their version is unknown, they stay unchanged, and this is logged; the
+    If a newer release wrote the tables, or their version is unknown, they stay unchanged, and this is logged. The
     report of the run does not depend on them.
 
     Raises:
@@ -67,7 +68,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def _add_findings(report_dir: Path, run_id: str, day: str) -> list[Path]:
-    """Add the findings of a run, and return its files with rows."""
+    """Add the findings of a run, and return the files of findings that have rows."""
     source = report_dir / run_id / FINDINGS
     parts = sorted(path for path in source.glob("*.parquet") if not path.name.startswith((".", "_")))
     parts = [path for path in parts if pq.read_metadata(path).num_rows]

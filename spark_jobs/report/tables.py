@@ -23,10 +23,11 @@ _log = logging.getLogger(__name__)
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 _FILES_READ_MAX: Final = 400
-"""Files of the history read for one trend: more than a year of days, in well under a second."""
+"""Largest number of files of the history that are read for one trend: more than a year of days, in well under a
+second."""
 _DAY_LENGTH: Final = 8
 _BYTES_MAX: Final = (1 << 63) - 1
-"""The largest number of a table. Damaged lengths of ledgers can give more bytes, or less than none."""
+"""The largest number that a table can hold. With damaged lengths of ledgers, a size may exceed it or be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,17 @@ class TrendPoint:
     run_id: str
     finished_ms: int
     ledgers: int
-    """Ledgers checked."""
+    """Number of ledgers checked."""
     ledgers_found: int
-    """Ledgers with findings."""
+    """Number of ledgers with findings."""
     ledgers_serious: int
-    """Of those, ledgers with one copy left or none."""
+    """Number of ledgers with one copy left or none."""
     is_complete: bool
     is_held: bool
 
 
 def runs_table(summary: RunSummary) -> pa.Table:
-    """Return the run as one row: scalars of the summary, and ledgers, fragments and bytes per severity as columns."""
+    """Return the run as one row: scalars of the summary, and columns of ledgers, fragments and bytes per severity."""
     found = {count.severity: count for count in summary.severities}
     severities = {
         f"{unit}_{severity.label}": value
@@ -118,7 +119,7 @@ def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendP
 
 
 def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
-    kind = row.get("run_kind") or RunKind.BOOKIES.value  # rows from before the other kinds
+    kind = row.get("run_kind") or RunKind.BOOKIES.value  # older rows have no kind
     return bool(row["instance_id"] == summary.cluster.instance_id and kind == summary.kind.value)
 
 

@@ -8,15 +8,15 @@ from typing import Final
 from bookie.runtime.human import counted
 
 NAMED_MAX: Final = 8
-"""Names in one line."""
+"""Largest number of names in one line."""
 _TEXT_MAX: Final = 1_000
-"""Characters of one text on a page; ids are far shorter, and a longer text is an attack or a mistake."""
+"""Largest number of characters of one text on a page. Ids are far shorter; a longer text is an attack or a mistake."""
 _NAME_MAX: Final = 72
-"""Characters of a name in a list."""
+"""Largest number of characters of a name in a list."""
 
 
 def plain(text: str) -> str:
-    """Escape a foreign text: nothing in it can break a line, reverse it, or hide a part of it."""
+    """Escape a foreign text, so that nothing in it can break a line, reverse it, or hide a part of it."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:_TEXT_MAX])
     return shown if len(text) <= _TEXT_MAX else f"{shown} ... ({len(text):,} characters)"
 
@@ -47,11 +47,11 @@ def percent(part: int, whole: int) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name for use in a sentence; for a very long one, its beginning and end."""
+    """Return a name for use in a sentence. Of a very long name, only the beginning and the end are returned."""
     return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 13]}\N{HORIZONTAL ELLIPSIS}{name[-12:]}"
 
 
 def some(names: Sequence[object], count_max: int = NAMED_MAX) -> str:
-    """Return the first names of a list, and the number of further ones."""
+    """Return a text with the first names of a list, and the number of the others."""
     named = ", ".join(shortened(str(name)) for name in names[:count_max])
     return named if len(names) <= count_max else f"{named} and {len(names) - count_max:,} more"

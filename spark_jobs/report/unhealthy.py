@@ -1,14 +1,14 @@
-"""The time since when each ledger lacks copies: each run continues the previous state with its findings.
+"""The time since when each ledger has lacked copies. Each run continues the previous state with its findings.
 
 A ledger is unhealthy if some entry has fewer copies than its write quorum, or if its metadata cannot be read. A loss
 accepted by an operator does not count. A run that saw every ledger removes the ledgers without a finding from the
-state; any other run only adds ledgers, because an unseen ledger is not known to be healthy.
+state; any other run only adds ledgers, because a ledger that it did not see may be unhealthy.
 
-The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; the one of the newest run counts.
-A run continues the newest state that is not dated in its future, and its upkeep then removes the others.
+The state of one check of one cluster is one file, KIND-CLUSTER-RUN.parquet; only the file of the newest run counts. A
+run continues the newest state that is not dated after the run, and its upkeep then removes the others.
 
-The state is computed for one range of ledger ids after another, so a run with millions of findings needs the memory of
-one range.
+The state is computed for one range of ledger ids after another, so a run with millions of findings needs only the
+memory for one range.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from spark_jobs.report.table_schemas import UNHEALTHY
 _log = logging.getLogger(__name__)
 
 _MEMORY: Final = "256MiB"
-"""DuckDB's limit; above it, DuckDB uses the disk. One range needs less."""
+"""DuckDB's memory limit, above which it uses the disk. One range needs less."""
 _RANGE_ROWS: Final = 250_000
 """Approximate number of findings, and of ledgers of the previous state, in one range of ledger ids."""
 _GROUP_ROWS: Final = 122_880
-"""Rows in one row group of the file."""
+"""Number of rows in a row group of the file."""
 _ATTEMPTS_MAX: Final = 3
 _KINDS: Final = {
     RunKind.BOOKIES: RunKind.BOOKIES,
     RunKind.REPLICAS: RunKind.REPLICAS,
     RunKind.EVERYTHING: RunKind.BOOKIES,
 }
-"""For each kind of run, the kind of the state it continues."""
+"""For each kind of run, the kind of the state that it continues."""
 _BYTES: Final = """CAST(CASE WHEN sum(bytes_estimate) > 9223372036854775807 THEN 9223372036854775807
                 WHEN sum(bytes_estimate) < 0 THEN 0 ELSE sum(bytes_estimate) END AS BIGINT)"""
-"""Damaged lengths of ledgers can give more bytes than a column can hold, or less than none. Null: no size is known."""
+"""SQL for the sum of bytes. With damaged lengths of ledgers, it may be negative or exceed what a column can hold. Null:
+no size is known."""
 _CURRENT: Final = f"""
     SELECT ledger_id, CAST(min(severity_rank) AS INTEGER) AS severity_rank,
            count(*) AS findings, {_BYTES} AS bytes_estimate
@@ -75,12 +76,12 @@ _NO_STATE: Final = (
 
 
 def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Path]) -> None:
-    """Write the state after a run. A failure of DuckDB is logged: the next run continues from the previous state.
+    """Write the state after a run. A failure of DuckDB is logged, and the next run continues the previous state.
 
     Args:
-        report_dir: of all runs.
-        summary: of the run.
-        findings: the files of its findings; empty without findings.
+        report_dir: the report directory of all runs.
+        summary: the summary of the run.
+        findings: the files of its findings; empty: it has none.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,7 +109,7 @@ def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Pat
 
 
 def _write(path: Path, summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]) -> None:
-    """Write the state to a file, which is on the disk before this returns. After an error there is no file."""
+    """Write the state to a file, which is on the disk before this returns. After an error, there is no file."""
     spill = path.with_suffix(".spill")
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
@@ -137,7 +138,7 @@ def _write(path: Path, summary: RunSummary, findings: Sequence[Path], before: Se
 
 
 def _ranges(connection: duckdb.DuckDBPyConnection, findings: Sequence[Path], before: Sequence[Path]) -> list[str]:
-    """Return conditions for ranges of ledger ids, ascending; every id is in exactly one range."""
+    """Return SQL conditions for ranges of ledger ids, ascending. Every id is in exactly one range."""
     files = [*findings, *before]
     count = -(-sum(pq.read_metadata(path).num_rows for path in files) // _RANGE_ROWS)
     if count <= 1:
@@ -159,14 +160,14 @@ def state_prefix(kind: RunKind, instance_id: str) -> str:
 
 
 def saw_every_ledger(summary: RunSummary) -> bool:
-    """Return whether a ledger without a finding of the run is healthy, as far as the check can see. Pure."""
+    """Return whether a ledger without a finding counts as healthy after the run. Pure."""
     asked = summary.replicas
     is_known = asked is None or not asked.unknown
     return summary.is_read and summary.held_because is None and summary.is_every_ledger and is_known
 
 
 def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path], ids: str) -> str:
-    """Return the question for the state of the ledgers selected by the condition ``ids``."""
+    """Return the SQL for the state of the ledgers that the condition ``ids`` selects."""
     current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING, ids=ids)
     known = f"(SELECT * FROM {_read(before)} WHERE {ids})" if before else _NO_STATE  # noqa: S608 - texts are quoted
     ends = "now.ledger_id IS NOT NULL" if saw_every_ledger(summary) else "true"

@@ -1,12 +1,12 @@
 """Reports on disk: one directory per run, and tables of all runs. Importable without Spark.
 
 <report_dir>/index.html                   all runs, for people
-<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``spark_jobs.runs.findings``; absent when the brake held
+<report_dir>/<run_id>/findings.parquet/   written by Spark, see ``run_report``; absent if the brake held
 <report_dir>/<run_id>/bookies.parquet     one row per bookie
 <report_dir>/<run_id>/runs.parquet        one row: this run
 <report_dir>/<run_id>/tasks.parquet       what the run marked, see ``mark_log``; absent if it marked nothing
 <report_dir>/<run_id>/report.html         the run, for people
-<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary: see ``shadow_run``
+<report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary, see ``spark_jobs.shadow``
 <report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
 <report_dir>/history/                     the same rows of all runs as tables, see ``table_files``
 """
@@ -67,11 +67,12 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 TREND_RUNS: Final = 30
-"""Runs in the line chart of a page: a month of daily runs."""
+"""Number of runs in the line chart of a page: a month of daily runs."""
 INDEX_RUNS: Final = 300
-"""Runs in the index."""
+"""Largest number of runs in the index."""
 _INDEX_ROUNDS: Final = 5
-"""Each round but the last follows the end of another run; more at a time are rare, and the next run repairs it."""
+"""Largest number of rounds. A round is repeated if another run ended during it. More repetitions are rare, and the next
+run renews the index anyway."""
 
 
 def prepare(report_dir: Path, run_id: str) -> Path:
@@ -91,25 +92,25 @@ def prepare(report_dir: Path, run_id: str) -> Path:
 
 
 def abandon(directory: Path) -> None:
-    """Remove the directory of a run after a failure before the first write. Written findings stay."""
+    """Remove the directory of a run that failed before the first write. Findings that were written stay."""
     with contextlib.suppress(OSError):
         directory.rmdir()
 
 
 def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept: Kept = EVERYTHING) -> Path:
-    """Write everything but the findings, the summary last, and return the summary's path.
+    """Write everything except the findings, the summary last, and return the path of the summary.
 
-    After the summary the run counts. Compaction, removal of old data and renewal of the index are best effort, and
-    failures are logged.
+    The run counts as soon as the summary is written. Compaction, removal of old data and renewal of the index are best
+    effort: failures are logged.
 
     Args:
-        report_dir: of all runs.
-        summary: of this run, with a prepared directory.
+        report_dir: the report directory of all runs.
+        summary: the summary of this run, whose directory is prepared.
         topology: the locations of bookies, for the page; None: unknown.
         kept: how much to keep.
 
     Raises:
-        ReportDirError: a file cannot be written, or a value of the run has no place in it.
+        ReportDirError: a file cannot be written, or cannot hold a value of the run.
     """
     directory = report_dir / summary.run_id
     try:
@@ -124,7 +125,7 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
     except pa.ArrowException as error:
         raise ReportDirError(f"cannot read the findings in {directory}: {error}") from error
     except (ValueError, ArithmeticError) as error:
-        # Numbers and times of the summary come from metadata and from bookies, and may be damaged (R52).
+        # Numbers and times in the summary come from metadata and from bookies, so they may be damaged (R52).
         raise ReportDirError(f"cannot write the report in {directory}: {error}") from error
     keep(report_dir, summary.finished_ms, kept)
     renew_index(report_dir, directory)
@@ -135,12 +136,12 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
     """Remove data beyond the limits of ``kept``, and compact the tables. Failures are logged.
 
     Args:
-        report_dir: of all runs.
-        now_ms: the present, epoch milliseconds.
+        report_dir: the report directory of all runs.
+        now_ms: the current time, epoch milliseconds.
         kept: how much to keep.
 
     Returns:
-        Ids of the runs with removed reports.
+        Ids of the runs whose reports were removed.
     """
     pruned = [] if kept.reports_max is None else prune(report_dir, kept.reports_max)
     tidy(report_dir, now_ms, kept)
@@ -148,7 +149,10 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
 
 
 def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
-    """Return the ledgers in the newest complete report of the cluster, or None. Replica checks may leave some out."""
+    """Return the number of ledgers in the newest complete report of the cluster; None: there is none.
+
+    Reports of replicas checks are ignored, because such a check may leave ledgers out.
+    """
     for summary in reports(report_dir):
         is_of_all = summary.kind is not RunKind.REPLICAS and is_whole(summary)
         if is_of_all and summary.cluster.instance_id == instance_id:
@@ -162,7 +166,7 @@ def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> b
 
 
 def renew_index(report_dir: Path, directory: Path) -> None:
-    """Write the index until it lists all runs: another run may end and write its own index at the same time."""
+    """Write the index until it lists all runs, because another run may end and write the index at the same time."""
     try:
         listed = None
         for _ in range(_INDEX_ROUNDS):

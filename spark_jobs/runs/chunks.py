@@ -1,4 +1,4 @@
-"""Cut a long check into chunks of ledgers: between two it can pause, stop and publish its findings. Pure."""
+"""Divide a long check into chunks of ledgers. Between two chunks it can pause, stop and publish its findings. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from bookie.metadata.layout import ledger_id_of
 from spark_jobs.datasource.partitions import LeafParent
 
 _LEDGERS_PER_LEAF: Final = 10_000
-"""Four digits: the capacity of one node of the hierarchical layouts (docs/formats.md#ledger-paths)."""
+"""Largest number of ledgers under one node in the hierarchical layouts: four digits (docs/formats.md#ledger-paths)."""
 _HASH_BYTES: Final = 8
 
 
 def chunks(plan: Sequence[LeafParent], ledgers_max: int) -> Iterator[tuple[LeafParent, ...]]:
     """Yield ``plan`` in its order, in groups of at most about ``ledgers_max`` ledgers; at least one group.
 
-    Every node is in exactly one group. A node with more ledgers is a group of its own: a listing is never cut.
+    Every node is in exactly one group. A node with more ledgers is a group of its own, because a listing is never
+    divided.
     """
     group: list[LeafParent] = []
     ledgers = 0
@@ -37,7 +38,7 @@ def in_range(plan: Sequence[LeafParent], cluster: Cluster, first: int, last: int
 
 
 def is_sampled(ledger_id: int, seed: int, share: float) -> bool:
-    """Whether a ledger is in the sample: the same answer in every process, for about ``share`` of all ids."""
+    """Return whether a ledger is in the sample: about ``share`` of all ids. The result is the same in every process."""
     if share >= 1:
         return True
     digest = hashlib.blake2b(f"{seed}:{ledger_id}".encode(), digest_size=_HASH_BYTES).digest()
@@ -46,6 +47,6 @@ def is_sampled(ledger_id: int, seed: int, share: float) -> bool:
 
 def _may_hold(parent: LeafParent, cluster: Cluster, first: int, last: int) -> bool:
     start = ledger_id_of(cluster.kind, cluster.root, f"{parent.path}/L0000")
-    if start is None:  # a flat root holds every id
+    if start is None:  # the root of the flat layout holds every id
         return True
     return start <= last and first < start + _LEDGERS_PER_LEAF

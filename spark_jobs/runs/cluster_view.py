@@ -72,67 +72,67 @@ class ClusterView:
 
     @property
     def budget(self) -> Budget:
-        """The ZooKeeper budget of the run's tasks, shared with the other runs of the last count."""
+        """The ZooKeeper budget of the run's tasks, which it shares with the other runs found at the last count."""
         return replace(self._budget, instance_id=self.cluster.instance_id, readers=self._connection.store.readers)
 
     def leaf_parents(self) -> tuple[LeafParent, ...]:
-        """Nodes with ledgers, and the number of ledgers in each."""
+        """Return the nodes with ledgers, and the number of ledgers in each."""
         return self._runner.run(leaf_parents(self._connection))
 
     def leaf_nodes(self) -> Sequence[tuple[str, Stat]]:
-        """As ``leaf_parents``, with the stat of each node."""
+        """Return the same nodes as ``leaf_parents``, with their stats."""
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).leaf_nodes())
 
     def newest_zxid(self) -> int:
-        """Return the newest transaction of some frequently changed nodes: the cluster has reached it."""
+        """Return the newest transaction of some frequently changed nodes, which the cluster has certainly reached."""
         return self._runner.run(self._newest_zxid())
 
     def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """Ledgers directly under each of ``paths`` now."""
+        """Return the current number of ledgers directly under each of ``paths``."""
         return self._runner.run(self._count_ledgers(paths))
 
     def ledgers_under(self, paths: Sequence[str]) -> Sequence[Sequence[LedgerId]]:
-        """Return the ledgers directly under each of ``paths`` now."""
+        """Return the current ledgers directly under each of ``paths``."""
         return self._runner.run(LedgerTree(self._connection.store, self.cluster).ids_under_many(paths))
 
     def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
-        """Return the metadata of ledgers as it is now; see ``read_metadata``."""
+        """Return the current metadata of ledgers; see ``read_metadata``."""
         return self._runner.run(read_metadata(self._connection.store, self.cluster, ids))
 
     def changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
-        """Return when the metadata of ledgers was changed last, epoch milliseconds by ZooKeeper's clock.
+        """Return when the metadata of ledgers was last changed, epoch milliseconds by ZooKeeper's clock.
 
-        Deleted ledgers, and ledgers whose node this client may not read, are absent.
+        The result lacks deleted ledgers, and ledgers whose node this client may not read.
         """
         return self._runner.run(self._changed_ms(ids))
 
     def zxid_before(self, ids: Sequence[LedgerId], before_ms: int) -> int:
-        """Return the newest transaction up to a moment, according to the nodes of these ledgers; 0: they show none.
+        """Return the newest transaction up to a time, according to the nodes of these ledgers; 0: they show none.
 
         Args:
-            ids: of ledgers, some perhaps deleted.
-            before_ms: the moment, epoch milliseconds by ZooKeeper's clock.
+            ids: ids of ledgers, some of which may be deleted.
+            before_ms: the time, epoch milliseconds by ZooKeeper's clock.
         """
         return self._runner.run(self._zxid_before(ids, before_ms))
 
     def bookies(self) -> Bookies:
-        """Return the registered bookies, and which of them are draining, no older than this call."""
+        """Return the registered bookies, and which of them are draining. The list is not older than this call."""
         return self._runner.run(self._bookies())
 
     def attendance(self) -> Attendance:
-        """Return the registrations now, to be compared with those of a later moment."""
+        """Return the current registrations, for a comparison with later ones."""
         return self._runner.run(attendance(self._connection.store, self.cluster))
 
     def who_left(self, then: Attendance) -> str:
-        """Return why a bookie lost or draining now may have received copies since ``then``; empty if none can."""
+        """Return why a bookie now lost or draining may have received copies since ``then``; empty: none can have."""
         return self._runner.run(self._who_left(then))
 
     def bookies_with_cookies(self) -> frozenset[BookieId]:
-        """Return every bookie with a cookie: all that ever joined."""
+        """Return every bookie with a cookie, that is, all that ever joined."""
         return self._runner.run(self._registrations.known())
 
     def is_disabled(self) -> bool:
-        """Whether auto-recovery is disabled cluster-wide."""
+        """Return whether auto-recovery is disabled cluster-wide."""
         return self._runner.run(self._publisher.is_disabled())
 
     def mark(self, batch: Sequence[Marking]) -> int | None:
@@ -144,7 +144,10 @@ class ClusterView:
         return self._runner.run(self._mark(batch))
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
-        """Whether each ledger is marked with all of its bookies; true for an unreadable task, which stays as it is."""
+        """Return whether each ledger is marked with all of its bookies.
+
+        True for an unreadable task, which is never changed.
+        """
         tasks = self._runner.run(self._tasks.read_many([ledger_id for ledger_id, _ in batch]))
         return [
             isinstance(task, UnreadableTask) or (task is not None and set(missing) <= set(task.missing))
@@ -164,7 +167,7 @@ class ClusterView:
         return self._runner.run(mark_noted(self._damage_notes, self._ledgers, self._mark))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
-        """Return the current rules for the ledgers of lost bookies; workers see the held-back bookies if ``is_noted``.
+        """Return the current rules for the ledgers of lost bookies; note held-back ones for workers if ``is_noted``.
 
         Raises:
             InvalidDelayError: the stored lost-bookie delay is not a number of seconds.
@@ -179,7 +182,7 @@ class ClusterView:
     def lost_since(
         self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_ms: int, *, is_noted: bool
     ) -> Mapping[BookieId, Down]:
-        """Return the times since when bookies are down; recorded in the store, for the next run, if ``is_noted``.
+        """Return since when bookies are down; record this in the store, for the next run, if ``is_noted``.
 
         The bookies are those with a cookie, and those with a recorded loss that no audit has covered (R142).
         """
@@ -200,11 +203,11 @@ class ClusterView:
             self._runner.run(self._down.note_critical_audited(bookie, down.since_ms, audited_ms))
 
     def accepted_losses(self) -> Sequence[Decision]:
-        """Return the losses accepted by operators: a bounded number, in a few requests."""
+        """Return the losses that operators accepted. Their number is bounded, and they are read in a few requests."""
         return self._runner.run(self._decisions.accepted())
 
     def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
-        """Remove accepted losses that are no longer valid, unless they were replaced."""
+        """Remove accepted losses that are no longer valid, except those that were replaced in the meantime."""
         for decision in decisions:
             self._runner.run(self._decisions.withdraw(decision))
 
@@ -220,7 +223,7 @@ class ClusterView:
         return stored.topology, stored.path or ""
 
     def roots_without_pulsar(self, roots: Sequence[str]) -> Sequence[str]:
-        """Return those of ``roots`` without managed ledgers of Pulsar below them."""
+        """Return those of ``roots`` below which there are no managed ledgers of Pulsar."""
         store = self._connection.store
         return [root for root in roots if not self._runner.run(PulsarTree(store, root).exists())]
 
@@ -286,9 +289,9 @@ def opened_cluster(
     """Connect to the cluster as the driver of a run, and disconnect at the end.
 
     Args:
-        uri: of the cluster.
-        clock: the machine's, or another one.
-        budget: of the run, with its id.
+        uri: the metadata URI of the cluster.
+        clock: the machine's clock, or a clock for tests.
+        budget: the budget of the run, with the run's id.
         connect_timeout_s: how long to try.
 
     Raises:

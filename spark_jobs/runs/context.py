@@ -1,4 +1,4 @@
-"""The input of every kind of run: its session, settings and cluster, its gate, and its progress."""
+"""What every kind of run needs: its session, settings and cluster, its gate, and its progress."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RunContext:
     kind: RunKind
     run_id: str
     session: Callable[[], SparkSession]
-    """Waits for the start of Spark, if it has only begun."""
+    """Returns the session; waits if Spark is still starting."""
     is_spark_starting: bool
-    """Whether Spark may have to be waited for: what needs no Spark comes first."""
+    """Whether Spark may still be starting. Work that needs no Spark is then done first."""
     settings: AuditSettings
     cluster: ClusterView
     report: RunReport
@@ -48,18 +48,18 @@ class RunContext:
 
     @property
     def budget(self) -> Budget:
-        """The ZooKeeper budget of the run's tasks, shared with the other runs of this moment."""
+        """The ZooKeeper budget of the run's tasks, which it shares with the other current runs."""
         return self.cluster.budget
 
     @property
     def is_incremental(self) -> bool:
-        """Whether the run takes unchanged metadata from the image; the setting is for the check of bookies alone."""
+        """Whether the run takes unchanged metadata from the image. The setting applies only to the bookie check."""
         return self.settings.incremental and self.kind is RunKind.BOOKIES
 
     def tasks(self, phase: Phase, *, is_reported: bool = True) -> AbstractContextManager[None]:
-        """Return a context for the Spark jobs of a phase; see ``spark_tasks``.
+        """Wrap the Spark jobs of a phase; see ``spark_tasks``.
 
-        The jobs of one pool wait for each other, so a dry run and the marking runs use different pools.
+        The jobs of one pool wait for each other, so dry runs and marking runs use different pools.
         """
         pool = RunLane(self.kind, self.settings.is_dry_run).name
         return spark_tasks(self.spark, phase, self.run_id, self.progress, self.gate, pool=pool, is_reported=is_reported)

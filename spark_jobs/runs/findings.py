@@ -42,8 +42,8 @@ def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size
     )
 
 
-# The contribution of one ledger to the sums: itself at its worst severity, its fragments at theirs, and both to each
-# bookie.
+# What one ledger adds to the sums: one ledger at its worst severity, its fragments at their severities, and both to
+# each of its missing bookies.
 _FACTS: Final = f"""
     inline(concat(
         array({_fact("severity_rank", "NULL", 1, 0, "0")}),
@@ -61,9 +61,9 @@ def write_findings(
     Args:
         ledgers: ``ledgers_found``.
         others: findings of any other kind.
-        folder: its URI.
-        run_id: of the run.
-        held: the held-back bookies; the detail of a finding gets the reason why nothing is marked for it.
+        folder: the URI of the folder.
+        run_id: id of the run.
+        held: the held-back bookies. If nothing is marked for a finding, its detail contains the reason.
     """
     if held is not None and (held.times or held.limit_from is not None):
         found = ledgers.selectExpr(
@@ -81,7 +81,7 @@ def write_findings(
 
 
 def _limited(ledgers: DataFrame, first: LedgerId) -> str:
-    """Return the SQL of the detail: the reason for all findings from ``first`` on, in the order of ``to_mark``."""
+    """Return the SQL of the detail. All findings from ``first`` on, in the order of ``to_mark``, get the reason."""
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
     if not ranks:
         return "detail"
@@ -92,7 +92,7 @@ def _limited(ledgers: DataFrame, first: LedgerId) -> str:
 def _held_back(held: HeldBookies) -> str:
     """Return the SQL of the detail: the reason that ends last.
 
-    A finding gets it if every missing bookie is held, and none is due for critical ledgers.
+    It applies if every missing bookie is held, and none of them is critical and due.
     """
     ends = " ".join(
         f"WHEN {literal(bookie)} THEN named_struct('due_ms', {time.due_ms}L, 'text', {literal(_text(time))})"
@@ -118,7 +118,7 @@ def ledgers_found(findings: DataFrame) -> DataFrame:
 
 
 def ledgers_judged(found: DataFrame) -> DataFrame:
-    """As ``ledgers_found``, of rows with a ``ledger_id`` and all of its findings (``found``, one or more)."""
+    """Return what ``ledgers_found`` returns, from rows with a ``ledger_id`` and its findings (``found``)."""
     return found.selectExpr(*_LEDGER)
 
 
@@ -143,7 +143,7 @@ def accepted_counts(accepted: DataFrame) -> tuple[int, int]:
 
 
 def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
-    """Return the ``count`` ledgers of ``ledgers_found`` to look at first: by severity, then by bytes."""
+    """Return the ``count`` worst ledgers of ``ledgers_found``: by severity, then by bytes."""
     order = ledgers.orderBy("severity_rank", F.desc("bytes_estimate"), "ledger_id").limit(count)
     order = order.withColumn("topic", F.expr("found[0].topic")).drop("found")
     return tuple(
@@ -160,9 +160,9 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
 
 
 def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
-    """Stream ``ledgers_found`` to the driver, most severe first, two partitions in memory at a time.
+    """Stream ``ledgers_found`` to the driver, the most severe first, with two partitions in memory at a time.
 
-    Rows travel in Arrow batches: unpickled one by one they cost the driver as much as marking does.
+    Rows are sent as Arrow batches. If the driver unpickled them one by one, this would cost as much as marking does.
     """
     columns = ("ledger_id", "missing", f"{_CRITICAL_MISSING} AS critical_missing", "bytes_estimate")
     ordered = ledgers.selectExpr("severity_rank", *columns).orderBy("severity_rank", "ledger_id").drop("severity_rank")
@@ -188,7 +188,7 @@ def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:
-    """Yield the lists of a column."""
+    """Yield the lists of bookies in a column."""
     names = column.flatten().to_pylist()
     start = 0
     for count in column.value_lengths().to_pylist():

@@ -19,19 +19,22 @@ _LOOK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run must end, and its state and exit code afterwards."""
+    """The reason why a run must end, and its state and exit code after that."""
 
     reason: str
     state: RunState
     exit_code: int = ExitCode.CANCELLED
-    """Of the run's record, and of a process with only this run."""
+    """Exit code in the run's record, and of a process with only this run."""
 
 
 class RunGate(Gate):
     """The gate of a run (``Gate``). Every method may be called from any thread, and from a signal handler."""
 
     def __init__(self, *forbidden_because: Callable[[], str]) -> None:
-        """Each argument returns a reason why the run may not continue, empty if it may; it must not block."""
+        """Prepare.
+
+        Each argument returns the reason why the run may not continue, or an empty text; it must not block.
+        """
         self._forbidden_because = forbidden_because
         self._condition = threading.Condition(threading.RLock())
         self._stop: Stop | None = None
@@ -39,7 +42,7 @@ class RunGate(Gate):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the run waits, or will wait at its next gate."""
+        """Whether the run is waiting, or will wait at its next gate."""
         return self._is_paused
 
     @property
@@ -50,7 +53,7 @@ class RunGate(Gate):
         return self._stop
 
     def forbid_if(self, because: Callable[[], str]) -> None:
-        """Add a source of reasons to those of the constructor."""
+        """Add a source of reasons to those given to the constructor."""
         self._forbidden_because = (*self._forbidden_because, because)
 
     @override

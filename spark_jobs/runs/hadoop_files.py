@@ -12,13 +12,13 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 _HIDDEN: Final = ("_", ".")
-"""First characters in the names of files without rows."""
+"""A file whose name begins with one of these has no rows."""
 
 
 def move_here(spark: SparkSession, folder: str, target: Path) -> None:
     """Move the files of a folder into ``target``, each whole or not at all, and delete the folder.
 
-    The settings of the file system limit the duration, as for every other request of Spark to it.
+    The settings of the file system limit the duration, as they do for every other request from Spark.
 
     Args:
         spark: the session whose executors wrote the files.

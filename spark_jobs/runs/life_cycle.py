@@ -1,4 +1,4 @@
-"""One run of a check on record: the lock of its lane, its record during the run, and its end.
+"""The life cycle of one run: the lock of its lane, its record during the run, and its end.
 
 A run may continue exactly as long as its lock lasts. The order of the steps makes this true for every reader of the
 store: the run takes the lock before it writes the record, and releases the lock only after the record shows the end. A
@@ -6,7 +6,7 @@ process that dies before the release leaves a record without a lock; the next ru
 marks it abandoned. The gate checks the lock in the run's own thread. So after a process was suspended for longer than
 its session lasts, the run ends as soon as the process resumes (S14).
 
-The auditor service runs several of these on its loop; the one-shot command runs one in a thread beside Spark.
+The auditor service has several of these on its event loop. The one-shot command has one, in its own thread.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 _log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 2.0
-"""Between two writes of a run's progress, and two checks for a request to end it."""
+"""Interval between two writes of a run's progress, and between two checks for a request to end it."""
 _MARKING: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
-"""Kinds of runs that mark the ledgers of lost bookies and write an image."""
+"""The kinds of runs that mark the ledgers of lost bookies and write an image."""
 _END_ATTEMPTS: Final = 3
-"""Attempts to write the end of a run whose session has ended; otherwise the next leader marks it abandoned."""
+"""Number of attempts to write the end of a run whose session has ended. If all fail, the next leader marks it
+abandoned."""
 _RETRY_S: Final = 1.0
 
 
@@ -57,19 +58,21 @@ class RunOutcome:
     detail: str = ""
     verdict: str = ""
     is_success: bool = False
-    """The run saw every ledger, was not held and was not a dry run, so it counts for the schedule and lost bookies."""
+    """Whether the run counts for the schedule and for lost bookies: it saw every ledger, was not held, and was not a
+    dry run."""
     ledgers: int = 0
     findings: Mapping[str, int] = field(default_factory=dict)
     tasks_changed: int = 0
     report: str = ""
     held_back: Mapping[str, int] = field(default_factory=dict)
-    """By reason, as in ``RunRecord``."""
+    """This field and the next three are as in ``RunRecord``."""
     withdrawn: Mapping[str, int] = field(default_factory=dict)
     image: Mapping[str, int] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     also_done: tuple[RunKind, ...] = ()
-    """Other kinds of checks the run did with success: it counts for their schedules as well."""
+    """Other kinds of checks that the run completed successfully. It counts for their schedules as well."""
     is_every_ledger: bool = True
+    """This field and the next one are as in ``RunRecord``."""
     contained_done: tuple[RunKind, ...] = ()
 
     def of_record(self) -> dict[str, Any]:
@@ -96,11 +99,11 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
     """Return the outcome of a finished run.
 
     Args:
-        summary: of the run.
-        report: path of its summary.
-        why_no_report: the reason why the report could not be written; empty: it was written. A run with another purpose
-            than its report is complete without it.
-        namespaces_max: how many namespaces of Pulsar the record may name.
+        summary: the summary of the run.
+        report: path of the summary of its report.
+        why_no_report: the reason why the report could not be written; empty: it was written. Unless the report is the
+            purpose of the run, the run is complete without it.
+        namespaces_max: largest number of namespaces of Pulsar that the record names.
     """
     is_delivered = not why_no_report or not is_for_report(summary.kind, is_dry_run=summary.is_dry_run)
     is_complete = summary.is_complete and summary.held_because is None and is_delivered
@@ -149,8 +152,8 @@ def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:
 
     Args:
         error: the error.
-        stop: why the run had to end; None: it did not have to. It takes precedence, because a cancelled Spark job ends
-            with an error of Spark.
+        stop: why the run had to end; None: it did not have to. It takes precedence over the error, because a cancelled
+            Spark job raises an error of Spark.
     """
     if stop is not None:
         return RunOutcome(stop.state, stop.exit_code, stop.reason)
@@ -162,12 +165,12 @@ def outcome_of_error(error: BaseException, stop: Stop | None) -> RunOutcome:
 
 
 class RunLifeCycle:
-    """One run, used on one loop; ``note`` and the gate may be used from any thread."""
+    """The life cycle of one run, used on one event loop. ``note`` and the gate may be used from any thread."""
 
     def __init__(
         self, runs: Runs, record: RunRecord, gate: RunGate, clock: Clock, changed: Callable[[], None] | None = None
     ) -> None:
-        """Prepare a run before its start; ``changed`` is called after each change of its record, on the loop."""
+        """Prepare a run before its start. ``changed`` is called on the loop after each change of the run's record."""
         self._runs = runs
         self._record = record
         self._clock = clock
@@ -177,23 +180,25 @@ class RunLifeCycle:
         self._written = record
         self._pause_ends_s: float | None = None
         self._writing = asyncio.Lock()
-        """Held by the one write of the record in flight: each of two would mistake the other for another process's."""
+        """Allows only one write of the record at a time: two writes would each take the other for that of another
+        process."""
         self.gate = gate
 
     @property
     def record(self) -> RunRecord:
-        """The record as stored now or soon."""
+        """The record, which is already stored or will be soon."""
         return self._record
 
     def note(self, event: ProgressEvent) -> None:
-        """Keep the progress of the run for its record."""
-        self._event = event  # replacing one reference is atomic
+        """Note the progress of the run for its record."""
+        self._event = event  # replacing a reference is atomic
 
     async def begin(self) -> None:
-        """Take the lock of the lane, and put the run on record.
+        """Take the lock of the lane, and write the record of the run.
 
         Raises:
-            RunLockedError: another run of this lane is in progress: of the same kind, and a dry run if this is one.
+            RunLockedError: another run of this lane is in progress. Runs of one kind share a lane, except that dry runs
+                have their own.
             StoreUnavailableError, WriteOutcomeUnknownError, RunTakenError: the run has not begun; its lock is released
                 in the background.
         """
@@ -252,9 +257,10 @@ class RunLifeCycle:
         await self._write()
 
     async def end(self, outcome: RunOutcome) -> None:
-        """Put the end of the run on record, and release its lock; ``follow`` must have ended.
+        """Record the end of the run, and release its lock; ``follow`` must have ended.
 
-        Retries as long as the lock is held, then a few times more. If the store never answers, this is only logged.
+        This is retried as long as the lock is held, and then a few more times. If the store never answers, this is only
+        logged.
         """
         self._take_progress()
         self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.of_record())
@@ -279,7 +285,10 @@ class RunLifeCycle:
             await self._release(self._lease)
 
     async def _note_success(self, outcome: RunOutcome) -> None:
-        """Note the success for the schedules. A refusal is logged: the end of the run is put on record nevertheless."""
+        """Note the success for the schedules.
+
+        A refusal is only logged, so that the end of the run is still recorded.
+        """
         record = self._record
         if record.is_dry_run:
             return
@@ -314,7 +323,7 @@ class RunLifeCycle:
             self.gate.stop(Stop(str(error), RunState.ABANDONED, ExitCode.STORE_UNREACHABLE))
 
     async def _release(self, lease: RunLease) -> None:
-        """Retry as long as the session lives: until its end, the lock would exclude every other run of this kind."""
+        """Release the lock. Retry while the session lasts, because the lock excludes all other runs of this kind."""
         while True:
             try:
                 return await lease.release()

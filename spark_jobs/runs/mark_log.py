@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from bookie.model.ids import BookieId, LedgerId
 
 _ROWS: Final = 65_536
-"""In a row group."""
+"""Number of rows in a row group."""
 SCHEMA: Final = pa.schema(
     [
         ("run_id", pa.string()),
@@ -28,7 +28,7 @@ class MarkLog:
     """The marks of one run. Belongs to the run's thread."""
 
     def __init__(self, path: Path, run_id: str) -> None:
-        """``path`` is the file created by ``finish``; nothing is written before the first mark."""
+        """Prepare. ``finish`` creates the file ``path``; nothing is written before the first mark."""
         self._path = path
         self._hidden = path.with_name(f".{path.name}.tmp")
         self._run_id = run_id

@@ -1,4 +1,4 @@
-"""Put a run's outcome together into its summary. Pure."""
+"""Make the summary of a run from its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class ScanResult:
 
     totals: ScanTotals
     bookies: Bookies
-    """Listed after the last metadata was read."""
+    """The bookies, listed after the last metadata was read."""
     problems: tuple[str, ...]
     snapshot: SnapshotCounts | None = None
-    """The counts of the snapshot, if it was the source."""
+    """The counts of a snapshot, if one was the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CheckResult:
     """The findings of a check, and the result of publishing them."""
 
     bookies: Bookies
-    """The latest listing."""
+    """The bookies according to the latest listing."""
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
     published: PublishResult = _HELD
@@ -72,7 +72,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """Which run of which cluster, and when; epoch milliseconds."""
+    """Identifies a run and its cluster, with the times of the run in epoch milliseconds."""
 
     run_id: str
     cluster: ClusterName
@@ -84,10 +84,10 @@ class RunName:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a run, for its summary."""
+    """The results of a run."""
 
     scanned: ScanResult | None
-    """None if the brake held before the first reading."""
+    """None: the brake held before the metadata was read."""
     checked: CheckResult
     held_because: str | None = None
     """Why the brake holds."""
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def is_for_report(kind: RunKind, *, is_dry_run: bool) -> bool:
-    """Whether the report is the purpose of a run."""
+    """Return whether the report is the purpose of a run."""
     return is_dry_run or kind in (RunKind.PLACEMENT, RunKind.REFERENCES)
 
 
@@ -172,12 +172,12 @@ _OUTCOMES: Final = (
     PublishOutcome.PUBLISHED,
     PublishOutcome.NOTHING_TO_PUBLISH,
 )
-"""Most important first: the outcome of a run is the first of these that one of its chunks had."""
+"""The outcome of a run is the first of these that occurred in any chunk."""
 
 
 @dataclass(slots=True)
 class FindingTotals:
-    """The sums of the findings of a run, chunk by chunk."""
+    """The sums of the findings of a run, to which chunks are added."""
 
     worst_max: int
     totals: ScanTotals = NO_TOTALS
@@ -188,7 +188,7 @@ class FindingTotals:
     def add(
         self, totals: ScanTotals, sums: FindingSums, worst: Iterable[WorstLedger], published: PublishResult
     ) -> None:
-        """Add a chunk. A ledger is in one chunk only."""
+        """Add a chunk. Each ledger must be in only one chunk."""
         self.totals = self.totals.plus(totals)
         self.sums = added_sums(self.sums, sums)
         self.worst = worst_of((*self.worst, *worst), self.worst_max)
@@ -196,12 +196,12 @@ class FindingTotals:
 
 
 def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedger, ...]:
-    """Return the ``count_max`` worst ledgers: by severity, then by bytes."""
+    """Return the worst of some ledgers, at most ``count_max``."""
     return tuple(sorted(ledgers, key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))[:count_max])
 
 
 def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
-    """Add two sums: a ledger in both counts twice."""
+    """Add two sums. A ledger in both of them counts twice."""
     counts: dict[Severity, SeverityCount] = {}
     for count in (*one.severities, *other.severities):
         known = counts.get(count.severity, SeverityCount(count.severity, 0, 0, 0))

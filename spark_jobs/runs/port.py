@@ -13,7 +13,7 @@ from bookie.model.errors import ConflictError
 
 
 class RunStoppedError(ConflictError):
-    """The run must stop: it was cancelled, or its process is no longer the leader.
+    """The run must stop: it was cancelled, or its process may no longer run it.
 
     Existing marks stay.
     """
@@ -23,9 +23,9 @@ class Gate(Protocol):
     """Passed before each phase, each chunk of a long phase, and each batch of marking."""
 
     def pass_through(self) -> None:
-        """Return at once, or at the end of a pause.
+        """Return immediately, or at the end of a pause.
 
-        Called in the run's own thread. It blocks.
+        It is called in the run's own thread, and blocks during a pause.
 
         Raises:
             RunStoppedError: the run must stop now; the text has the reason.
@@ -33,10 +33,10 @@ class Gate(Protocol):
         ...
 
     def stop_reason(self) -> str | None:
-        """Return why the run must end now; None: it may continue. Never blocks, not even during a pause.
+        """Return why the run must end now; None: it may continue. It never blocks, not even during a pause.
 
-        Called twice a second from a helper thread during a Spark job, so a job of minutes is cancelled within seconds.
-        After the first reason, it must always return one.
+        It is called twice a second from a helper thread during a Spark job, so a job of minutes is cancelled within
+        seconds. After it has returned a reason once, it must always return one.
         """
         ...
 
@@ -54,7 +54,7 @@ class OpenGate(Gate):
 
 
 class Phase(enum.Enum):
-    """Phases of an audit.
+    """The phases of an audit.
 
     A bookie check marks before it writes its report, the other checks mark afterwards. A scan is repeated if a bookie
     leaves during it.
@@ -79,8 +79,9 @@ class ProgressEvent:
     phase: Phase
     done: int = 0
     total: int | None = None
-    """Of the same unit as ``done``: Spark tasks in SCAN and CHECK, ledgers in ASK and PUBLISH; None: not known."""
+    """The unit is that of ``done``: Spark tasks in SCAN and CHECK, ledgers in ASK and PUBLISH. None: unknown."""
 
 
 Progress = Callable[[ProgressEvent], None]
-"""Called in the audit's own thread and, during Spark jobs, in a helper thread; never in two at once."""
+"""It is called in the audit's own thread and, during Spark jobs, in a helper thread, but never in both at the same
+time."""

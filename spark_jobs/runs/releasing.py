@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame
 
 
 def unpersist(*frames: DataFrame) -> None:
-    """Let Spark keep the rows no longer.
+    """Free the rows that Spark keeps.
 
-    If Spark's driver does not answer, it has ended, and its rows with it. Then this raises nothing, because it would
-    replace the error of the run.
+    If Spark's driver does not answer, it has ended, and so have its rows. This is not raised, because it would replace
+    the error of the run.
     """
     for frame in frames:
         with suppress(Py4JError, OSError):

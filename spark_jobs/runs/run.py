@@ -1,19 +1,19 @@
-"""Audit runs: one check over a whole cluster, its marks for repair, and its report.
+"""One audit run: a check of a whole cluster, its marks for repair, and its report.
 
-The invariant: the findings of a run only add marks. A run marks nothing if its input is implausible (S12, ``brake``),
-and is not complete if it may not have seen every ledger (S20, ``completeness``). A mark is withdrawn only if its own
-ledger proves that nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``,
-``placement_run``, ``replica_run`` and ``reference_run`` modules contain the checks, and ``everything`` the further
-checks of a run of everything besides the bookie check.
+The invariant: findings only add marks. A run marks nothing if its input is implausible (S12, ``brake``), and it is not
+complete if it may have missed a ledger (S20, ``completeness``). A mark is withdrawn only if its own ledger proves that
+nothing is left to do (``withdrawal``). Unreadable metadata is a finding. The ``bookie_run``, ``placement_run``,
+``replica_run`` and ``reference_run`` modules contain the checks, and ``everything`` the further checks of a run of
+everything besides the bookie check.
 
 The steps are: scan, check, mark, write the report and its summary last, and record the completed check in the cluster.
-Marks come before the report, so a full disk of the auditor prevents no repair and repeats no scan (R52,
-``run_report``). A replicas check proceeds in chunks. The record comes last, and only after a complete run with all of
-its marks, because it determines the time of the next check.
+Marks come before the report, so a full disk of the auditor neither prevents repair nor causes another scan (R52,
+``run_report``). A replicas check proceeds in chunks. The check is recorded last, and only after a complete run with all
+of its marks, because the record determines the time of the next check.
 
 The marks of a stopped or dead run stay. Marking is idempotent and its order does not matter for safety, so the next run
-marks the rest (R21, R22). A directory without a summary is not a report. Without the record the next check runs earlier
-than needed. A run passes the gate before each phase, chunk and batch of marks. So after the loss of its lock or
+marks the rest (R21, R22). A directory without a summary is not a report. Without the record, the next check only runs
+earlier than needed. A run passes the gate before each phase, chunk and batch of marks. So after the loss of its lock or
 leadership it only finishes the current batch, which does no harm, because a mark is a hint (R1).
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
@@ -60,13 +60,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """A finished run."""
+    """The result of a finished run."""
 
     run_id: str
     summary: RunSummary
     summary_path: Path
     report_problem: str = ""
-    """Why there is no report; empty: there is one. Everything else is done."""
+    """Why there is no report; empty: there is one. All other work of the run is done in both cases."""
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
         """Return the exit code of a one-shot run. Problems in the summary take precedence over a missing report."""
@@ -82,7 +82,7 @@ def run_audit(
     clock: Clock | None = None,
     rng: random.Random | None = None,
 ) -> AuditResult:
-    """Run the bookie check once, from scratch; see ``run_check``."""
+    """Run the bookie check once; see ``run_check``."""
     return run_check(spark, RunKind.BOOKIES, settings, progress, clock=clock, rng=rng)
 
 
@@ -97,32 +97,33 @@ def run_check(
     clock: Clock | None = None,
     rng: random.Random | None = None,
 ) -> AuditResult:
-    """Run one check once, from scratch. Blocks; not for use in the thread of a running event loop.
+    """Run one check once. It blocks, so it must not be called in the thread of a running event loop.
 
     It is safe to repeat at any time, even during another run: marking is idempotent. Runs of different kinds may use
     one session at the same time, each in its own thread.
 
     Args:
-        spark: the session, or a function that waits for its start; then what needs no Spark comes first.
+        spark: the session, or a function that waits for its start. With a function, work that needs no Spark is done
+            first.
         kind: which check.
         settings: the settings of the check.
         progress: receives the phases and their progress; see ``Progress``.
         gate: passed before each phase, chunk and batch of marking; None for an open gate.
-        run_id: None for a new one.
+        run_id: id of the run; None: a new one is made.
         clock: None for the machine's.
-        rng: for a new id and sample; None for the machine's.
+        rng: for a new run id and the sample; None for the machine's.
 
     Raises:
         RunStoppedError: from ``gate``. Existing marks stay; there is no summary.
         StoreUnavailableError: the metadata store did not answer; existing marks stay.
         NotAClusterError: there is no cluster at the metadata URI.
-        NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
-        NoPulsarError, ExportError: a references check without managed ledgers, or without a place for the ids.
-        ReportDirError: there is no directory for the report, and the report is the purpose of the run. In every other
-            case, the result contains the problem with the report.
-        SparkStartError: Spark did not start; marks of the driver stay.
+        NoTopologyError, InvalidTopologyError: a placement check found no readable topology.
+        NoPulsarError, ExportError: a references check found no managed ledgers, or cannot write the file of ids.
+        ReportDirError: the directory of the report cannot be made, and the report is the purpose of the run. In every
+            other case, the result contains the problem with the report.
+        SparkStartError: Spark did not start; marks that the driver made stay.
         ScanFailedError: Spark failed.
-        SnapshotError: the snapshot cannot be used, or the kind of the run is neither bookies nor everything.
+        SnapshotError: the snapshot cannot be used, or a run of this kind reads no snapshot.
     """
     if settings.is_from_snapshot and kind not in FROM_SNAPSHOT:
         raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; those of bookies and of everything do")
@@ -173,7 +174,8 @@ def run_check(
             try:
                 completed(summary)
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
-                # The findings are reported and marked: without the record, the next check runs earlier than needed.
+                # The findings are reported and marked. Without the record, the next check only runs earlier than
+                # needed.
                 _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
     progress(ProgressEvent(Phase.DONE))
     return AuditResult(run_id, summary, path, str(report.problem or ""))
@@ -184,13 +186,13 @@ _Completed = Callable[[RunSummary], None]
 
 
 def _check_and_completion(context: RunContext, rng: random.Random) -> tuple[_Execute, _Completed]:
-    """Return the check, and the function to record its completion in the cluster.
+    """Return the check, and the function that records its completion in the cluster.
 
-    Apache's auditor computes its next check of a kind from the time of the last one, so a time is written only if our
-    check covers all of Apache's. The replicas check does (it asks for the lists of every closed ledger), and so does
-    the placement check. The all-ledgers check has no counterpart here: it also reads entries back and looks into the
-    last fragments of open ledgers, so its time is never written. The bookie check has no time of Apache's. A run from a
-    snapshot records nothing: it does not see copies moved after the snapshot (R99).
+    Apache's auditor computes the time of its next check of a kind from the time of the last one. So a time is written
+    only if our check covers all that Apache's check covers. The replicas check does, because it asks for the lists of
+    every closed ledger, and so does the placement check. Apache's all-ledgers check has no counterpart here: it also
+    reads entries and examines the last fragments of open ledgers. So its time is never written. Apache records no time
+    for the bookie check. A run from a snapshot records nothing: it does not see copies moved after the snapshot (R99).
     """
     cluster = context.cluster
     match context.kind:
@@ -214,7 +216,7 @@ def _check_and_completion(context: RunContext, rng: random.Random) -> tuple[_Exe
 
 
 def _everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
-    """Record each complete check as if it had run alone; the placement check counts only with its report."""
+    """Record each complete check as if it were a run of its own. The placement check counts only with its report."""
     if context.settings.is_from_snapshot:
         return
     _losses_audited(context.cluster, run, summary.finished_ms)
@@ -242,7 +244,7 @@ def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
 
 
 def _may_record_completion(summary: RunSummary) -> bool:
-    """Whether completion may be recorded. A dry run changes nothing in the cluster, not even a time."""
+    """Return whether completion may be recorded. A dry run changes nothing in the cluster, not even a time."""
     return (
         (summary.is_read if summary.parts else summary.is_complete)
         and summary.held_because is None

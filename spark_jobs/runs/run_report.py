@@ -1,11 +1,11 @@
-"""The report of a run. A failure to write it, as with a full disk, must not undo findings and marks.
+"""The report of a run. If it cannot be written, for example to a full disk, findings and marks must not be affected.
 
 The invariant: a run that marks never ends because of its report. Marks are written first. If a part of the report
-cannot be written, the run keeps the reason, writes nothing more of the report, does the rest of its work, and ends as
-complete. Its record has its verdict, its counts, and the reason (R52). It thus counts as done, and is not repeated.
+cannot be written, the run stores the reason, writes nothing more of the report, does the rest of its work, and ends as
+complete. Its record has its verdict, its counts, and the reason (R52). So the run counts as done, and is not repeated.
 
-A run whose only product is its report, that is a placement check or a dry run, does not start without a directory, and
-does not count as a success without its report.
+If the report is the purpose of a run (``outcome.is_for_report``), the run does not start without a directory, and
+without its report it is not a success.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spark_jobs.runs.marking.publish import Marking
 _log = logging.getLogger(__name__)
 
 _CAUSES_MAX: Final = 8
-"""Number of causes read from an error of Java to find its first cause."""
+"""Largest number of causes of a Java error that are read to find its first cause."""
 
 
 class RunReport:
@@ -56,9 +56,10 @@ class RunReport:
         store: ReportStore | None = None,
         findings_dir: str = "",
     ) -> None:
-        """Make the directory. The store, if any, gets the report when it is finished.
+        """Make the directory. If there is a store, the report is sent to it when the report is finished.
 
-        ``findings_dir`` is the URI of the folder through which findings go; empty: executors share ``report_dir``.
+        ``findings_dir`` is the URI of the folder that executors write findings to; empty: executors share
+        ``report_dir``.
 
         Raises:
             ReportDirError: the directory cannot be made, and the report is needed (``outcome.is_for_report``).
@@ -68,7 +69,7 @@ class RunReport:
         self.directory = report_dir / run_id
         self._findings_dir = findings_dir
         self.problem: ReportDirError | None = None
-        """Why there is no report."""
+        """The reason why there is no report."""
         self._marks = MarkLog(self.directory / TASKS, run_id)
         try:
             writing.prepare(report_dir, run_id)
@@ -79,9 +80,9 @@ class RunReport:
 
     @contextlib.contextmanager
     def tolerated(self) -> Iterator[None]:
-        """Wrap Spark jobs that only write the report: keep their error instead of raising it.
+        """Wrap Spark jobs that only write the report: an error is stored in ``problem`` and not raised.
 
-        The error for a stop of the run is still raised.
+        ``RunStoppedError`` is still raised.
         """
         try:
             yield
@@ -90,7 +91,10 @@ class RunReport:
             self._give_up(ReportDirError(f"cannot write the findings to {where}: {_cause(error)}"))
 
     def write_findings(self, ledgers: DataFrame, others: DataFrame, held: HeldBookies | None = None) -> None:
-        """Add findings (``findings.write_findings``), unless the report was given up. Call it in ``tolerated``."""
+        """Add findings (``findings.write_findings``), unless the report has already failed.
+
+        Call it inside ``tolerated``.
+        """
         if self.problem is not None:
             return
         run_id, here = self.directory.name, self.directory / FINDINGS
@@ -105,13 +109,16 @@ class RunReport:
             self._give_up(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
-        """Add newly confirmed marks, unless the report was given up. After a failure, the report is given up."""
+        """Add newly confirmed marks, unless the report has already failed.
+
+        If they cannot be written, the report fails.
+        """
         if self.problem is None:
             with self._whole_marks():
                 self._marks.add(marks, now_ms)
 
     def impact(self) -> Impact:
-        """Return the impact of the written findings on topics; empty if the report was given up."""
+        """Return the impact of the written findings on topics; empty: the report has failed."""
         if self.problem is not None:
             return Impact()
         try:
@@ -122,7 +129,7 @@ class RunReport:
             return Impact()
 
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
-        """Write everything but the findings, unless the report was given up; return the path of the summary."""
+        """Write all of the report except the findings, unless it has already failed; return the path of the summary."""
         path = self.directory / writing.SUMMARY
         if self.problem is None:
             with self._whole_marks():
@@ -168,7 +175,7 @@ class RunReport:
 
 
 def _cause(error: Exception) -> str:
-    """Return the first cause of an error of Java, with the file system's reason; else the error's first line."""
+    """Return the first cause of a Java error (the file system's reason), or without causes its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")][:_CAUSES_MAX]
     return causes[-1].removeprefix("Caused by: ") if causes else (lines or [type(error).__name__])[0]

@@ -1,9 +1,9 @@
-"""The number of tasks the executors of a run can work on at the same time, now and later in the run.
+"""The number of tasks that the executors of a run can work on at the same time, now and later in the run.
 
-The executors registered by now are too few at the start of an application, before all executors have registered. They
-are also too few with dynamic allocation, which starts executors only for waiting tasks: a job with one task per slot
-would never get more slots. So jobs are cut for the largest possible cluster, and executors take tasks as soon as they
-register. The registered executors are never a maximum: on a cluster without a maximum, more may register at any time.
+At the start of an application, not all executors have registered yet. With dynamic allocation, Spark starts more
+executors only for waiting tasks, so a job with one task per slot would never get more slots. So jobs are divided for
+the largest possible cluster, and executors take tasks as soon as they register. The number of registered executors is
+never a maximum: on a cluster without a limit, more may register at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.session import is_local
 
 Setting = Callable[[str], str | None]
-"""A setting of Spark by name; None: it is not set."""
+"""Returns a setting of Spark by name; None: it is not set."""
 
 _UNLIMITED: Final = 2**31 - 1
 """Spark's default of ``spark.dynamicAllocation.maxExecutors``."""
@@ -25,7 +25,7 @@ _UNLIMITED: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The number of tasks able to run at the same time."""
+    """The number of tasks that can run at the same time."""
 
     now: int
     """With the registered executors; at least 1."""
@@ -33,15 +33,15 @@ class Slots:
     """With all possible executors; None: no limit. At least ``now``."""
 
     def tasks(self, units: int, units_per_task: int, *, spare: int = 0) -> int:
-        """Return the number of tasks to cut work into, at least 1.
+        """Return the number of tasks into which to divide work, at least 1.
 
         The result is the largest possible number of slots. Without a limit, it depends on the amount of work, and is at
         least ``now``.
 
         Args:
             units: the amount of work, such as ledgers.
-            units_per_task: the smallest amount worth a separate task.
-            spare: slots to leave free.
+            units_per_task: the smallest amount of work that is worth a separate task.
+            spare: number of slots to leave free.
         """
         suited = -(-units // units_per_task)
         wanted = max(self.now, suited) if self.most is None else self.most
@@ -53,7 +53,7 @@ def slots_of(setting: Setting, registered: int, master: str) -> Slots:
 
     Args:
         setting: Spark's settings.
-        registered: tasks that the registered executors can work on at the same time.
+        registered: number of tasks that the registered executors can work on at the same time.
         master: Spark's master.
     """
     now = max(1, registered)
@@ -79,7 +79,10 @@ def _executors_max(setting: Setting, master: str) -> int | None:
 
 
 def _is_standalone(master: str) -> bool:
-    """An executor of such a cluster has all cores of its worker, if ``spark.executor.cores`` is not set."""
+    """Return whether this is a standalone cluster.
+
+    An executor of such a cluster has all cores of its worker, if ``spark.executor.cores`` is not set.
+    """
     return master.startswith("spark://")
 
 
@@ -87,7 +90,7 @@ def session_slots(spark: SparkSession) -> Slots:
     """Return the slots of a session's cluster."""
     context = spark.sparkContext
     conf = context.getConf()
-    # Not ``defaultParallelism``: this is a setting of users, and at least 2 without executors.
+    # Not ``defaultParallelism``, because users can set it, and without executors it is at least 2.
     java = context._jsc.sc()
     registered = java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile())
     return slots_of(lambda name: conf.get(name), registered, conf.get("spark.master") or "")

@@ -1,4 +1,4 @@
-"""Find the cause of a failed Spark job in the text received by the driver. Pure.
+"""Find the cause of a failed Spark job in the text that the driver received. Pure.
 
 Spark passes an error of an executor to the driver as text only: a traceback of Python, wrapped in errors of Java.
 """
@@ -15,7 +15,7 @@ from spark_jobs.executor_version import version_problem
 from spark_jobs.session import DRIVER_ENDED, first_line
 
 READ_AGAIN: Final = "bkheal: metadata was read again"
-"""Part of the error text of ``LedgerScan.suspects`` if its rows are not those of the scan."""
+"""The error of an action on ``LedgerScan.suspects`` contains this text if the rows are not those of the scan."""
 
 _GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
@@ -28,17 +28,17 @@ _OWN: Final = frozenset({"auditor", "bookie", "spark_jobs"})
 
 
 class ScanFailedError(FatalError):
-    """Spark gave up on a job of a run, for a reason other than an unreachable store."""
+    """A Spark job of a run failed for a reason other than an unreachable store."""
 
 
 class ExecutorEnvironmentError(PermanentError):
-    """Executors lack the package, one of its dependencies, or the driver's version of either or of Python."""
+    """Executors lack the package or a dependency, or have other versions of them or of Python than the driver."""
 
 
 class MetadataReadAgainError(ScanFailedError):
     """Spark lost metadata together with an executor, and read it again at a later time.
 
-    Afterwards, nothing of the scan may be used: its rows come from two moments (R2).
+    The scan must not be used after that, because its rows were read at two different times (R2).
     """
 
 
@@ -46,8 +46,8 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
     """Return the error of this project for an error of Spark.
 
     Args:
-        error: of pyspark or py4j, or of a connection to the driver.
-        doing: the work of Spark, such as "reading ledger metadata".
+        error: an error of pyspark, of py4j, or of a connection to the driver.
+        doing: what Spark was doing, such as "reading ledger metadata".
     """
     if isinstance(error, ConnectionError | Py4JNetworkError):
         return ScanFailedError(f"Spark failed while {doing}: {DRIVER_ENDED}")
@@ -62,7 +62,7 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
 
 
 def environment_problem(text: str) -> str | None:
-    """Return why an executor cannot run this package's code, from the text of an error; None: another cause."""
+    """Return why an executor cannot run this package's code, by the text of an error; None: another cause."""
     if problem := version_problem(text):
         return problem
     if own := _NO_NAME.findall(text):

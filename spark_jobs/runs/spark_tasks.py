@@ -35,19 +35,19 @@ def spark_tasks(
     pool: str,
     is_reported: bool = True,
 ) -> Iterator[None]:
-    """Name the Spark jobs started inside after ``phase``, report their tasks as they end, and cancel them on a stop.
+    """Name the Spark jobs started inside by ``phase``, report their tasks as they end, and cancel them on a stop.
 
     Jobs appear under ``group`` and with the phase as description in the Spark UI. Names and the scheduler's pool belong
     to the calling thread, so runs in several threads of one session do not mix: all of them get a fair share of the
-    executors. An error of the callback stops the reporting, not the work.
+    executors. If the callback raises an error, the reporting stops, and the work continues.
 
     Args:
         spark: the session.
         phase: the phase of the jobs.
         group: the run's unique id.
-        progress: receives the phase and its tasks.
-        gate: passed first; then checked for a reason to stop, twice a second.
-        pool: of Spark's scheduler, shared by the runs of one lane, which never run at the same time.
+        progress: receives the phase and the progress of its tasks.
+        gate: is passed first, and then checked twice a second for a reason to stop.
+        pool: a pool of Spark's scheduler. The runs of one lane share it, and never run at the same time.
         is_reported: False if the caller reports the progress itself.
 
     Raises:
@@ -84,7 +84,7 @@ def spark_tasks(
 
 
 class _Watch:
-    """A helper thread beside a phase's Spark jobs."""
+    """A helper thread that watches the Spark jobs of a phase."""
 
     def __init__(self, spark: SparkSession, phase: Phase, group: str, progress: Progress | None, gate: Gate) -> None:
         self._context = spark.sparkContext
@@ -94,14 +94,17 @@ class _Watch:
         self._gate = gate
         self.end = threading.Event()
         self.stopped_because: str | None = None
-        """Set before the jobs are cancelled."""
+        """Why the run must stop. It is set before the jobs are cancelled."""
 
     def run(self) -> None:
-        """Check twice a second until the end. A stop cancels jobs at each check: a job may start between two checks."""
+        """Check twice a second until the end.
+
+        After a stop, each check cancels jobs, because a job may start between two checks.
+        """
         while not self.end.wait(_POLL_S):
             if (reason := self._gate.stop_reason()) is not None:
                 self.stopped_because = reason
-            with suppress(Py4JError, OSError):  # a driver that has ended has no jobs
+            with suppress(Py4JError, OSError):  # a driver that has ended has no jobs to cancel
                 if reason is not None:
                     self._context.cancelJobGroup(self._group)
                 elif self._progress is not None:

@@ -1,8 +1,8 @@
-"""Our findings beside the existing tasks, ledger by ledger, as tables.
+"""Compare our findings with the existing tasks, ledger by ledger, as tables.
 
 Pure functions on DataFrames.
 
-Both sides may hold millions of rows, so Spark joins them and only the differences leave it.
+Both sides may have millions of rows, so Spark joins them and returns only the differences.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from spark_jobs.checks.sql_text import in_list
 from spark_jobs.shadow.reasons import Outcome
 
 COMPARED_DDL: Final = "ledger_id bigint, outcome string, severity string"
-"""Columns of ``compared``. ``severity`` is the worst of our findings, null without one."""
+"""The columns of ``compared``. ``severity`` is the worst of our findings; null: we have none."""
 _KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
-# A draining bookie is not a loss to Apache's auditor, which has no drains: it counts if nothing is lost.
+# Apache's auditor has no drains, so a draining bookie is not a loss for it. It counts only if no bookie is lost.
 _OUTCOME: Final = f"""
     CASE WHEN NOT is_marked THEN {Outcome.ONLY_HERE.value!r}
          WHEN NOT is_found THEN {Outcome.ONLY_THERE.value!r}
@@ -32,11 +32,14 @@ _OUTCOME: Final = f"""
 
 
 def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset()) -> DataFrame:
-    """Return a row per ledger with lost or drained bookies: ``ledger_id``, ``lost``, ``drained``, ``severity``.
+    """Return one row per ledger with findings of lost or drained bookies.
+
+    The columns are ``ledger_id``, ``lost``, ``drained`` and ``severity``.
 
     Args:
-        findings: rows of a report's findings (``FINDING_DDL``, more columns do no harm); other kinds are passed over.
-        draining: bookies being drained, and registered.
+        findings: rows of a report's findings (``FINDING_DDL``, and perhaps more columns); other kinds of findings are
+            ignored.
+        draining: registered bookies that are draining.
     """
     is_draining = in_list("bookie", sorted(draining))
     named = findings.where(f"kind IN ({_KINDS})").groupBy("ledger_id")
@@ -54,8 +57,8 @@ def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset())
 def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
     """Return one row per ledger on either side (``COMPARED_DDL``).
 
-    Both agree if the task names at least the bookies lost according to us: a task may name more, because names are
-    never removed from it.
+    The two agree if the task names at least the bookies that we found lost. It may name more, because names are never
+    removed from a task.
 
     Args:
         found: ``found_ledgers``.
@@ -72,11 +75,11 @@ def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
 
 
 def outcomes(table: DataFrame) -> Mapping[Outcome, int]:
-    """Ledgers of each outcome in ``compared``."""
+    """Return the number of ledgers of each outcome in ``compared``."""
     found = {Outcome(row["outcome"]): int(row["count"]) for row in table.groupBy("outcome").count().collect()}
     return {outcome: found.get(outcome, 0) for outcome in Outcome}
 
 
 def differing(table: DataFrame) -> DataFrame:
-    """Return the rows of ``compared`` to look at again, by ledger id."""
+    """Return the rows of ``compared`` to look at again, sorted by ledger id."""
     return table.where(F.col("outcome") != Outcome.AGREE.value).orderBy("ledger_id")

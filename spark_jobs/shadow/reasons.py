@@ -1,9 +1,9 @@
-"""The reason for a difference between our findings and the existing tasks on one ledger, from a second look at it.
+"""Why our findings and the existing tasks differ on one ledger, according to a second look at it.
 
 Pure. R rules are defined in docs/failure-model.md.
 
-Findings and marks were read at different moments. So a difference is judged by the present state, and counts only if it
-persists. A reason is *explained* if it is normal in a cluster at work; every other one needs a person, and makes the
+Findings and marks were read at different times. So a difference is judged by the current state, and counts only if it
+persists. A reason is *explained* if it is normal in a running cluster. Every other reason needs a person, and makes the
 comparison fail.
 """
 
@@ -27,17 +27,17 @@ class Outcome(enum.Enum):
     """How the two sides compare on one ledger."""
 
     AGREE = "agree"
-    """A task exists, and names at least the bookies lost according to us."""
+    """A task exists, and names at least the bookies that we found lost."""
     ONLY_HERE = "only here"
-    """We found it, and it is not marked."""
+    """We found the ledger, but it is not marked."""
     ONLY_THERE = "only there"
-    """It is marked, and we found nothing."""
+    """The ledger is marked, but we found nothing."""
     DIFFER = "differ"
-    """Both, and we found a lost bookie that the task does not name."""
+    """The ledger is found and marked, but we found a lost bookie that the task does not name."""
 
 
 class Reason(enum.Enum):
-    """The reason. Each with whether it is explained, and a sentence for people."""
+    """The reason for a difference: its name, whether it is explained, and a sentence for people."""
 
     WITHIN_DELAY = "within the delay", True, "the delay for lost bookies is not over: marking has to wait"
     DISABLED = "disabled", True, "auto-recovery is disabled: no auditor marks"
@@ -86,23 +86,23 @@ class ClusterLook:
 
     bookies: Bookies
     registered_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """When each registration was made, epoch milliseconds."""
+    """Time of each registration, epoch milliseconds."""
     waiting: AbstractSet[BookieId] = frozenset()
-    """Lost bookies whose delay is not known to be over."""
+    """Lost bookies whose delay may not be over yet."""
     new: AbstractSet[BookieId] = frozenset()
-    """Lost bookies that earlier runs saw registered, and that no run found lost for long."""
+    """Lost bookies that an earlier run saw registered and that have not been lost for long."""
     lost_in_run: AbstractSet[BookieId] = frozenset()
-    """Lost bookies of the run; none if it did not see every ledger."""
+    """The lost bookies of the run; empty: it did not see every ledger."""
     is_disabled: bool = False
     leader: str = ""
-    """Name of the leading auditor; empty: none."""
+    """Name of the leading auditor; empty: there is none."""
     accepted: Mapping[LedgerId, Copies] = field(default_factory=dict)
-    """The copies with a valid accepted loss."""
+    """The copies whose loss is accepted, if this is still valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerAtSecondLook:
-    """One ledger at the second look; None: not there."""
+    """One ledger at the second look; None: the ledger or the task does not exist."""
 
     ledger_id: LedgerId
     ledger: Versioned | Unreadable | None
@@ -117,20 +117,20 @@ class Difference:
     outcome: Outcome
     reason: Reason
     found: tuple[BookieId, ...] = ()
-    """Lost bookies of the ledger, by id; the draining ones if it lost none."""
+    """Lost bookies of the ledger, sorted by id; the draining ones if none is lost."""
     marked: tuple[BookieId, ...] | None = None
-    """Bookies named by the task, in its order; None: there is no task, or it is unreadable."""
+    """Bookies that the task names, in its order; None: there is no task, or it is unreadable."""
     marked_ms: int | None = None
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
 def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterLook) -> Difference | None:
-    """Return the present difference; None if none is left.
+    """Return the current difference; None: there is no difference any more.
 
     Args:
-        first: the result of the comparison.
-        second: the ledger, looked at again.
-        around: the cluster, looked at again.
+        first: the outcome of the comparison.
+        second: the ledger at the second look.
+        around: the cluster at the second look.
     """
     ledger, task = second.ledger, second.task
     if not isinstance(ledger, Versioned):
@@ -160,7 +160,7 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
 
 
 def _not_accepted(metadata: LedgerMetadata, gone: AbstractSet[BookieId], accepted: Copies) -> AbstractSet[BookieId]:
-    """Return the lost bookies of the fragments with a lost copy that was not accepted, as a run finds them (R45)."""
+    """Return the lost bookies of fragments that have a lost copy whose loss is not accepted, as a run does (R45)."""
     if not accepted:
         return gone
     lost: set[BookieId] = set()
@@ -199,7 +199,7 @@ def _undone(
 
 
 def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterLook) -> Reason:
-    """Return the reason for a task although all bookies of its ledger are registered and none in it is drained."""
+    """Return why a task exists although all bookies of its ledger are registered and none in the task is draining."""
     if not task.missing:
         return Reason.PLACEMENT_MARK
     there = members & frozenset(task.missing)

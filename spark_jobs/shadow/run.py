@@ -1,9 +1,9 @@
 """Shadow mode: a dry run of the bookies check, compared with the existing tasks.
 
-Changes nothing in the cluster.
+It changes nothing in the cluster.
 
-The run's directory gets one more table, ``shadow.parquet``: one row per ledger on which the two still differ when it is
-looked at again.
+The directory of the run gets one more table, ``shadow.parquet``. It has one row per ledger on which the two sides still
+differ at a second look.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from spark_jobs.shadow.second_look import SecondLook, losses, opened_look
 T = TypeVar("T")
 
 SETTLE_S: Final = 300.0
-"""After a loss, the other auditor reads all metadata before it marks: minutes on a large cluster."""
+"""Default time that the other auditor may need after a loss. It reads all metadata before it marks, which takes minutes
+on a large cluster."""
 _BATCH: Final = 5_000
-"""Ledgers looked at together: a few bulk reads, and one row group of the table."""
+"""Number of ledgers looked at together: a few bulk reads, and one row group of the table."""
 _SCHEMA: Final = pa.schema(
     [
         ("run_id", pa.string()),
@@ -71,21 +72,21 @@ class Shadow:
     run_id: str
     table: Path
     agree: int
-    """Ledgers on which both sides agreed at first."""
+    """Number of ledgers on which the two sides agreed at the first look."""
     resolved: int
-    """Ledgers with a difference at first, and without one when looked at again."""
+    """Number of ledgers on which the two sides differed at the first look, but not at the second one."""
     differing: Mapping[tuple[Outcome, Reason], int]
-    """Ledgers with a persisting difference."""
+    """Number of ledgers on which the two sides still differ, by outcome and reason."""
     leader: str
-    """The leading auditor; empty: none."""
+    """The leading auditor; empty: there is none."""
     is_disabled: bool
     delay_s: int
     rows: tuple[Difference, ...] = field(default=())
-    """The first ledgers that differ: unexplained ones before the others, by ledger id."""
+    """The first ledgers that still differ: those without an explained reason first, then by ledger id."""
 
     @property
     def unexplained(self) -> int:
-        """Ledgers on which they differ without an explained reason."""
+        """Number of ledgers that differ without an explained reason."""
         return sum(count for (_, reason), count in self.differing.items() if not reason.is_explained)
 
     def total(self, outcome: Outcome) -> int:
@@ -121,7 +122,7 @@ class Shadow:
 
 
 def ordered(differing: Mapping[tuple[Outcome, Reason], int]) -> list[tuple[tuple[Outcome, Reason], int]]:
-    """Return the counts in reading order: unexplained ones first."""
+    """Return the counts in the order for reading, with the unexplained ones first."""
     outcomes, reasons = list(Outcome), list(Reason)
     return sorted(
         differing.items(),
@@ -144,13 +145,13 @@ def compare(
 
     Args:
         spark: the session of the run.
-        result: of the run, which no brake held.
-        settings: of the run.
+        result: the result of the run, which the brake did not hold.
+        settings: the settings of the run.
         progress: receives the phase.
         gate: passed before each batch.
         clock: measures delays.
-        rows_max: how many of the differing ledgers to return.
-        settle_s: how long after a loss the other auditor may be under way.
+        rows_max: largest number of differing ledgers to return.
+        settle_s: how long after a loss the other auditor may need to mark, seconds.
 
     Raises:
         RunStoppedError: from ``gate``.
@@ -200,7 +201,7 @@ def compare(
 
 
 class _Found:
-    """Counts and first rows of the persisting differences."""
+    """The counts and the first rows of the differences that persist."""
 
     def __init__(self, rows_max: int) -> None:
         self.resolved = 0
@@ -235,7 +236,7 @@ def _compared(
 
 
 def _reading(read: Callable[[], T], uri: str) -> T:
-    """Read tasks through Spark; its errors as ours."""
+    """Read tasks with Spark; errors of Spark are raised as errors of this project."""
     try:
         return read()
     except PySparkException as error:
@@ -262,7 +263,7 @@ def _differences(
 
 
 def _write(path: Path, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
-    """Write the table whole or not at all; one batch in memory at a time."""
+    """Write the table, whole or not at all, with one batch in memory at a time."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with pq.ParquetWriter(temporary, _SCHEMA) as writer:

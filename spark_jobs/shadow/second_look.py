@@ -1,4 +1,4 @@
-"""The second look at differing ledgers: metadata, then registrations, then tasks, as they are now. It only reads."""
+"""The second look at differing ledgers: read metadata, then registrations, then tasks. It changes nothing."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100
-"""Earlier reports searched for the time when a bookie went down."""
+"""Number of earlier reports that are searched for the time when a bookie went down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A lost bookie as earlier runs saw it, epoch milliseconds; None: no run saw it so."""
+    """What earlier runs reported of a lost bookie, epoch milliseconds; None: no run did."""
 
     since_ms: int | None = None
-    """The end of the first run in the unbroken row of runs that found it lost."""
+    """The end of the first of the consecutive runs that found it lost."""
     seen_ms: int | None = None
     """The start of the last run that found it registered: it was lost after that."""
 
 
 def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[BookieId, Loss]:
-    """Return the history, in the reports, of each bookie lost according to the newest. Pure.
+    """Return the history, from the reports, of each bookie that the newest report shows as lost. Pure.
 
     A dry run does not record when a bookie was first seen down, so the reports of earlier runs are used instead.
     """
@@ -75,7 +75,7 @@ def losses(newest_first: Iterable[RunSummary], instance_id: str) -> Mapping[Book
 
 
 class SecondLook:
-    """Blocking calls on a session of its own, for one thread. Every call may raise StoreUnavailableError."""
+    """Blocking calls for one thread, with a ZooKeeper session of their own. Each may raise StoreUnavailableError."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SecondLook:
         self._known = known
         self._lost_in_run = lost_in_run
         self._settle_ms = settle_s * 1000
-        self._ledgers = LedgerStore(store, cluster, random.Random(0))  # it only reads, so nothing is drawn
+        self._ledgers = LedgerStore(store, cluster, random.Random(0))  # it only reads, so no random number is used
         self._registrations = Registrations(store, cluster)
         self._tasks = UnderReplication(store, cluster, clock)
         self._drains = Drains(store, cluster.root)
@@ -104,14 +104,14 @@ class SecondLook:
         self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
     def around(self) -> ClusterLook:
-        """Return the cluster now."""
+        """Return the current state of the cluster."""
         return self._runner.run(self._around())
 
     def check(self) -> None:
-        """Read the tree of tasks once, before Spark does: its workers report a refusal less clearly.
+        """Read the tree of tasks once before Spark does, because Spark's workers report a refusal less clearly.
 
         Raises:
-            AccessDeniedError: it may not be read.
+            AccessDeniedError: the tree may not be read.
         """
         self._runner.run(self._check())
 
@@ -124,7 +124,7 @@ class SecondLook:
         return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
     def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
-        """Each of the ledgers, and the cluster: registrations were read after the metadata, tasks last."""
+        """Return the ledgers and the cluster. Registrations are read after the metadata, and tasks last."""
         return self._runner.run(self._look(ledger_ids))
 
     async def _check(self) -> None:
@@ -158,7 +158,7 @@ class SecondLook:
         )
 
     async def _registered_ms(self, bookies: Bookies) -> dict[BookieId, int]:
-        """Return when each registration was made; the later one of a bookie that has both for a moment."""
+        """Return the time of each registration; the later one, if a bookie has both kinds for a moment."""
         names = sorted(bookies.registered)
         found: dict[BookieId, int] = {}
         for is_read_only in (False, True):
@@ -169,7 +169,7 @@ class SecondLook:
         return found
 
     async def _waiting(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> AbstractSet[BookieId]:
-        """Lost bookies whose delay is not known to be over: counted from our auditors' notes, else from reports."""
+        """Return lost bookies whose delay may not be over, counted from our auditors' records, or else from reports."""
         now_ms, noted = self._clock.epoch_ms(), await self._down.read()
         lost = (known | unaudited(noted)) - registered
         downs = {bookie: noted.get(bookie) or Down(self._since_ms(bookie, now_ms)) for bookie in lost}
@@ -181,7 +181,7 @@ class SecondLook:
         return now_ms if since_ms is None else min(since_ms, now_ms)
 
     def _is_new(self, bookie: BookieId) -> bool:
-        """Whether runs saw it registered, and none found it lost for longer than the other auditor may need."""
+        """Return whether a run saw it registered, and it is not lost for longer than the other auditor may need."""
         loss = self._known.get(bookie, Loss())
         if loss.seen_ms is None or loss.since_ms is None:
             return False
@@ -202,13 +202,13 @@ def opened_look(
     """Connect to the cluster, and disconnect at the end.
 
     Args:
-        uri: of the cluster.
+        uri: the metadata URI of the cluster.
         clock: measures delays.
         known: see ``losses``.
         lost_in_run: see ``ClusterLook``.
-        settle_s: how long after a loss the other auditor may be under way.
+        settle_s: how long after a loss the other auditor may need to mark, seconds.
         connect_timeout_s: how long to try.
-        rules: of our auditor; None: the default.
+        rules: the marking rules of our auditor; None: the default.
 
     Raises:
         StoreUnavailableError: no answer from the hosts.

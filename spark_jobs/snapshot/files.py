@@ -1,6 +1,6 @@
 """Snapshot files as streams of bytes: plain, or compressed as ZooKeeper does it (gzip, Snappy).
 
-The compression follows from the first bytes of the file, not from its name. Memory is bounded by one block.
+The first bytes of the file, not its name, determine the compression. Memory is bounded by one block.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _SNAPPY_HEADER: Final = struct.Struct(">8sii")
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _BLOCK: Final = 1 << 20
 _SNAPPY_BLOCK_MAX: Final = 1 << 26
-"""Far above the usual 32 KiB; a bound against a damaged length."""
+"""Far above the usual 32 KiB. The bound protects memory from a damaged length."""
 _INT: Final = struct.Struct(">i")
 _VARINT_BYTES_MAX: Final = 5
 
 
 class Source(Protocol):
-    """Bytes from a position on. Every method raises SnapshotError if the file cannot be read or unpacked."""
+    """The unpacked bytes of a snapshot. Every method raises SnapshotError if the file cannot be read or unpacked."""
 
     @property
     def is_seekable(self) -> bool:
-        """Whether skipping costs nothing."""
+        """Whether bytes can be skipped without reading them."""
         ...
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; none at the end alone."""
+        """Return at most ``size`` bytes; the result is empty only at the end."""
         ...
 
     def skip_to(self, offset: int) -> None:
-        """Continue with the byte at ``offset``, which is not before the current position."""
+        """Continue with the byte at ``offset``, which must not be before the current position."""
         ...
 
 
@@ -62,11 +62,11 @@ def opened(file: Path) -> Iterator[Source]:
 
 
 def source_of(stream: Readable, name: str, *, is_seekable: bool) -> Source:
-    """Read a snapshot from its beginning, unpacked.
+    """Return the unpacked bytes of a snapshot, from its beginning.
 
     Args:
-        stream: its bytes; it raises SnapshotError or OSError if they cannot be read.
-        name: for messages.
+        stream: the bytes of the snapshot; it raises SnapshotError or OSError if they cannot be read.
+        name: name of the snapshot in messages.
         is_seekable: whether ``stream`` is a file.
 
     Raises:
@@ -88,10 +88,10 @@ def source_of(stream: Readable, name: str, *, is_seekable: bool) -> Source:
 
 
 class Readable(Protocol):
-    """Bytes in sequence."""
+    """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """``size`` bytes, and fewer at the end alone."""
+        """Return ``size`` bytes, and fewer only at the end."""
         ...
 
 
@@ -165,7 +165,7 @@ class _Unsnapped:
                 return b""
             if len(head) < _INT.size:
                 raise EOFError("it ends within the length of a block")
-            if head == _SNAPPY[: _INT.size]:  # the beginning, or another stream that was appended
+            if head == _SNAPPY[: _INT.size]:  # the header of the stream, or of another one that was appended
                 self._exactly(_SNAPPY_HEADER.size - _INT.size)
                 continue
             (length,) = _INT.unpack(head)

@@ -1,9 +1,10 @@
 """The format of ZooKeeper's snapshots, read as a stream: header, sessions, ACLs, the tree of nodes, checksums.
 
-A snapshot is written while the server works, so it is not the state of one moment: each node has the content of some
-moment while it was written. Its checksum (Adler-32 of everything before it) follows the tree. Releases since 3.6 add a
-digest, those since 3.9 the last transaction, each with a checksum of its own. All numbers are big-endian; a text or a
-buffer begins with its length, -1 for none. Memory is bounded by one block and the largest node.
+A server writes a snapshot while it serves clients, so the snapshot is not the state at one time: each node has the
+content that it had at some time during the writing. The tree is followed by a checksum (Adler-32 of everything before
+it). Releases since 3.6 add a digest, and those since 3.9 the last transaction, each with a checksum of its own. All
+numbers are big-endian. A text or a buffer begins with its length; -1 means that there is none. Memory is bounded by one
+block and the largest node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _LOG_MAGIC: Final = b"ZKLG"
 _VERSION: Final = 2
 _BLOCK: Final = 1 << 20
 _BYTES_MAX: Final = 1 << 27
-"""Of one text or buffer: 128 times what ZooKeeper accepts by default; a bound against a damaged length."""
+"""Largest size of a text or buffer: 128 times what ZooKeeper accepts by default. The bound protects memory from a
+damaged length."""
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _VERSION_AND_ID: Final = struct.Struct(">iq")
@@ -39,34 +41,35 @@ _TRAILERS: Final[Mapping[int, tuple[int, ...]]] = {
     _LAST_ZXID + _SEAL: (_LAST_ZXID,),
     _DIGEST + _LAST_ZXID + 2 * _SEAL: (_DIGEST, _LAST_ZXID),
 }
-"""What may follow the checksum of the tree, by its length: the sizes of the parts, each with a seal."""
+"""What may follow the checksum of the tree: the sizes of the parts, by the total length. A checksum follows each
+part."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStat:
-    """The part of a node's stat needed by readers."""
+    """The part of a node's stat that readers need."""
 
     czxid: int
     """Transaction that created the node."""
     creates: int
-    """Children ever created under it."""
+    """Number of children ever created under it."""
 
 
 class SnapshotStream:
     """One pass over a snapshot, or over a range of one. Not shared between threads."""
 
     def __init__(self, source: Source, name: str, on_block: Callable[[], None] | None = None) -> None:
-        """``on_block`` is called before each block of 1 MiB is read."""
+        """Prepare; ``on_block`` is called before each block of 1 MiB is read."""
         self._source = source
         self._name = name
         self._on_block = on_block
         self._buffer = b""
         self._start = 0
-        """Position of the buffer in the snapshot."""
+        """Position in the snapshot at which the buffer begins."""
         self._at = 0
-        """Position in the buffer of the next read."""
+        """Position in the buffer of the next byte to read."""
         self._checksum, self._checksum_at = 1, 0
-        """Of everything before a position in the buffer."""
+        """Checksum of everything before a position in the buffer, and this position."""
         self._part, self._part_at = 1, 0
         self._stat_at = 0
 
@@ -99,10 +102,10 @@ class SnapshotStream:
                 self._take(self._count("bytes of an identity"))
 
     def nodes(self) -> Iterator[tuple[bytes, bytes]]:
-        """Path and data of each node up to the end of the tree, in depth-first order: the root's path is empty.
+        """Yield path and data of each node up to the end of the tree, in depth-first order. The root's path is empty.
 
         Raises:
-            SnapshotError: it ends early, or a length is impossible.
+            SnapshotError: the snapshot ends early, or a length is impossible.
         """
         unpack = _INT.unpack_from
         while True:
@@ -137,7 +140,7 @@ class SnapshotStream:
         return NodeStat(czxid, creates)
 
     def finish(self) -> None:
-        """Read everything after the tree, and check it all.
+        """Read everything after the tree, and check all checksums.
 
         Raises:
             SnapshotError: a checksum does not fit, or the file does not end as a snapshot does.
@@ -162,7 +165,7 @@ class SnapshotStream:
         return zlib.adler32(memoryview(self._buffer)[self._part_at : self._at], self._part)
 
     def skip_to(self, offset: int) -> None:
-        """Continue at ``offset``, which is not before the current one. Skipped bytes have no checksum."""
+        """Continue at ``offset``, which must not be before the current one. Skipped bytes are not in the checksum."""
         if offset <= self._start + len(self._buffer):
             self._at = offset - self._start
         else:
@@ -197,7 +200,7 @@ class SnapshotStream:
         return min(limit, len(self._buffer) - self._at)
 
     def _fill(self, size: int) -> None:
-        """Read on, until ``size`` bytes from the current position are in the buffer, or some less."""
+        """Read at least one more block, to get ``size`` bytes from the current position into the buffer."""
         if not self._more(size):
             raise self._damaged(f"it ends after {self._start + len(self._buffer)} bytes, in the middle")
 

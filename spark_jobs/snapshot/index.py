@@ -1,8 +1,8 @@
-"""Verify a snapshot as a whole, and note where its ledgers are.
+"""Verify a whole snapshot, and find where its ledgers are.
 
-One pass, before anything of the snapshot is used: a file damaged anywhere, or of another cluster, gives nothing (R99).
-Later readers read the parts named in the index, and compare each with its checksum, so a file that was replaced during
-the pass gives nothing either.
+This is one pass before anything of the snapshot is used. Nothing is used of a file that is damaged anywhere or is of
+another cluster (R99). Later readers read the parts listed in the index, and compare each part with its checksum, so
+nothing is used of a file that was replaced during or after this pass either.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SHOWN_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """One node with ledgers directly under it, and everything below it: consecutive bytes of the snapshot."""
+    """One node with ledgers directly under it, and all nodes below it, as consecutive bytes of the snapshot."""
 
     parent: str
     offset: int
-    """In the unpacked snapshot."""
+    """Position in the unpacked snapshot."""
     length: int
     checksum: int
     """Adler-32 of these bytes."""
@@ -37,7 +37,7 @@ class SnapshotPart:
     czxid: int
     """Transaction that created the parent."""
     creates: int
-    """Ledgers ever created under it, up to the moment when it was written to the snapshot."""
+    """Number of ledgers ever created under the parent, until it was written to the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class SnapshotIndex:
 
     file: Path
     is_seekable: bool
-    """Whether a part can be read without all before it."""
+    """Whether a part can be read without reading everything before it."""
     bytes_read: int
-    """Unpacked."""
+    """Size of the unpacked snapshot."""
     nodes: int
     parts: tuple[SnapshotPart, ...]
-    """In the order of the file."""
+    """The parts, in the order of the file."""
 
     @property
     def ledgers(self) -> int:
-        """Ledgers in the snapshot."""
+        """Number of ledgers in the snapshot."""
         return sum(part.ledgers for part in self.parts)
 
 
@@ -69,12 +69,12 @@ class _Open:
 
 
 def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | None = None) -> SnapshotIndex:
-    """Read all of a snapshot, and return where the ledgers of ``cluster`` are.
+    """Read a whole snapshot, and return where the ledgers of ``cluster`` are.
 
     Args:
         file: the snapshot, plain or compressed.
-        cluster: the live cluster; the snapshot must be of this one.
-        on_block: called before each block of 1 MiB; an error it raises stops the pass.
+        cluster: the live cluster; the snapshot must be of this cluster.
+        on_block: called before each block of 1 MiB; an error that it raises stops the pass.
 
     Raises:
         SnapshotError: the file cannot be read, is not a snapshot, is damaged or cut off, is of another cluster, or the
@@ -88,7 +88,7 @@ def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | 
 def index_source(
     source: Source, file: Path, name: str, cluster: Cluster, on_block: Callable[[], None] | None = None
 ) -> SnapshotIndex:
-    """As ``index_snapshot``, of bytes that are, or will be, in ``file``; ``name`` is for messages."""
+    """Index bytes that are, or will be, in ``file``, as ``index_snapshot`` does; ``name`` is for messages."""
     stream = SnapshotStream(source, name, on_block)
     stream.begin()
     gathered = _Gathered(stream, cluster)

@@ -1,7 +1,8 @@
-"""A snapshot made and sent by the admin server of ZooKeeper (release 3.9 or newer): verified while it arrives.
+"""A snapshot that the admin server of ZooKeeper (release 3.9 or newer) makes and sends. It is verified as it arrives.
 
-The bytes go to a file at the same time, as Spark tasks read parts of a snapshot. The file can be used only if this
-returns: a snapshot is refused if it is cut off, damaged, of another cluster, or of a server that lags.
+The bytes are written to a file at the same time, because Spark tasks read parts of the snapshot. The file may be used
+only if no error is raised: a snapshot is refused if it is cut off, damaged, of another cluster, or of a server that
+lags.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from spark_jobs.snapshot.index import SnapshotIndex, check_layout, index_source
 _COMMANDS: Final = "/commands"
 _CONNECT_S: Final = 15.0
 _SILENCE_S: Final = 600.0
-"""The server writes the snapshot to its own disk before it sends the first byte."""
+"""Longest wait for the next byte. The server writes the snapshot to its own disk before it sends the first byte."""
 BYTES_PER_S_MIN: Final = 100_000
-"""Lowest average rate of a transfer, after the longest silence. A slower transfer ends the run."""
+"""Lowest average rate of a transfer, after a first time of ``_SILENCE_S``. A slower transfer ends the run."""
 _CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 TRANSFER: Final = "snapshot transfer"
 """Name of the thread of a transfer."""
@@ -49,9 +50,9 @@ class AdminServer:
     """The address of the server, and the credentials for it."""
 
     url: str
-    """Such as ``http://zk1:8080``, or with the path of the commands if this is not ``/commands``."""
+    """URL such as ``http://zk1:8080``, with the path of the commands if it is not ``/commands``."""
     authorization: str = field(default="", repr=False)
-    """Value of the Authorization header, such as ``digest user:password``; empty: none."""
+    """Value of the Authorization header, such as ``digest user:password``; empty: no header."""
     ca: Path | None = None
     """PEM file of the authority that signed the server's certificate; None: the authorities of this machine."""
 
@@ -64,10 +65,10 @@ class AdminServer:
 
 
 def read_authorization(file: Path | None, environment: Mapping[str, str]) -> str:
-    """Return the value of the Authorization header: of the file, else of ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else none.
+    """Return the Authorization header: from the file, else from ``$BKHEAL_SNAPSHOT_AUTHORIZATION``, else empty.
 
     Raises:
-        SnapshotError: the file cannot be read, or the value found is not a header value.
+        SnapshotError: the file cannot be read, or what was found cannot be a header value.
     """
     where, text = f"${AUTHORIZATION_VARIABLE}", environment.get(AUTHORIZATION_VARIABLE, "")
     if file is not None:
@@ -93,22 +94,22 @@ def stream_snapshot(
     may_go_on: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
 ) -> SnapshotIndex:
-    """Let a server make a snapshot, and store and verify it while it arrives.
+    """Request a snapshot from a server, and store and verify it while it arrives.
 
-    The transfer runs in a thread, because a read from a silent server blocks for minutes. After an error or a stop, the
-    connection is closed, and nothing more is written.
+    The transfer runs in a thread, because a read from an unresponsive server blocks for minutes. After an error or a
+    stop, the connection is closed, and nothing more is written.
 
     Args:
         server: the admin server.
-        target: file to write, which all Spark executors share.
-        cluster: the live cluster; the snapshot must be of this one.
+        target: the file to write, which all Spark executors must be able to read.
+        cluster: the live cluster; the snapshot must be of this cluster.
         newest_zxid: a transaction that the cluster has.
-        may_go_on: called twice a second in the thread of the caller; an error it raises stops the transfer.
-        clock: for the shortest rate of the transfer.
+        may_go_on: is called twice a second in the thread of the caller; an error that it raises stops the transfer.
+        clock: measures the rate of the transfer; None: the machine's clock.
 
     Raises:
-        StoreUnavailableError: no answer, or not yet: the server limits how often it makes a snapshot. Or the snapshot
-            arrives too slowly.
+        StoreUnavailableError: the server does not answer, makes no snapshot yet because it limits how often it does, or
+            sends the snapshot too slowly.
         SnapshotError: the server refused, or the snapshot that it sent cannot be used.
     """
     check_layout(cluster)
@@ -138,16 +139,19 @@ def stream_snapshot(
 
 
 class _StoppedError(Exception):
-    """The caller waits for the transfer no longer."""
+    """The caller no longer waits for the transfer."""
 
 
 class _Transfer:
-    """The request to a server, in a thread of its own. ``size`` and ``stop`` are for other threads."""
+    """The request to a server. It runs in a thread of its own; other threads may use ``size`` and ``stop``."""
 
     def __init__(
         self, server: AdminServer, verify: ssl.SSLContext | bool, target: Path, cluster: Cluster, newest_zxid: int
     ) -> None:
-        """Open the file here: a late answer must not make it again after the caller has removed it."""
+        """Prepare.
+
+        The file is opened here, so that a late answer cannot create it again after the caller removed it.
+        """
         self._server = server
         self._verify = verify
         self._target = target
@@ -156,20 +160,20 @@ class _Transfer:
         self._is_stopped = threading.Event()
         self._connection: socket.socket | None = None
         self._file = target.open("xb")
-        os.chmod(target, 0o600)  # it has the data of every node
+        os.chmod(target, 0o600)  # the file has the data of every node
         self.size = 0
-        """Bytes of the body that have arrived."""
+        """Number of bytes of the body that have arrived."""
         self.result: futures.Future[SnapshotIndex] = futures.Future()
 
     def stop(self) -> None:
-        """End the connection, and write nothing more."""
+        """Close the connection, and write nothing more."""
         self._is_stopped.set()
         if (connection := self._connection) is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has already ended
                 connection.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Set the result."""
+        """Do the transfer, and set the result."""
         try:
             with _stored(self._target, f"from {self._server.url}"), self._file:
                 index = self._received()
@@ -179,10 +183,10 @@ class _Transfer:
             self.result.set_result(index)
 
     def _received(self) -> SnapshotIndex:
-        import httpx  # a tenth of a second, for these runs alone
+        import httpx  # this takes a tenth of a second, which only these runs need
 
         server, name = self._server, f"from {self._server.url}"
-        # A proxy or a redirection would give the authorization to another host.
+        # No proxies and redirections, which would send the authorization to another host.
         timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
         headers = {"Accept-Encoding": "identity"} | (
             {"Authorization": server.authorization} if server.authorization else {}
@@ -214,7 +218,7 @@ class _Transfer:
         return index
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Receive the steps of the request (an extension of httpx), for the connection."""
+        """Receive the steps of the request (an extension of httpx), to get the socket of the connection."""
         if event in _CONNECTED:
             self._connection = info["return_value"].get_extra_info("socket")
         self._check_stop()
@@ -230,7 +234,7 @@ class _Transfer:
 
 
 class _Body:
-    """The body of an answer, given to a function as it arrives."""
+    """The body of an answer. Each chunk is also passed to a function as it arrives."""
 
     def __init__(self, chunks: Iterator[bytes], take: Callable[[bytes], None]) -> None:
         self._chunks = chunks
@@ -238,7 +242,7 @@ class _Body:
         self._rest = bytearray()
 
     def read(self, size: int, /) -> bytes:
-        """``size`` bytes, and fewer at the end alone."""
+        """Return ``size`` bytes, and fewer only at the end."""
         while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
             self._take(chunk)
             self._rest += chunk
@@ -287,7 +291,7 @@ def _check_answer(url: str, status: int) -> None:
 
 
 def _check_epoch(url: str, last_zxid: str | None, newest_zxid: int) -> None:
-    """Refuse a server that lost its connection to the others: its last transactions may never have been agreed on."""
+    """Refuse a server that lost its connection to the ensemble: its last transactions may not be committed."""
     try:
         found = int(last_zxid or "", 16)
     except ValueError as error:

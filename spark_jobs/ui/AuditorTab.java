@@ -1,6 +1,6 @@
-// The part of the tab that must be Java: classes that Spark's UI accepts. Compiled when the tab is attached, by the
-// Janino compiler that Spark ships. Janino has no lambdas and no inference of type arguments, hence the old style.
-// All decisions are made in Python; what crosses over is text alone (see request.py).
+// The part of the tab that must be Java: classes that Spark's UI accepts. The Janino compiler, which Spark includes,
+// compiles them when the tab is attached. The style is old because Janino supports neither lambdas nor the inference of
+// type arguments. All decisions are made in Python; only text passes between the two sides (see request.py).
 package bkheal.ui;
 
 import java.io.IOException;
@@ -43,7 +43,7 @@ public class AuditorTab {
     private Tab tab;
     private boolean isBaseOurs;
 
-    /** Show the tab. Throws, and leaves nothing behind, when its place is taken. */
+    /** Shows the tab. If its path is already taken, this throws and changes nothing. */
     public void attach(
             SparkUI sparkUi, Function page, Function api, String key, String proxyBase, String userHeader, String proxies)
             throws IOException {
@@ -62,7 +62,7 @@ public class AuditorTab {
             sparkUi.detachHandler(API);
             throw failure;
         }
-        // Spark's own links begin with this property; what Spark was told itself stays.
+        // Spark's own links begin with this property. A value that was configured in Spark is not changed.
         if (proxyBase.length() > 0 && System.getProperty(PROXY_BASE) == null) {
             System.setProperty(PROXY_BASE, proxyBase);
             isBaseOurs = true;
@@ -71,7 +71,7 @@ public class AuditorTab {
         tab = made;
     }
 
-    /** Remove the tab. */
+    /** Removes the tab. */
     public void detach() {
         if (ui != null) {
             ui.detachTab(tab);
@@ -83,7 +83,7 @@ public class AuditorTab {
         }
     }
 
-    /** What Python needs to know of a request, as a query string. */
+    /** Returns the parts of a request that Python needs, as a query string. */
     static String facts(SparkUI ui, HttpServletRequest request, String key, Trust trust) throws IOException {
         StringBuilder out = new StringBuilder();
         String user = user(request);
@@ -115,8 +115,9 @@ public class AuditorTab {
     }
 
     /**
-     * Who logged in, or null. Spark's filter has already replaced the user by the parameter doAs where the real user is
-     * an administrator, and takes nobody for one: a name from doAs counts only where somebody did log in.
+     * Returns the user who logged in, or null. If the real user is an administrator, Spark's filter has already
+     * replaced the user by the parameter doAs. The filter also treats a request without a user as one of an
+     * administrator, so a name from doAs counts only if a user did log in.
      */
     static String user(HttpServletRequest request) {
         String user = request.getRemoteUser();
@@ -133,14 +134,14 @@ public class AuditorTab {
     }
 
     /**
-     * A proxy that has authenticated the user (A13 in docs/invariants.md). Its header counts only on connections from its
-     * own addresses, and only if it is there once: a proxy that appends its value to one of the client's is not believed.
+     * A proxy that authenticates users (A13 in docs/invariants.md). Its header counts only on connections from the
+     * proxy's addresses, and only if it occurs once: a proxy that appends its value to a client's value is not trusted.
      */
     static class Trust {
         private final String header;
         private final InetAddress[] proxies;
 
-        /** Addresses are numbers, separated by commas; none: no header counts. */
+        /** Addresses are numeric and separated by commas. Without addresses, no header counts. */
         Trust(String header, String addresses) throws IOException {
             this.header = header;
             String[] texts = addresses.length() == 0 ? new String[0] : addresses.split(",");
@@ -195,7 +196,7 @@ public class AuditorTab {
             attachPage(new Page(this, parent, page, key, trust));
         }
 
-        /** The superclass calls this before it has set anything, hence a constant. */
+        /** The superclass calls this before it has set any field, so the name is a constant. */
         public String name() {
             return NAME;
         }
@@ -227,7 +228,7 @@ public class AuditorTab {
             return framed(request, html);
         }
 
-        /** Spark's own frame around our text. Its function has more parameters in newer versions: all have defaults. */
+        /** Puts Spark's frame around our text. Newer Spark versions have more parameters here, all with defaults. */
         private Seq framed(HttpServletRequest request, String html) {
             try {
                 Method[] methods = UIUtils.class.getMethods();

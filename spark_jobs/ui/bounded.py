@@ -1,4 +1,4 @@
-"""Calls with a bound: a caller waits only until a deadline, and a late answer delays no other call."""
+"""Bounded calls: a caller waits only until a deadline, and a late answer delays no other call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spark_jobs.ui.port import TabState
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _FAILURE_MAX: Final = 300
-"""Characters shown of an error's text."""
+"""Number of characters of an error's text that are shown."""
 _LOOKS: Final = 2
-"""A look may join a request that was sent before the last action; then one more is needed."""
+"""Number of requests for one view. The first may have been sent before the last action, and then one more is needed."""
 
 
 class OneCall(Generic[T]):
-    """At most one call at a time, in a daemon thread of its own, so a call that hangs keeps no process alive."""
+    """Runs at most one call at a time, in a daemon thread, so that a call that hangs keeps no process alive."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,12 +29,12 @@ class OneCall(Generic[T]):
         self._current: Future[T] | None = None
 
     def begin(self, call: Callable[[], T]) -> Future[T] | None:
-        """Start ``call``; None: an earlier one has not returned yet."""
+        """Start ``call``; None: an earlier call has not returned yet."""
         with self._lock:
             return None if self._is_busy() else self._start(call)
 
     def join(self, call: Callable[[], T]) -> Future[T]:
-        """Start ``call``, or join the running one."""
+        """Start ``call``, or return the call that is running."""
         with self._lock:
             return self._current if self._current is not None and self._is_busy() else self._start(call)
 
@@ -45,7 +45,7 @@ class OneCall(Generic[T]):
         self._current = future = Future[T]()
         try:
             threading.Thread(target=_settle, args=(future, call), name=self._name, daemon=True).start()
-        except RuntimeError as error:  # no thread can be started now, and nobody else would settle the call
+        except RuntimeError as error:  # no thread can be started, so nothing else would complete the call
             future.set_exception(error)
         return future
 
@@ -60,7 +60,7 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
 
 
 class Snapshots:
-    """The last known state: requested again when it is old and a page is viewed, never waited for beyond a deadline."""
+    """The last known state. It is requested again if it is old and a page is viewed, and each wait has a deadline."""
 
     def __init__(self, take: Callable[[], TabState], clock: Clock, age_max_s: float, deadline_s: float) -> None:
         self._take = take
@@ -74,8 +74,8 @@ class Snapshots:
         self._is_stale = False
 
     def get(self) -> tuple[TabState | None, str]:
-        """Return the newest state there is (None: there never was one), and why it is not fresh (empty: it is)."""
-        deadline_s = time.monotonic() + self._deadline_s  # real time: it bounds a wait of this very thread
+        """Return the newest state (None: there was never one), and why it is not fresh (empty: it is)."""
+        deadline_s = time.monotonic() + self._deadline_s  # real time, because it bounds a wait of this thread
         try:
             for _ in range(_LOOKS):
                 if self._is_fresh():
@@ -89,7 +89,7 @@ class Snapshots:
         return self._state, ""
 
     def expire(self) -> None:
-        """Request the state again at the next view: an action has just changed it."""
+        """Request the state again at the next view, because an action has just changed it."""
         with self._lock:
             self._is_stale = True
 
@@ -99,7 +99,7 @@ class Snapshots:
             return self._state is not None and not self._is_stale and is_young
 
     def _refresh(self) -> TabState:
-        if self._state is not None and self._is_fresh():  # another look was quicker
+        if self._state is not None and self._is_fresh():  # another thread has refreshed it
             return self._state
         with self._lock:
             self._is_stale = False
@@ -110,7 +110,7 @@ class Snapshots:
 
 
 class ActionRate:
-    """A bucket of permissions that refills steadily. Thread-safe."""
+    """A token bucket: permissions that refill at a constant rate. Thread-safe."""
 
     def __init__(self, clock: Clock, per_minute: float, burst: int) -> None:
         self._clock = clock
@@ -121,7 +121,7 @@ class ActionRate:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Take one permission; False: there is none now."""
+        """Take one permission; False: none is left now."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             self._left = min(self._burst, self._left + (now_s - self._seen_s) * self._per_second)

@@ -1,7 +1,7 @@
-"""Answer the tab's requests: text in, text out, in spite of any failure inside.
+"""Answer the tab's requests: text in, text out, even if something fails inside.
 
-Many threads of the JVM's web server call it at once. It never raises: an error of Python would reach a page of Spark
-as one of Java. ``bkheal.audit`` logs who requested each action, refusals included.
+Many threads of the JVM's web server call it at the same time. It never raises, because Spark's page would show an error
+of Python as one of Java. The logger ``bkheal.audit`` logs who requested each action, including refused ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _audit_log = logging.getLogger("bkheal.audit")
 
 _BURST: Final = 10
 _REFUSALS_LOGGED_PER_MINUTE: Final = 60
-"""A bound, so refused requests cannot fill the log."""
+"""The bound keeps refused requests from filling the log."""
 _STATUS: Final = {
     ActionOutcome.ACCEPTED: 202,
     ActionOutcome.BUSY: 409,
@@ -55,11 +55,11 @@ class TabHandler:
         """Only store the arguments.
 
         Args:
-            actions: who runs audits.
+            actions: runs audits.
             settings: how the tab behaves.
             clock: for ages and the rate limit.
-            key: secret of the Java side; a call without it is not from there.
-            token: carried by each button, so that no other site can press it.
+            key: secret of the Java side, which proves that a call comes from there.
+            token: is sent by each button, so that no other site can press it.
         """
         self._actions = actions
         self._settings = settings
@@ -74,7 +74,7 @@ class TabHandler:
         self._last_request = ""
 
     def page(self, facts: str) -> str:
-        """Return the page's content."""
+        """Return the content of the page."""
         try:
             return self._page(decode_request(facts, self._key))
         except StrangeCallError as error:
@@ -84,7 +84,7 @@ class TabHandler:
         return '<div class="alert alert-danger">The page failed; see the log of the driver.</div>'
 
     def api(self, facts: str) -> str:
-        """Return the answer of the servlet beside the page."""
+        """Return the answer of the servlet for actions and programs."""
         try:
             return encode_answer(self._api(decode_request(facts, self._key)))
         except StrangeCallError as error:
@@ -193,6 +193,6 @@ def _perform(actions: TabActions, action: Action, request: TabRequest) -> Action
 
 
 def _caller(request: TabRequest) -> dict[str, str]:
-    """Return the caller's identity. The forwarded address is unverified: it comes from the client or the proxy."""
+    """Return the caller's identity. The forwarded address is not verified: it comes from the client or the proxy."""
     forwarded = request.headers.get("x-forwarded-for", "")[:_LOGGED_MAX]
     return {"user": request.user[:_LOGGED_MAX] or "anonymous", "address": request.address, "forwarded_for": forwarded}

@@ -1,7 +1,7 @@
 """The tab's page as text, from the templates in ``html``. Every value is escaped; classes are those of Spark's pages.
 
-There is no script, since Spark's content security policy allows none without a nonce: buttons are forms, and the page
-is loaded again by a ``meta`` element, which browsers honour in a body too (Spark writes the head).
+There is no script, because Spark's content security policy allows none without a nonce. Buttons are forms, and a
+``meta`` element reloads the page; browsers accept it in the body as well (Spark writes the head).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TEMPLATES: Final = files("spark_jobs.ui").joinpath("html")
 
 
 def render_page(given: PageInput) -> str:
-    """Return the content below the navigation bar. Encodable as UTF-8 for any values."""
+    """Return the content below the navigation bar. It can always be encoded as UTF-8."""
     return _render("tab.html", page=page_view(given)).encode(errors="replace").decode()
 
 
 def render_notice(title: str, text: str, base: str) -> str:
-    """Return a small complete page, for an answer to a button that did nothing."""
+    """Return a small complete page, as the answer to a button that had no effect."""
     return _render("notice.html", title=title, text=text, base=base, home=base + TAB_PATH)
 
 

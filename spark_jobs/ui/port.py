@@ -1,8 +1,8 @@
 """The tab's requests to the service, and the values on the page.
 
-All methods are called from threads of the JVM's web server, several at once perhaps, so an implementation is
-thread-safe. It should answer within milliseconds: the tab puts a bound on each call, shows an older state while an
-answer is late, and never lets an error reach a page of Spark.
+Threads of the JVM's web server call the methods, possibly several at the same time, so an implementation must be
+thread-safe. It should answer within milliseconds. The tab bounds each call, shows an older state while an answer is
+late, and never lets an error reach a page of Spark.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Fact:
     label: str
     value: str
     is_bad: bool = False
-    """Shown in red: needs attention."""
+    """Whether it needs attention, and is shown in red."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogRow:
-    """Ledgers marked for repair, of one severity."""
+    """Ledgers of one severity that are marked for repair."""
 
     severity: str
-    """Lower-case name of a ``Severity``, or ``healthy`` or ``unreadable``."""
+    """Lower-case name of a ``Severity``, or ``healthy``, or ``unreadable``."""
     ledgers: int
     bytes_estimate: int = 0
     oldest_ms: int = 0
-    """When the oldest was marked, epoch milliseconds; 0: not known."""
+    """Time at which the oldest was marked, epoch milliseconds; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +42,48 @@ class KindRow:
     """One kind of audit, and whether it may be started now."""
 
     kind: str
-    """Value of a ``RunKind``."""
+    """The value of a ``RunKind``."""
     is_startable: bool = True
     why_not: str = ""
     """Why it cannot be started; shown in place of the button."""
     next_ms: int = 0
-    """Next scheduled start, epoch milliseconds; 0: none is scheduled, or its time is not known here."""
+    """Next scheduled start, epoch milliseconds; 0: none is scheduled, or the time is unknown here."""
     last_success_ms: int = 0
-    """Start of the last run that came to a complete end; 0: never, or not known."""
+    """Start of the last complete run, epoch milliseconds; 0: there was none, or it is unknown."""
     why_no_next: str = "not scheduled"
-    """Shown instead of the next start if there is none."""
+    """Text that is shown if there is no next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run, and the address of its report for a person."""
+    """A run, and the link to its report."""
 
     record: RunRecord
     report_url: str = ""
-    """``http(s)://...`` or a path on the same host; anything else is not made a link."""
+    """``http(s)://...`` or a path on the same host. Any other text is not shown as a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class TabState:
-    """All values shown by the tab, at one moment."""
+    """All values that the tab shows, as of one time."""
 
     taken_ms: int
-    """When this was true, epoch milliseconds."""
+    """The time of these values, epoch milliseconds."""
     facts: Sequence[Fact] = ()
     kinds: Sequence[KindRow] = ()
     backlog: Sequence[BacklogRow] = ()
     runs: Sequence[RunView] = ()
-    """Newest first, running ones included."""
+    """The runs, the newest first, including running ones."""
 
 
 class ActionOutcome(enum.Enum):
-    """How a request of a person ended."""
+    """The result of a person's request."""
 
     ACCEPTED = "accepted"
     BUSY = "busy"
     """A run of this kind is under way."""
     REFUSED = "refused"
-    """The state does not allow it: the run has ended, or this process does not lead."""
+    """It is not possible now: the run has ended, or this process does not lead."""
     UNKNOWN = "unknown"
     """No such run exists."""
     UNAVAILABLE = "unavailable"
@@ -92,23 +92,26 @@ class ActionOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """Answer to a request of a person."""
+    """The answer to a person's request."""
 
     outcome: ActionOutcome
     text: str
-    """For people, one sentence."""
+    """One sentence for people."""
     run_id: str = ""
 
 
 class TabActions(Protocol):
-    """The actions of the tab. ``user`` is empty for an anonymous person; ``address`` is the address of the request."""
+    """The actions of the tab.
+
+    ``user`` is empty for an anonymous person; ``address`` is where the request comes from.
+    """
 
     def snapshot(self) -> TabState:
-        """Return the present state."""
+        """Return the current state."""
         ...
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:
-        """Start an audit of a kind (value of a ``RunKind``), and return while it runs."""
+        """Start an audit of a kind (the value of a ``RunKind``), and return while it runs."""
         ...
 
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:

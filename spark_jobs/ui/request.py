@@ -1,8 +1,8 @@
-"""One HTTP request and its answer, and how both cross from the JVM and back: as text, never as objects.
+"""An HTTP request and its answer, and how they pass between the JVM and Python: as text, never as objects.
 
-Returning Java objects from callbacks races with the garbage collector of the bridge, and asking a request object for
-each header would cost a round trip each. So the Java side writes down what we need in the form of a query string, and
-gets back ``status``, header lines, an empty line, and the body.
+Returning Java objects from callbacks races with the garbage collector of the bridge, and reading each header from a
+request object would cost a round trip. So the Java side passes what we need as a query string. The answer to it has the
+status, header lines, an empty line, and the body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JSON: Final = "application/json"
 
 
 class StrangeCallError(Exception):
-    """A call that did not come from our own Java side, or that was garbled there."""
+    """A call that did not come from our own Java side, or that is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class TabRequest:
 
     method: str = "GET"
     path: str = ""
-    """Below the servlet: ``/v1/runs``."""
+    """Path below the servlet, such as ``/v1/runs``."""
     base: str = ""
     """Prefix of links; see ``rules.safe_base``."""
     user: str = ""
-    """From Spark's filters; empty: anonymous."""
+    """Name of the user, from Spark's filters; empty: anonymous."""
     address: str = ""
     may_modify: bool = False
-    """Whether Spark's own modify access list lets this user through. True for an anonymous user as well."""
+    """Whether Spark's modify access list admits this user. It also admits anonymous users."""
     length: int = 0
-    """Bytes of the body; -1: unknown in advance."""
+    """Size of the body in bytes; -1: unknown in advance."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those passed on by the Java side, by lower-case name."""
+    """The headers that the Java side passes on, by lower-case name."""
     form: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
 
@@ -51,13 +51,13 @@ class TabRequest:
 
     @property
     def wants_json(self) -> bool:
-        """Whether the client is a program, not a browser."""
+        """Whether the client is a program and not a browser."""
         return self.is_json or JSON in self.headers.get("accept", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to send back."""
+    """The answer to a request."""
 
     status: int
     body: str = ""
@@ -66,10 +66,11 @@ class Answer:
 
 
 def decode_request(text: str, key: str) -> TabRequest:
-    """Read a request written by the Java side.
+    """Decode a request from the Java side.
 
     Raises:
-        StrangeCallError: it lacks our key, or cannot be read. The bridge's port is open to every local user.
+        StrangeCallError: the request lacks our key, or cannot be read. Every local user can connect to the bridge's
+            port.
     """
     try:
         fields = dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=_FIELDS_MAX))
@@ -92,7 +93,7 @@ def decode_request(text: str, key: str) -> TabRequest:
 
 
 def encode_answer(answer: Answer) -> str:
-    """Write an answer for the Java side. Line ends cannot get into a header."""
+    """Encode an answer for the Java side. A header can never contain a line end."""
     headers = (("Content-Type", answer.content_type), *answer.headers)
     lines = [f"{name}: {' '.join(value.split())}" for name, value in headers]
     return "\n".join([str(answer.status), *lines, "", answer.body])

@@ -1,4 +1,4 @@
-"""The action named by a request. An allow-list: paths not listed here do not exist."""
+"""The action that a request names. This is an allow-list: no other paths exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_jobs.ui.request import TabRequest
 
 TAB_PATH: Final = "/auditor/"
 API_PATH: Final = "/auditor/api"
-"""Prefix of the paths below."""
+"""Prefix of the paths of the tab's API."""
 STATUS_PATH: Final = "/v1/status"
 TOKEN_PATH: Final = "/v1/token"  # noqa: S105  a path
 RUNS_PATH: Final = "/v1/runs"
@@ -31,11 +31,11 @@ class Action:
 
 
 class BadActionError(Exception):
-    """The path is one of the tab's, and the request is impossible."""
+    """The path is one of the tab's, but the request is invalid."""
 
 
 def is_action_path(path: str) -> bool:
-    """Whether a path belongs to an action, so that other methods than POST are refused as such."""
+    """Return whether a path is that of an action, for which every method except POST is refused."""
     return path == RUNS_PATH or _ON_RUN.fullmatch(path) is not None
 
 
@@ -43,7 +43,7 @@ def parse_action(request: TabRequest) -> Action:
     """Read the action of a request to an action path.
 
     Raises:
-        BadActionError: no such kind, or a malformed body.
+        BadActionError: the kind does not exist, or the body is malformed.
     """
     match = _ON_RUN.fullmatch(request.path)
     if match is not None:

@@ -1,8 +1,8 @@
 """Who may press a button: pure decisions on one request.
 
-Spark protects a page of the UI by its view access list, and nothing else that is served there. So each rule is enforced
-here: POST alone acts; never a prefetch; buttons switched on; a user in Spark's modify access list, and not an anonymous
-one unless this is allowed; a request from a page of this UI; and our own token.
+Spark protects pages of the UI by its view access list, but nothing else that is served there. So all rules are enforced
+here: the request is a POST and not a prefetch; buttons are switched on; the user is in Spark's modify access list, and
+not anonymous unless this is allowed; the request comes from a page of this UI; and it has our own token.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from spark_jobs.ui.request import TabRequest
 from spark_jobs.ui.settings import TabSettings
 
 BODY_MAX_BYTES: Final = 4096
-"""The tab's form has some 60 bytes. The Java side reads no more than this."""
+"""The tab's form has about 60 bytes. The Java side reads no more than this bound."""
 _PREFETCH: Final = ("sec-purpose", "purpose", "x-moz")
 _BASE: Final = re.compile(r"(?:https?://[A-Za-z0-9.:\[\]-]+)?(?:/[A-Za-z0-9._~%-]+)*/?")
 _OWN_SITE: Final = ("same-origin", "none")
-"""Values of ``Sec-Fetch-Site``, which a browser sets and no page can forge: from our own page, or typed by a person."""
+"""Values of ``Sec-Fetch-Site`` for a request from our own page, or typed by a person. A browser sets it, and no page
+can forge it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def refusal(request: TabRequest, settings: TabSettings, token: str) -> Refusal |
 
 
 def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | None:
-    """Return why this person may not press buttons at all; without a refusal, the page shows them."""
+    """Return why this person may not press buttons at all; None: the page shows the buttons."""
     if not settings.is_trigger_enabled:
         return Refusal(403, "This tab only shows: its buttons are switched off (setting ui_trigger_enabled).")
     if not request.may_modify:
@@ -65,7 +66,7 @@ def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | 
 
 
 def is_trusted_host(host: str, settings: TabSettings) -> bool:
-    """Whether a ``Host`` header is one that no stranger's domain can carry."""
+    """Return whether a ``Host`` header cannot be that of a foreign domain that points at this machine."""
     name = (urlsplit(f"//{host}").hostname or "") if _is_authority(host) else ""
     proxy = urlsplit(settings.proxy_base).hostname or ""
     if name and name in ("localhost", proxy, *(allowed.lower() for allowed in settings.allowed_hosts)):
@@ -78,7 +79,7 @@ def is_trusted_host(host: str, settings: TabSettings) -> bool:
 
 
 def safe_base(request: TabRequest, settings: TabSettings) -> str:
-    """Return the prefix of links and forms: the configured base or Spark's own, which a client's header may set."""
+    """Return the prefix of links and forms: the configured base, or else Spark's, which a client's header may set."""
     base = settings.proxy_base or request.base
     return base.rstrip("/") if _BASE.fullmatch(base) else ""
 
@@ -104,7 +105,7 @@ def _origin_refusal(request: TabRequest, settings: TabSettings) -> Refusal | Non
         return Refusal(403, "The request was made by a page of another site.")
     if site is not None:
         return None
-    # Browsers send no Sec-Fetch-Site to plain HTTP on other machines, but do send Origin with each POST.
+    # Browsers send no Sec-Fetch-Site over plain HTTP to other machines, but they send Origin with each POST.
     origin = request.headers.get("origin") or request.headers.get("referer")
     if origin is None or _authority(origin) in _own_authorities(request, settings):
         return None
@@ -112,7 +113,10 @@ def _origin_refusal(request: TabRequest, settings: TabSettings) -> Refusal | Non
 
 
 def _own_authorities(request: TabRequest, settings: TabSettings) -> Sequence[str]:
-    """Hosts with ports under which this UI is known. No page of another origin can set the forwarded one."""
+    """Return the hosts, with ports, under which this UI is known.
+
+    A page of another origin cannot set the forwarded one.
+    """
     forwarded = request.headers.get("x-forwarded-host", "").partition(",")[0].strip()
     candidates = (request.headers.get("host", ""), forwarded, _authority(settings.proxy_base))
     return [candidate.lower() for candidate in candidates if candidate]

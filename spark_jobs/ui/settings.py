@@ -1,4 +1,4 @@
-"""Settings of the tab. By default it only shows; buttons have to be enabled explicitly."""
+"""Settings of the tab. By default, it only shows the state; buttons must be enabled explicitly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class TabSettings:
     """How the tab behaves."""
 
     is_trigger_enabled: bool = False
-    """Whether the tab has buttons. False: it only shows, and refuses every POST."""
+    """Whether the tab has buttons. False: it only shows the state, and refuses every POST."""
     is_anonymous_allowed: bool = False
-    """True if a user without a name in Spark may press them.
+    """Whether a user without a name in Spark may press buttons.
 
-    Spark's own access lists admit such users, so this is a separate option. Meant for a demo on the loopback interface.
+    Spark's own access lists admit such users, so this is a separate option. It is meant for a demo on the loopback
+    interface.
     """
     proxy_base: str = ""
     """Path or URL of the Spark UI behind a reverse proxy, such as ``/spark/auditor``; empty: from
@@ -22,23 +23,24 @@ class TabSettings:
     user_header: str = ""
     """Header with the name of the user whom a proxy has authenticated; see ``trusted_proxies``."""
     trusted_proxies: tuple[str, ...] = ()
-    """Numeric addresses of that proxy. The header of any other client is ignored. Empty: no header counts."""
+    """Numeric addresses of that proxy. The header is ignored from any other client. Empty: it is always ignored."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names, without port, under which anonymous people may press buttons, besides loopback names and numeric
-    addresses. This list keeps out a stranger's web page with a name that was made to point at this machine."""
+    addresses. Other names are refused, because the name of a foreign web page may be made to point at this machine."""
     actions_per_minute: int = 30
-    """Of all people together; more are refused with 429. Ten may come at once."""
+    """Largest rate of actions of all people together; more are refused with status 429. Up to ten may come at the same
+    time."""
     snapshot_age_max_s: float = 0.5
     """An older state is requested again at the next view.
 
-    It bounds the cost of many viewers.
+    The setting bounds the cost of many viewers.
     """
     snapshot_deadline_s: float = 1.0
     """How long a page waits for a new state before it shows the last one."""
     action_deadline_s: float = 5.0
-    """How long a button waits for an answer before the page reports that none came yet."""
+    """How long a button waits for an answer before the page reports that there is none yet."""
     refresh_active_s: int = 2
-    """How often a page is loaded again while a run is going."""
+    """Interval at which a page is reloaded while a run is active, seconds."""
     refresh_idle_s: int = 10
-    """How often otherwise; runs begin by schedule as well."""
+    """Interval otherwise, seconds: runs may also begin by schedule."""
     runs_shown: int = 20

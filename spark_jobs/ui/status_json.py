@@ -8,7 +8,7 @@ from spark_jobs.ui.port import TabState
 
 
 def status_values(state: TabState | None, trouble: str) -> dict[str, Any]:
-    """Plain values. Times of facts are epoch milliseconds (``_ms``); 0 or null: not known."""
+    """Return plain values. Times of facts are epoch milliseconds (``_ms``); 0 or null: unknown."""
     state = state or TabState(0)
     return {
         "taken_ms": state.taken_ms,

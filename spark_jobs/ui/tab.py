@@ -1,8 +1,8 @@
-"""Adds the tab to a running Spark UI, and removes it again. Needs PySpark alone: no JAR, no plugin.
+"""Adds the tab to a running Spark UI, and removes it again. Needs only PySpark: no JAR, no plugin.
 
-Our Java classes are compiled by Janino, which Spark ships, inside the driver's JVM; they call two Python functions
+Inside the driver's JVM, Janino compiles our Java classes; Spark includes it. The classes call two Python functions
 through the callback server of the bridge. If any of this is unavailable (the UI is off, Spark Connect, no Janino, the
-path is taken) one warning is logged and work continues without the tab.
+path is taken), one warning is logged and work continues without the tab.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class AttachedTab:
     """The tab in a Spark UI, or the reason why there is none."""
 
     url: str = ""
-    """Its address; empty: not attached."""
+    """Address of the tab; empty: it is not attached."""
     why_not: str = ""
     _java: Any = field(default=None, repr=False)
     _callbacks: tuple[object, ...] = field(default=(), repr=False)
-    """Kept alive here: the JVM calls them."""
+    """Keeps the objects alive that the JVM calls."""
 
     def detach(self) -> None:
         """Remove the tab.
 
-        Do it before Spark stops, or its page calls a dead bridge. May be called again.
+        Call it before Spark stops; otherwise the page calls a bridge that has ended. It may be called repeatedly.
         """
         java, self._java = self._java, None
         if java is None:
@@ -69,11 +69,11 @@ class _Function:
         self._function = function
 
     def apply(self, text: str) -> str:
-        """Called by the JVM."""
+        """Call the function; the JVM calls this."""
         return self._function(text)
 
     class Java:
-        """Read by the bridge."""
+        """Declares the Java interfaces to the bridge."""
 
         implements = ["java.util.function.Function"]
 
@@ -81,12 +81,12 @@ class _Function:
 def attach_tab(
     spark: SparkSession, actions: TabActions, settings: TabSettings | None = None, *, clock: Clock | None = None
 ) -> AttachedTab:
-    """Show the tab "Auditor" in the UI of a session. A UI without a place for the tab is no error.
+    """Show the tab "Auditor" in the UI of a session. If the tab cannot be attached, no error is raised.
 
     Args:
         spark: a classic session with ``spark.ui.enabled``.
-        actions: who runs audits.
-        settings: how the tab behaves; by default it only shows.
+        actions: runs audits.
+        settings: how the tab behaves; by default, it only shows the state.
         clock: for tests.
     """
     from py4j.protocol import Py4JError
@@ -130,10 +130,11 @@ def _compile(gateway: Any) -> Any:
     try:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
-    except TypeError as error:  # the bridge takes a missing class for a package, which cannot be called
+    except TypeError as error:  # the bridge treats a missing class as a package, which cannot be called
         raise _NoTabError("Spark comes without its Janino compiler here") from error
     compiler.setParentClassLoader(loader)
-    # py4j keeps the methods of a class by its name, and would call those of a first class on an object of a second.
+    # py4j caches the methods of a class by its name. With a second class of this name, it would call the methods of the
+    # first.
     package = f"{_PACKAGE}_{secrets.token_hex(_PACKAGE_BYTES)}"
     source = files("spark_jobs").joinpath("ui", "AuditorTab.java").read_text(encoding="utf-8")
     compiler.cook(source.replace(f"package {_PACKAGE};", f"package {package};", 1))
@@ -143,6 +144,6 @@ def _compile(gateway: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error, for one of Java without its stack trace."""
+    """Return the text of an error; for an error of Java, without its stack trace."""
     java = getattr(error, "java_exception", None)
     return (str(error) if java is None else str(java.toString()))[:_REASON_MAX]

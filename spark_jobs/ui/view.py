@@ -1,4 +1,4 @@
-"""The content of the tab's page, as plain values for its template: names and numbers become words. Pure."""
+"""The content of the tab's page as plain values for its template, with names and numbers as words. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PageInput:
     trouble: str = ""
     """Why the state is old or missing."""
     no_buttons: str = ""
-    """Why this person gets no buttons; empty: they get them."""
+    """Why this person sees no buttons; empty: the person sees them."""
     token: str = ""
     last_request: str = ""
     """The last request through this tab, and its answer."""
@@ -45,16 +45,16 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A button on a run."""
+    """A button for a run."""
 
     action: str
-    """Path to post to."""
+    """Path to which the button posts."""
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class KindLine:
-    """A kind of audit."""
+    """A line for a kind of audit."""
 
     kind: str
     is_startable: bool
@@ -66,7 +66,7 @@ class KindLine:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     words: str
     percent: int
@@ -74,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A run."""
+    """A line for a run."""
 
     run_id: str
     link: str
@@ -105,13 +105,13 @@ class BacklogLine:
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """The page."""
+    """The values of the page."""
 
     refresh_s: int
     home: str
     """Path of the tab."""
     start: str
-    """Path to post to for a new run."""
+    """Path to which the request for a new run is posted."""
     token: str
     trouble: str
     last_request: str

@@ -1,8 +1,8 @@
-"""An archive of Apache's classes as a Java machine keeps them in memory: programs start in two thirds of the time.
+"""An archive of Apache's loaded classes, with which programs start in two thirds of the time.
 
-Java calls it application class-data sharing. It is made once for a set of jars and a version of Java, by a bookie with
-auto-recovery and a shell writing to it, and kept in the cache folder. A Java machine whose class path does not fit
-starts without it, without a warning. The class path of a program must begin with the class path of the archive.
+Java calls it application class-data sharing. It is made once for a set of jars and a version of Java, by running a
+bookie with auto-recovery and a shell that writes to it, and is kept in the cache folder. The class path of a program
+must begin with the class path of the archive; otherwise the program starts without it, without a warning.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tests.kept_files import made_once
 _log = logging.getLogger(__name__)
 
 SHORT_LIVED: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For programs with a life of minutes: the optimizing compiler would not pay for itself."""
+"""Options for programs that run for minutes: the optimizing compiler would take longer than it saves."""
 _SILENT: Final = "-Xlog:cds*=off"
 _QUORUMS: Final = ("-ensemble", "1", "-writeQuorum", "1", "-ackQuorum", "1")
 _MADE_BY: Final = "1"
-"""To be changed together with the creation of the archive."""
+"""The version of the archive. Change it when the creation of the archive changes."""
 
 
 def quick_jvm(java: Java, lib: Path) -> ApacheJvm:
-    """Return the settings for a quick start of Apache's programs: with the archive, which is made if it is missing.
+    """Return settings with which Apache's programs start quickly: with the archive, which is made if it is missing.
 
-    If it cannot be made, programs start without it. The first process takes ten seconds or more; others wait for it.
+    If it cannot be made, programs start without it. To make it takes ten seconds or more; other processes wait.
     """
     archive = cache_folder() / f"{lib.name}-classes-{fingerprint(java, lib, _MADE_BY)}.jsa"
     try:
         made_once(archive, lambda made: _make(made, java, lib))
-    except (OSError, EmbeddedProcessError) as error:  # an expired deadline is an OSError
+    except (OSError, EmbeddedProcessError) as error:  # a missed deadline is an OSError too
         _log.warning("no archive of Apache's classes, so its programs start slowly", extra={"reason": str(error)})
         return ApacheJvm(java, lib, options=SHORT_LIVED)
     return ApacheJvm(java, lib, options=(*SHORT_LIVED, f"-XX:SharedArchiveFile={archive}", _SILENT))
@@ -53,7 +53,7 @@ def _make(archive: Path, java: Java, lib: Path) -> None:
 
 
 async def _train(archive: Path, directory: Path, java: Java, lib: Path) -> None:
-    """Run a bookie to load the classes of the test programs; it writes the archive when it ends."""
+    """Run a bookie that loads the classes of the test programs, and writes the archive when it ends."""
     cluster = await ApacheCluster.start(
         directory / "cluster",
         bookies=0,

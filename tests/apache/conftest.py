@@ -1,7 +1,7 @@
 """The ring of a real Apache BookKeeper: its bookies, its auto-recovery, its shell and its Java client.
 
-One cluster and one Java machine serve every test of a session. A test that takes a bookie away gives it back
-(``taken_away``), or starts a cluster of its own with ``own_cluster``.
+One cluster and one Java process serve all tests of a session. A test that stops a bookie starts it again
+(``taken_away``), or starts a separate cluster with ``own_cluster``.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def apache_jvm() -> ApacheJvm:
-    """Programs with a life of minutes, which start in two thirds of the time (``class_data``)."""
+    """Settings for programs that run for minutes, which start in two thirds of the time (``class_data``)."""
     return quick_jvm(_java(), find_apache_lib())
 
 
 @pytest.fixture(scope="session")
 def java_classes(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver, compiled once for each state of its sources, or each time if the cache is not writable."""
+    """The driver, compiled once for each version of its sources, or each time if the cache is not writable."""
     try:
         return compiled_driver(apache_jvm.java, apache_jvm.lib)
     except OSError:
@@ -84,7 +84,7 @@ def java_classes(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def apache_cluster(apache_jvm: ApacheJvm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
-    """Five Apache bookies on a root made by Apache's shell; the last two keep their indexes in RocksDB."""
+    """Five Apache bookies on a root that Apache's shell made. The last two have their indexes in RocksDB."""
 
     async def start() -> ApacheCluster:
         cluster = await start_cluster(tmp_path_factory.mktemp("apache"), apache_jvm, bookies=BOOKIES_SORTED)
@@ -119,9 +119,9 @@ def _lent(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 async def lent(_lent: ApacheWorld) -> AsyncIterator[ApacheWorld]:
-    """Four bookies, without a ledger, for unrestricted use by a test, as if they were its own.
+    """A cluster of four bookies without ledgers, with which a test may do what it wants.
 
-    Each test gets them in the same state as the first one: all running, nothing marked, every switch as it was.
+    Each test gets it in the same state: all bookies run, nothing is marked, and every switch has its first value.
     """
     await as_at_first(_lent)
     yield _lent
@@ -132,7 +132,7 @@ async def lent(_lent: ApacheWorld) -> AsyncIterator[ApacheWorld]:
 
 @pytest.fixture
 def audit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
-    """Run a check in the Spark session of the tests; one test has the command itself run it (``audit_process``)."""
+    """Run a check in the Spark session of the tests. One test runs the command itself (``audit_process``)."""
     return audit_in(spark, monkeypatch)
 
 
@@ -144,9 +144,9 @@ def shadow(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
 
 @pytest.fixture
 async def no_tasks(apache_cluster: ApacheCluster) -> AsyncIterator[None]:
-    """The shared cluster has no task before the test and none after it.
+    """Remove all tasks of the shared cluster before the test and after it.
 
-    Our writer marks its ledger at close if it did not wait for all copies, and a recovery may as well.
+    Our writer marks its ledger at close if it did not wait for all copies, and so may a recovery.
     """
     async with await connect(apache_cluster.metadata_uri) as client:
         await no_tasks_in(client)
@@ -156,7 +156,7 @@ async def no_tasks(apache_cluster: ApacheCluster) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def apache_store(apache_cluster: ApacheCluster) -> AsyncIterator[ZooKeeperStore]:
-    """Our connection to the shared cluster's ZooKeeper."""
+    """A session of our store with the shared cluster's ZooKeeper."""
     store = await ZooKeeperStore.connect(apache_cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     yield store
     await store.close()
@@ -164,13 +164,13 @@ async def apache_store(apache_cluster: ApacheCluster) -> AsyncIterator[ZooKeeper
 
 @pytest.fixture
 async def apache_metadata(apache_store: ZooKeeperStore, apache_cluster: ApacheCluster) -> Cluster:
-    """The shared cluster as our metadata code sees it."""
+    """The metadata of the shared cluster, read by our code."""
     return await open_cluster(apache_store, apache_cluster.metadata_uri)
 
 
 @pytest.fixture
 async def taken_away(apache_cluster: ApacheCluster) -> AsyncIterator[Callable[[ApacheBookie], Awaitable[None]]]:
-    """Stop a bookie of the shared cluster in order; it is restarted at the end of the test."""
+    """Stop a bookie of the shared cluster regularly, and restart it at the end of the test."""
     stopped: list[ApacheBookie] = []
 
     async def take(bookie: ApacheBookie) -> None:
@@ -189,7 +189,7 @@ OwnCluster = Callable[..., Awaitable[tuple[ApacheCluster, JavaDriver]]]
 
 @pytest.fixture
 async def own_cluster(apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path) -> AsyncIterator[OwnCluster]:
-    """Start a cluster, with a Java driver, for one test alone; arguments as for ``ApacheCluster.start``."""
+    """Start a cluster with a Java driver that only one test uses; arguments as for ``ApacheCluster.start``."""
     async with AsyncExitStack() as stack:
         count = 0
 

@@ -1,6 +1,6 @@
-"""Apache's own Java client, driven from Python: one Java machine for many tests, one JSON object per command.
+"""Apache's own Java client, driven from Python: one Java process for many tests, one JSON object per command.
 
-The commands are in ``tests/apache/java``. Nothing here belongs to an event loop: each command opens its own connection.
+The commands are in ``tests/apache/java``. This module uses no event loop: each command opens its own connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.kept_files import made_once
 
 SOURCES: Final = Path(__file__).parent / "java"
 _ANSWER_DEADLINE_S: Final = 150.0
-"""Longer than the driver's own deadlines."""
+"""The deadline for an answer, longer than the driver's own deadlines."""
 _ANSWER_BYTES_MAX: Final = 256 << 20
 
 
@@ -43,18 +43,18 @@ class JavaError(Exception):
 
 @dataclass(frozen=True)
 class JavaEntry:
-    """An entry as returned by Apache's client."""
+    """An entry as Apache's client returns it."""
 
     entry_id: int
     length: int
-    """Sum of the payload sizes up to and including this entry."""
+    """The sum of the payload sizes up to and including this entry."""
     size: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class JavaState:
-    """The view of a ledger in a handle of Apache's client."""
+    """What a handle of Apache's client knows about its ledger."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -64,7 +64,7 @@ class JavaState:
 
 @dataclass(frozen=True)
 class JavaHandle:
-    """A ledger created or opened by Apache's client."""
+    """A ledger that Apache's client created or opened."""
 
     driver: JavaDriver
     name: str
@@ -79,7 +79,7 @@ class JavaHandle:
         ids: Sequence[int] | None = None,
         is_aloud: bool = False,
     ) -> JavaState:
-        """Append ``count`` entries (or those of ``ids``, for own ids) with the payloads ``payload(seed, id, size)``.
+        """Append ``count`` entries, or those with the given ``ids``, with the payloads ``payload(seed, id, size)``.
 
         The size of entry ``n`` is ``sizes[n % len(sizes)]``. Returns after every entry is acknowledged. With
         ``is_aloud`` the process prints each acknowledged entry before the return (``JavaDriver.acknowledged``).
@@ -92,8 +92,8 @@ class JavaHandle:
     async def write_past_a_loss(self, count: int, *, seed: str = "", sizes: Sequence[int] = (100,)) -> None:
         """Append ``count`` entries after the loss of a bookie: one at a time until the writer has replaced it.
 
-        The other bookies may acknowledge a whole burst before this one refuses the writer; the writer would then
-        replace it with its next entry.
+        The other bookies may acknowledge a whole burst before the writer notices the loss; the writer would then
+        replace the bookie only with its next entry.
         """
         before = await self._fragments()
         for left in range(count - 1, -1, -1):
@@ -104,7 +104,7 @@ class JavaHandle:
         raise AssertionError(f"no bookie of ledger {self.ledger_id} was replaced within {count} entries")
 
     async def read(self, first: int, last: int, **more: Any) -> list[JavaEntry]:
-        """Read entries, both ends included.
+        """Read the entries ``first..last`` (inclusive).
 
         Options: ``unconfirmed=True``; ``batch_count=n, batch_bytes=n`` for a batch read (protocol version 2), which
         ignores ``last``.
@@ -112,24 +112,24 @@ class JavaHandle:
         return [_entry(one) for one in (await self._call("read", first=first, last=last, **more))["entries"]]
 
     async def state(self) -> JavaState:
-        """The handle's own value; no request is sent."""
+        """Return what the handle knows, without a request."""
         return _state(await self._call("handle"))
 
     async def last_add_confirmed(self) -> int:
-        """Read it from the bookies."""
+        """Read the last add confirmed from the bookies."""
         return int((await self._call("read_lac"))["lac"])
 
     async def wait_last_add_confirmed(self, entry_id: int, timeout_ms: int) -> tuple[int, list[JavaEntry]]:
-        """Long poll for ``entry_id``; returns the last add confirmed, and the entry if it was sent."""
+        """Long poll for ``entry_id``; return the last add confirmed, and the entry if the answer contains it."""
         answer = await self._call("wait_lac", entry=entry_id, timeout_ms=timeout_ms)
         return int(answer["lac"]), [_entry(one) for one in answer["entries"]]
 
     async def force(self) -> JavaState:
-        """Make every bookie of the ensemble sync; for ledgers created with ``deferred_sync``."""
+        """Make every bookie of the ensemble sync. This is for ledgers created with ``deferred_sync``."""
         return _state(await self._call("force"))
 
     async def close(self) -> JavaState:
-        """Close the handle: a writer's ledger is closed with it."""
+        """Close the handle. If it writes the ledger, this closes the ledger too."""
         return _state(await self._call("close"))
 
     async def _fragments(self) -> int:
@@ -141,7 +141,7 @@ class JavaHandle:
 
 @dataclass
 class JavaDriver:
-    """The Java machine for the commands. ``call`` runs any; the other methods are for the frequent ones.
+    """The Java process that runs the commands. ``call`` runs any command; other methods are for frequent commands.
 
     Clients have names: ``v3`` and ``v2`` (protocol version 2) exist from the start, ``new_client`` makes others.
     """
@@ -151,28 +151,28 @@ class JavaDriver:
 
     @classmethod
     async def start(cls, directory: Path, cluster: ApacheCluster | str, jvm: ApacheJvm, classes: Path) -> JavaDriver:
-        """Start it on a cluster, or on a metadata URI."""
+        """Start the process for a cluster, or for a metadata URI."""
         uri, jaas = (cluster, None) if isinstance(cluster, str) else (cluster.metadata_uri, cluster.jaas)
         logging = directory / "log4j2.properties"
         write_log_settings(logging, is_shell=False)
         command = jvm.command("bkheal.Driver", uri, properties=java_properties(logging, jaas))
         at = command.index("-cp") + 1
-        command[at] = f"{command[at]}:{classes}"  # at the end: the class path must begin with that of the archive
+        command[at] = f"{command[at]}:{classes}"  # last, because the class path must begin with that of the archive
         process = ManagedProcess.start("java driver", command, log_path=directory / "log.txt")
         ready = await process.wait_for_line(r"^driver ready on (\d+)$", STATE_S)
         return cls(process, int(ready[1]))
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         await self.process.stop()
 
     async def kill9(self) -> None:
-        """Send SIGKILL and wait for the end of the process; commands under way fail."""
+        """Send SIGKILL and wait for the end of the process. Running commands fail."""
         self.process.kill9()
         await self.process.wait(STATE_S)
 
     def acknowledged(self, ledger_id: int) -> list[int]:
-        """Return the entries printed by the process as acknowledged so far, between the lines of its log."""
+        """Return the entries that the process has printed as acknowledged so far, among the lines of its log."""
         said = self.process.log_path.read_text(errors="replace")
         return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
 
@@ -197,12 +197,12 @@ class JavaDriver:
     async def new_client(
         self, name: str, *, v2: bool = False, settings: Mapping[str, str] | None = None, uri: str | None = None
     ) -> None:
-        """Connect one more client; ``settings`` by Apache's names, for example ``ledgerMetadataVersion``."""
+        """Connect another client. ``settings`` have Apache's names, for example ``ledgerMetadataVersion``."""
         more = {} if uri is None else {"uri": uri}
         await self.call("client", name=name, v2=v2, settings=dict(settings or {}), **more)
 
     async def drop_client(self, name: str) -> None:
-        """End a client without closing its ledgers, as if its process died. It is no error if there is none."""
+        """End a client without closing its ledgers, as if its process died. If there is none, do nothing."""
         await self.call("drop_client", name=name)
 
     async def create(
@@ -219,7 +219,7 @@ class JavaDriver:
         ledger_id: int | None = None,
         deferred_sync: bool = False,
     ) -> JavaHandle:
-        """Create a ledger; digests are ``CRC32``, ``MAC``, ``CRC32C``, ``DUMMY``. ``ledger_id`` needs ``own_ids``."""
+        """Create a ledger. Digests: ``CRC32``, ``MAC``, ``CRC32C``, ``DUMMY``. ``ledger_id`` requires ``own_ids``."""
         answer = await self.call(
             "create",
             ensemble=ensemble,
@@ -244,7 +244,7 @@ class JavaDriver:
         recovery: bool = False,
         client: str = "v3",
     ) -> JavaHandle:
-        """Open a ledger to read; with ``recovery`` it is fenced and closed first."""
+        """Open a ledger for reading. With ``recovery``, it is fenced and closed before."""
         answer = await self.call(
             "open", ledger=ledger_id, digest=digest, password=password.hex(), recovery=recovery, client=client
         )
@@ -253,7 +253,7 @@ class JavaDriver:
     async def read_all(
         self, ledger_id: int, *, digest: str = "CRC32C", password: bytes = b"", client: str = "v3"
     ) -> list[JavaEntry]:
-        """Open without recovery, read every confirmed entry, close."""
+        """Open a ledger without recovery, read every confirmed entry, and close the handle."""
         handle = await self.open(ledger_id, digest=digest, password=password, client=client)
         try:
             last = (await handle.state()).last_add_confirmed
@@ -263,7 +263,7 @@ class JavaDriver:
 
 
 def compiled_driver(java: Java, lib: Path) -> Path:
-    """Folder with the driver's classes, in the cache; compiled if it is missing.
+    """Return the folder in the cache with the driver's classes, which are compiled if they are missing.
 
     Raises:
         OSError: nothing can be written there.
@@ -276,7 +276,7 @@ def compiled_driver(java: Java, lib: Path) -> Path:
 
 
 def compile_java(java: Java, lib: Path, classes: Path) -> None:
-    """Compile the driver into ``classes``. Blocks for a few seconds.
+    """Compile the driver into ``classes``. This blocks for a few seconds.
 
     Raises:
         subprocess.CalledProcessError: it does not compile; its output has the reason.
@@ -288,7 +288,7 @@ def compile_java(java: Java, lib: Path, classes: Path) -> None:
 
 
 def find_javac(java: Java) -> Path | None:
-    """The compiler beside ``java``, or on the path; None without one."""
+    """Return the compiler in the folder of ``java`` or on the path; None if there is none."""
     beside = java.home / "bin" / "javac"
     if beside.is_file():
         return beside
@@ -297,18 +297,18 @@ def find_javac(java: Java) -> Path | None:
 
 
 def payload(seed: str, entry_id: int, size: int) -> bytes:
-    """Return a payload as written by ``JavaHandle.write``."""
+    """Return a payload as ``JavaHandle.write`` writes it."""
     blocks = (hashlib.sha256(f"{seed}/{entry_id}/{block}".encode()).digest() for block in range(-(-size // 32)))
     return b"".join(blocks)[:size]
 
 
 def payloads(seed: str, ids: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-    """The payloads of many entries, as ``JavaHandle.write`` makes them."""
+    """Return the payloads of many entries, as ``JavaHandle.write`` makes them."""
     return [payload(seed, entry_id, sizes[entry_id % len(sizes)]) for entry_id in ids]
 
 
 def expected(contents: Sequence[bytes], first: int = 0) -> list[JavaEntry]:
-    """Return the entries Apache's client must read for these payloads, if all entries before ``first`` are empty."""
+    """Return what Apache's client must read for these payloads, if all entries before ``first`` are empty."""
     entries, length = [], 0
     for entry_id, content in enumerate(contents, first):
         length += len(content)

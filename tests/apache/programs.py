@@ -1,4 +1,4 @@
-"""Our programs as processes, on a cluster of Apache's."""
+"""Our programs as processes on an Apache cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ended:
 
 
 async def bkheal(*arguments: str, uri: str, deadline_s: float = PROGRAM_S) -> Ended:
-    """Run ``bkheal`` with these arguments to its end, killing it at the deadline."""
+    """Run ``bkheal`` with these arguments until it ends, or kill it at the deadline."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "auditor.cli.main", *arguments, "--metadata-uri", uri),
         stdin=asyncio.subprocess.DEVNULL,
@@ -71,11 +71,11 @@ class Audit(Protocol):
     async def __call__(
         self, uri: str, directory: Path, kind: RunKind = RunKind.BOOKIES, **settings: Any
     ) -> dict[str, Any]:
-        """Run a check, which must succeed, and return its summary. Settings as for ``AuditSettings``."""
+        """Run a check, which must succeed, and return its summary. The settings are those of ``AuditSettings``."""
 
 
 def audit_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
-    """Checks in an existing Spark session; all else is done as by the command, marking included."""
+    """Return a function that runs checks in an existing Spark session, and otherwise does what the command does."""
 
     lend_session(monkeypatch, spark)
 
@@ -93,11 +93,11 @@ class Comparison(Protocol):
     """Compares with Apache's marks in this process, as ``bkheal audit shadow`` does; see the fixture ``shadow``."""
 
     async def __call__(self, uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
-        """Return exit code and document of a comparison, which counts losses older than ``settle_s``."""
+        """Return the exit code and the document of a comparison, which counts losses older than ``settle_s``."""
 
 
 def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Comparison:
-    """Comparisons in an existing Spark session; all else is done as by the command."""
+    """Return a function that compares in an existing Spark session, and otherwise does what the command does."""
     lend_session(monkeypatch, spark)
 
     async def shadow(uri: str, directory: Path, settle_s: float) -> tuple[int, dict[str, Any]]:
@@ -105,7 +105,7 @@ def shadow_in(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Compariso
         found: list[Shadow] = []
 
         def then(session: SparkSession, result: AuditResult, gate: Gate) -> None:
-            from spark_jobs.shadow.run import compare  # imports Spark
+            from spark_jobs.shadow.run import compare  # this imports Spark
 
             found.append(compare(session, result, settings, print, gate, SystemClock(), rows_max=20, settle_s=settle_s))
 
@@ -134,7 +134,7 @@ class Replicator:
 
     @classmethod
     async def start(cls, uri: str, directory: Path, *more: str, config: Path | None = None) -> Replicator:
-        """Start it and wait until it works; with ``config`` it is ``bkheal replicator``, which follows the file."""
+        """Start it and wait until it is ready; with ``config`` it is ``bkheal replicator``, which follows the file."""
         directory.mkdir(parents=True, exist_ok=True)
         program = ("replicator",) if config is None else ("auditor.cli.main", "replicator", "--config", str(config))
         command = [sys.executable, "-m", *program, "--metadata-uri", uri, "--output", "json", *more]
@@ -143,17 +143,17 @@ class Replicator:
         return cls(process)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """Its output so far."""
+        """The events that it has printed so far."""
         lines = self.process.log_path.read_text(errors="replace").splitlines()
         return [event for line in lines if line.startswith("{") and "event" in (event := json.loads(line))]
 
     @property
     def repaired(self) -> Sequence[int]:
-        """Return the ledgers repaired according to its log, in order."""
+        """Return the ledgers that it has repaired according to its log, in order."""
         return [event["ledger_id"] for event in self.events() if event.get("ending") == "repaired"]
 
     async def wait(self, deadline_s: float = PROGRAM_S) -> int:
-        """Wait for its end, and return the exit code."""
+        """Wait for the end of the process, and return the exit code."""
         return await self.process.wait(deadline_s)
 
     async def stop(self) -> None:

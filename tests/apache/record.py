@@ -1,4 +1,4 @@
-"""Record the data written and sent by a real Apache cluster: ``python -m tests.apache.record``.
+"""Record the data that a real Apache cluster writes and sends: ``python -m tests.apache.record``.
 
 The files are in ``tests/data/apache``. Unit tests compare our codecs with these files, on machines without Java and
 Apache's jars. A new recording has other ids, times and ports; the tests depend on no particular ones. Directories have
@@ -65,7 +65,7 @@ async def record(directory: Path) -> None:
 
 
 async def record_handshakes(directory: Path) -> None:
-    """Start a bookie with TLS and logins and one with neither, connect to both, and write the file."""
+    """Start a bookie with TLS and logins and another one without, connect to both, and write the file."""
     (directory / "pem").mkdir(parents=True)
     host = certificate(directory / "pem", "bookie", "IP:127.0.0.1")
     assert host.cert
@@ -86,7 +86,7 @@ async def record_handshakes(directory: Path) -> None:
 
 
 async def entries(java: JavaDriver, cluster: ApacheCluster) -> list[dict[str, Any]]:
-    """Stored entries of each digest type, over both versions of the protocol."""
+    """Record stored entries of each digest type, over both versions of the protocol."""
     found = []
     for client in ("v3", "v2"):
         for digest in DIGESTS:
@@ -104,9 +104,9 @@ async def entries(java: JavaDriver, cluster: ApacheCluster) -> list[dict[str, An
 
 
 async def frames(java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore) -> list[dict[str, Any]]:
-    """Frames of each operation of Apache's client. Its only bookie is a proxy, registered under a separate root."""
+    """Record frames of each operation of Apache's client, whose only bookie is a proxy with a separate root."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
-    (own,) = await cluster.add_bookies(1)  # ids of ledgers start at 0 again under the new root
+    (own,) = await cluster.add_bookies(1)  # under the new root, ids of ledgers start at 0
     async with RecordingProxy(own.port) as proxy:
         bookie = await _registered(proxy, store)
         uri = _wire_uri(cluster)
@@ -127,7 +127,7 @@ async def _operations(
     found: list[tuple[str, dict[str, Any]]] = []
 
     def take(operation: str) -> None:
-        """Take requests of both kinds of connection: a client of version 2 sends some requests by version 3."""
+        """Take requests from both kinds of connection: a client of version 2 sends some requests by version 3."""
         for frame in proxy.frames:
             found.append((operation, {"is_request": frame.is_request, "body": frame.body.hex()}))
         proxy.frames.clear()
@@ -187,7 +187,7 @@ async def _operations(
 async def handshakes(
     java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore, tls: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The first frames of Apache's client, of our client and of a bookie, as far as they are not encrypted."""
+    """Record the first frames of Apache's client, of our client and of a bookie, until they are encrypted."""
     await format_cluster(store, WIRE_ROOT, rng=random.SystemRandom())
     with_login, bare = (bookie.port for bookie in cluster.bookies)
     login = LOGIN.settings()
@@ -239,7 +239,7 @@ def _wire_uri(cluster: ApacheCluster) -> str:
 
 
 async def nodes(java: JavaDriver, cluster: ApacheCluster, store: ZooKeeperStore) -> list[dict[str, Any]]:
-    """Every node under the root, with ledgers of each format and state, tasks, a lock, a vote and times."""
+    """Record every node under the root, with ledgers of each format and state, tasks, a lock, a vote and times."""
     by_id = {bookie.bookie_id: bookie for bookie in cluster.bookies}
     for number in (1, 2, 3):
         client = f"recorded-format-{number}"
@@ -311,7 +311,7 @@ def _write(name: str, found: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Record into a temporary directory of a neutral name; with ``handshakes`` as an argument, those alone."""
+    """Record in a temporary directory with a neutral name; with the argument ``handshakes``, record only those."""
     directory = Path(tempfile.gettempdir()) / "apache-recording"
     shutil.rmtree(directory, ignore_errors=True)
     try:

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and one bookie, which keeps every passing frame up to the beginning of TLS."""
+"""A TCP proxy between a client and one bookie, which records every frame until TLS begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Frame:
 
 @dataclass
 class RecordingProxy:
-    """Use as an async context; ``frames`` grows in the order of passing."""
+    """A proxy, to be used as an async context. ``frames`` contains the recorded frames in order."""
 
     target_port: int
     port: int = 0
@@ -76,7 +76,7 @@ class RecordingProxy:
 
 
 def _begins_tls(frame: Frame) -> bool:
-    """Return whether the rest of this direction is encrypted, or empty."""
+    """Return whether everything after this in the same direction is encrypted, or whether there is nothing more."""
     if frame.body[0] == v2.VERSION:
         return False
     message = pb.Request if frame.is_request else pb.Response

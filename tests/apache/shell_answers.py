@@ -12,7 +12,7 @@ from bookie.embedded.apache import ApacheCluster
 from bookie.model.metadata import DigestType, LedgerMetadata
 
 _METADATA: Final = re.compile(r"^(?:log entry \{metadata=)?(LedgerMetadata\{.*?\}\})\}?$", re.MULTILINE)
-"""By itself, and since 4.18 as an attribute. Both end with custom metadata, which is empty here."""
+"""How the shell prints metadata: on its own, and since 4.18 as an attribute. Both end with empty custom metadata."""
 _ENTRIES: Final = (
     re.compile(r"--------- Lid=(?P<ledger>\d+), Eid=(?P<entry>\d+), EntrySize=(?P<length>\d+) ---------"),
     re.compile(r"Entry \{entryId=(?P<entry>\d+), entrySize=(?P<length>\d+), ledgerId=(?P<ledger>\d+)\}"),  # 4.18
@@ -33,14 +33,14 @@ class PrintedEntry:
 
 
 async def printed_metadata(cluster: ApacheCluster, ledger_id: int) -> str:
-    """The one line in which ``ledgermetadata`` shows every field."""
+    """Return the line in which ``ledgermetadata`` shows every field."""
     printed = await cluster.shell("ledgermetadata", "-ledgerid", str(ledger_id))
     (line,) = _METADATA.findall(printed)
     return str(line)
 
 
 def as_printed(metadata: LedgerMetadata) -> str:
-    """Return the line expected from Apache's shell for the metadata as we read it, without custom metadata."""
+    """Return the line that Apache's shell must print for metadata that we read, without custom metadata."""
     fields: list[tuple[str, object]] = [
         ("formatVersion", metadata.format_version),
         ("ensembleSize", metadata.ensemble_size),
@@ -59,7 +59,7 @@ def as_printed(metadata: LedgerMetadata) -> str:
 
 
 async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: bytes) -> list[PrintedEntry]:
-    """Return every entry printed by ``readledger``, with the bytes of its dump."""
+    """Return every entry that ``readledger`` printed, with the bytes of its dump."""
     printed = await cluster.shell(
         *("-entryformat", "hex", "readledger", "-msg", "-ledgerid", str(ledger_id)),
         extra={"passwd": password.decode()},
@@ -68,7 +68,7 @@ async def printed_entries(cluster: ApacheCluster, ledger_id: int, password: byte
 
 
 def entry_ids_in(printed: str, ledger_id: int) -> list[int]:
-    """Return the entries of a ledger printed by ``readledger`` without their bytes."""
+    """Return the entries of a ledger that ``readledger`` printed without their bytes."""
     found = (_header(line) for line in printed.splitlines())
     return [int(each["entry"]) for each in found if each and int(each["ledger"]) == ledger_id]
 
@@ -94,7 +94,7 @@ def _header(line: str) -> re.Match[str] | None:
 
 
 def _dumped(lines: Sequence[str]) -> bytes:
-    """The bytes of a dump, whose lines carry their offsets; an empty entry has no line."""
+    """Return the bytes of a dump, whose lines begin with their offsets. An empty entry has no line."""
     data = bytearray()
     for line in lines:
         if found := _DUMPED.match(line):

@@ -1,4 +1,4 @@
-"""A bookie with small write caches whose ledger disk takes a second for each sync. Run by test_our_bookies."""
+"""A bookie with small write caches, whose ledger disk takes a second per sync. ``test_our_bookies.py`` runs it."""
 
 from __future__ import annotations
 

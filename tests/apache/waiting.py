@@ -17,10 +17,10 @@ T = TypeVar("T")
 async def until(
     look: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str, deadline_s: float = STATE_S
 ) -> T:
-    """Return the result of ``look`` once it ``holds``; ``what`` names this state in the failure.
+    """Call ``look`` until its result ``holds``, and return this result; ``what`` names the state in a failure.
 
-    An error of Apache's client does not show the state, so the state is read again: a bookie that receives a read of a
-    ledger while it deletes this ledger answers with a read error.
+    If Apache's client fails, the state is read again: a bookie answers with a read error if it receives a read of a
+    ledger while it deletes this ledger.
     """
     seen: list[T | JavaError] = []
     try:

@@ -1,4 +1,4 @@
-"""A cluster for the tests of one file, and ledgers whose every byte can be read by Apache's client."""
+"""A cluster for the tests of one file, and ledgers of which Apache's client can read every byte."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from tests.sessions import LONG_SESSION_S, Killable, kill9
 SIZES: Final = (0, 1, 100, 3000)
 PASSWORD: Final = b"secret"
 LONG_SESSION: Final[Mapping[str, str]] = {"zkTimeout": str(round(1000 * LONG_SESSION_S))}
-"""For every program of Apache's: a stall of a busy machine loses nothing. ``ApacheWorld.kill9`` ends sessions."""
+"""The session timeout of Apache's programs, so long that a stall of a busy machine ends no session.
+``ApacheWorld.kill9`` ends sessions."""
 QUICK: Final[Mapping[str, str]] = {
-    # Apache's worker (4.17.3) keeps a lock for ever if it takes a ledger again at the moment at which its own timer
-    # releases it. So the timer is shorter: after a failure the worker waits longer than it keeps the lock.
+    # Apache's worker (4.17.3) keeps a lock forever if it takes a ledger again at the moment at which its own timer
+    # releases it. So the timer is shorter here: after a failure the worker waits longer than it keeps the lock.
     "rwRereplicateBackoffMs": "1000",
     "lockReleaseOfFailedLedgerGracePeriod": "200",
-    # It reports requests without an answer in time as failed: not at each stall of a busy machine.
+    # Requests that are not answered in time fail. The timeout is so long that a stall of a busy machine fails none.
     "addEntryTimeoutSec": "40",
     "readEntryTimeoutSec": "40",
 }
-"""For Apache's auto-recovery: it soon repeats failed repairs."""
+"""Settings with which Apache's auto-recovery soon repeats failed repairs."""
 CHOICES: Final = 300
-"""Maximum attempts to create a ledger with the intended members; one of ten, or of fewer, succeeds."""
+"""The most attempts to create a ledger with the intended members. On average, one of ten or fewer succeeds."""
 _AT_A_TIME: Final = 8
 _TASK: Final = r"urL\d{10,19}"
 _KNOWN_TO_APACHE: Final = (
@@ -62,10 +63,10 @@ _KNOWN_TO_APACHE: Final = (
     rf"underreplication/ledgers(/[0-9a-f]{{4}}){{4}}/{_TASK}",
     rf"underreplication/locks(/{_TASK})?",
 )
-"""Paths below a ledgers root, except those with a bookie's id at the end."""
+"""The paths below a ledgers root that Apache uses, except those that end with a bookie's id."""
 
 _ABOUT_LOSSES: Final = ("first-seen-down", "maintenance", "returned")
-"""Records of our auditors that delay the marks of a bookie lost later."""
+"""Records of our auditors that would delay the marks for a bookie that is lost later."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,11 +94,11 @@ class ApacheWorld:
         return next(bookie for bookie in self.cluster.bookies if bookie.bookie_id == bookie_id)
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """SIGKILL these at once; on return their registrations, votes and locks no longer exist, as after a timeout."""
+        """Send SIGKILL. On return, the registrations, votes and locks of these no longer exist, as after a timeout."""
         await kill9(self.cluster.zookeeper, *killed)
 
     async def tasks(self) -> dict[int, list[str]]:
-        """Every task as Apache's client lists them: ledger and missing bookies."""
+        """Return all tasks as Apache's client lists them: each ledger with its missing bookies."""
         return {task["ledger"]: task["missing"] for task in (await self.java.call("tasks"))["tasks"]}
 
 
@@ -108,13 +109,13 @@ async def start_cluster(
     options: ApacheOptions | None = None,
     **arguments: Any,
 ) -> ApacheCluster:
-    """A cluster whose programs start quickly and whose sessions are long; arguments as for ``ApacheCluster.start``."""
+    """Start a cluster whose programs start quickly and have long sessions; arguments as for ``ApacheCluster.start``."""
     given: dict[str, Any] = {"is_zookeeper_durable": False, "java": jvm.java, "lib": jvm.lib} | arguments
     return await kind.start(directory, options=patient(options), jvm_options=jvm.options, **given)
 
 
 async def end_cluster(cluster: ApacheCluster) -> None:
-    """Send SIGKILL: other tests cover the regular stop of a cluster."""
+    """Kill the cluster, because other tests cover its regular stop."""
     for server in (*cluster.auto_recoveries, *cluster.bookies):
         if server.process is not None:
             server.process.kill9()
@@ -123,7 +124,7 @@ async def end_cluster(cluster: ApacheCluster) -> None:
 
 
 def patient(options: ApacheOptions | None = None) -> ApacheOptions:
-    """These options, and long sessions."""
+    """Return these options with a long session timeout."""
     options = options or ApacheOptions()
     return replace(options, extra={**LONG_SESSION, **options.extra})
 
@@ -149,12 +150,12 @@ def world(
 
 
 async def connect(uri: str, security: BookieSecurity = PLAINTEXT) -> ConnectedBookKeeper:
-    """Our client, with a long session."""
+    """Connect our client, with a long session."""
     return await client_connect.connect(uri, session_timeout_s=LONG_SESSION_S, security=security)
 
 
 async def as_at_first(here: ApacheWorld) -> None:
-    """All bookies run and take new ledgers; there is no ledger, no task, no replicator of Apache's; nothing is set."""
+    """Restore the first state: all bookies are writable; no ledgers, no tasks, no Apache auto-recovery, no settings."""
     cluster = here.cluster
     alive = [server for server in cluster.auto_recoveries if server.running.is_running]
     await here.kill9(*alive)
@@ -164,7 +165,7 @@ async def as_at_first(here: ApacheWorld) -> None:
         if bookie.settings.pop("forceReadOnlyBookie", None):
             await bookie.stop()
     await asyncio.gather(*(bookie.start() for bookie in cluster.bookies))
-    for client in ("v2", "v3"):  # a client connected later finds the current bookies
+    for client in ("v2", "v3"):  # clients that connect after this find the current bookies
         await here.java.drop_client(client)
     for ledger_id in (await here.java.call("ledgers"))["ledgers"]:
         await here.java.call("delete", ledger=ledger_id)
@@ -184,7 +185,7 @@ async def as_at_first(here: ApacheWorld) -> None:
 
 
 async def no_tasks_in(client: ConnectedBookKeeper) -> None:
-    """Remove every task, done or not."""
+    """Remove every task, whether or not its repair is done."""
     for task in await client.ports.tasks.list():
         held = await client.ports.tasks.locks.lock(task.ledger_id, "the test")
         assert held is not None, task
@@ -193,7 +194,7 @@ async def no_tasks_in(client: ConnectedBookKeeper) -> None:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A ledger written by Apache's client, with all it takes to compare its contents."""
+    """A ledger that Apache's client wrote, with what is needed to compare its contents."""
 
     ledger_id: int
     digest: str
@@ -201,29 +202,29 @@ class Ledger:
 
     @property
     def contents(self) -> list[bytes]:
-        """The payloads."""
+        """Return the payloads of its entries."""
         return payloads(self.digest, range(self.entries), SIZES)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Metadata of a ledger as Apache reads it."""
+    """The metadata of a ledger as Apache's client reads it."""
 
     version: int
     ensembles: Mapping[str, Sequence[str]]
 
     @property
     def members(self) -> set[str]:
-        """Return all named bookies."""
+        """Return all bookies that the metadata names."""
         return {member for members in self.ensembles.values() for member in members}
 
     def fragments_with(self, bookie: str) -> int:
-        """How many fragments name ``bookie``."""
+        """Return how many fragments name ``bookie``."""
         return sum(bookie in members for members in self.ensembles.values())
 
 
 async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Do ``work`` for every item, a few at a time; returns the results in order."""
+    """Call ``work`` for every item, a few at a time, and return the results in order."""
     turn = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: T) -> R:
@@ -239,14 +240,14 @@ async def begin(java: JavaDriver, shape: Sequence[int], digest: str = "CRC32C", 
 
 
 async def extend(handle: JavaHandle, digest: str, entries: int) -> None:
-    """Append entries as ``Ledger.contents`` has them."""
+    """Append the entries that ``Ledger.contents`` then returns."""
     await handle.write(entries, seed=digest, sizes=SIZES)
 
 
 async def written(
     java: JavaDriver, shapes: Sequence[Sequence[int]], count: int, entries: int = 10, client: str = "v3"
 ) -> list[Ledger]:
-    """``count`` closed ledgers, of these shapes in turn."""
+    """Write ``count`` closed ledgers with these shapes in turn."""
 
     async def one(number: int) -> Ledger:
         digest = ("CRC32C", "MAC")[number % 2]
@@ -259,7 +260,7 @@ async def written(
 
 
 async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
-    """The metadata of each."""
+    """Return the metadata of each ledger."""
 
     async def one(ledger: Ledger) -> Seen:
         found = await java.call("metadata", ledger=ledger.ledger_id)
@@ -270,9 +271,9 @@ async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
 
 
 async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
-    """Apache's checker finds nothing, and Apache's client reads every byte, in both versions of the protocol.
+    """Check that Apache's checker finds nothing, and Apache's client reads every byte by both protocol versions.
 
-    This is for ledgers whose entries all copies acknowledge: after a smaller quorum, copies may remain missing.
+    This is for ledgers whose writer waited for all copies: with a smaller ack quorum, copies may be missing.
     """
 
     async def one(ledger: Ledger) -> None:
@@ -286,7 +287,7 @@ async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequ
 
 
 async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3") -> int:
-    """Return the number of entries of a ledger on a bookie."""
+    """Return how many entries of a ledger a bookie has."""
     try:
         listed = await java.call("available_entries", bookie=bookie, ledger=ledger_id, client=client)
     except JavaError as error:
@@ -298,7 +299,7 @@ async def held(java: JavaDriver, bookie: str, ledger_id: int, client: str = "v3"
 
 @asynccontextmanager
 async def paused(client: ConnectedBookKeeper, *bookies: ApacheBookie) -> AsyncIterator[None]:
-    """These bookies store and answer nothing within the block (SIGSTOP). After it they do, and are registered."""
+    """Pause these bookies during the block (SIGSTOP). Afterwards wait until they are registered."""
     for bookie in bookies:
         bookie.running.pause()
     try:
@@ -313,7 +314,7 @@ async def paused(client: ConnectedBookKeeper, *bookies: ApacheBookie) -> AsyncIt
 
 
 async def on(java: JavaDriver, wanted: Collection[str], *shape: int, **more: Any) -> JavaHandle:
-    """A new ledger with these bookies in its first ensemble; options as for ``JavaDriver.create``."""
+    """Create a ledger with these bookies in its first ensemble; options as for ``JavaDriver.create``."""
     for _ in range(CHOICES):
         handle = await java.create(*shape, **more)
         if set(wanted) <= set((await java.call("metadata", ledger=handle.ledger_id))["ensembles"]["0"]):
@@ -343,7 +344,7 @@ async def no_work_left(world: ApacheWorld, client: ConnectedBookKeeper, deadline
 
 
 async def names_below(store: ZooKeeperStore, top: str) -> set[str]:
-    """Every node below ``top``, as a path from there."""
+    """Return the relative path of every node below ``top``."""
     found: set[str] = set()
     level = [top]
     while level:
@@ -356,9 +357,9 @@ async def names_below(store: ZooKeeperStore, top: str) -> set[str]:
 
 
 def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
-    """Return the names below a ledgers root that Apache does not use; ``bookies`` are the ids of all bookies ever.
+    """Return the names below a ledgers root that Apache does not use; ``bookies`` are the ids of all bookies so far.
 
-    A name allowed in one place is strange in every other.
+    A name that Apache uses in one place is strange in every other.
     """
     one_of_them = "|".join(re.escape(bookie) for bookie in bookies)
     of_bookies = rf"(available|available/readonly|cookies)/({one_of_them})"
@@ -367,5 +368,5 @@ def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
 
 
 async def nothing_strange(store: ZooKeeperStore, root: str, bookies: Collection[str]) -> None:
-    """Below a cluster's ledgers root every node is known to Apache; ``bookies`` as for ``strange_in``."""
+    """Check that Apache knows every node below a cluster's ledgers root; ``bookies`` as for ``strange_in``."""
     assert strange_in(await names_below(store, root), bookies) == []

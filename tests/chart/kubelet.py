@@ -1,7 +1,7 @@
-"""Runs the pods of a release from the image as a kubelet would: podman for containers, a bridge for their addresses.
+"""Run the pods of a release from the image as a kubelet would: podman for containers, a bridge for their addresses.
 
 Arguments, variables, volumes, users, read-only roots and capabilities of a pod's template are applied or refused.
-Not done: limits of memory and CPU, ``preStop``, restarts; the seccomp profile is podman's own.
+Limits of memory and CPU, ``preStop`` and restarts are ignored; the seccomp profile is podman's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""The only supported one; podman gets the same option below."""
-# A separate mount namespace for the container, without the mixture of cgroup versions that crun refuses.
+"""The only supported security setting; podman gets the same option below."""
+# A separate mount namespace, because crun refuses a mixture of cgroup versions.
 _ALONE: Final = """
 mount --make-rprivate /
 for at in $(awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | sort -r); do umount -l "$at"; done
@@ -57,27 +57,27 @@ class Container:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return what it has printed so far."""
         return (self.home / "output").read_text(errors="replace")
 
     @property
     def log(self) -> str:
-        """Its standard error so far."""
+        """Return its standard error so far."""
         return (self.home / "log").read_text(errors="replace")
 
     def wait(self, deadline_s: float = PROGRAM_S) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait until it ends, and return its exit code."""
         return self.process.wait(deadline_s)
 
     def kill9(self) -> None:
-        """SIGKILL its first process, and so all of it; this does nothing after its end."""
+        """Kill its first process with SIGKILL, which ends the container. If it has ended, do nothing."""
         if self.process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 os.kill(int((self.home / "pid").read_text()), signal.SIGKILL)
         self.process.wait(PROGRAM_S)
 
     def get(self, port: int, path: str) -> str:
-        """The text at ``path``, once there is one."""
+        """Wait until there is a text at ``path``, and return it."""
         return wait_for_answer(f"http://{self.address}:{port}{path}", self.process, self.home / "log")
 
 
@@ -101,7 +101,7 @@ class Node:
         mounts: Mapping[str, tuple[Path, bool]] | None = None,
         user: str = "185:185",
     ) -> Container:
-        """Start a container with the address of ``name``; ``mounts``: path inside to path here, is read-only."""
+        """Start a container with the address of ``name``. ``mounts``: path inside -> path here, whether read-only."""
         home = self.directory / f"{len(self.containers)}-{name.split('.')[0]}"
         home.mkdir()
         options = [
@@ -120,7 +120,7 @@ class Node:
                 "--log-driver",
                 "none",
             ),
-            # Kubernetes adds no entry for the user to /etc/passwd; podman would.
+            # Unlike podman, Kubernetes adds no entry for the user to /etc/passwd.
             *("--no-healthcheck", "--passwd=false", "--hostname", name.split(".")[0]),
             *("--network", f"ns:/run/netns/{self._namespace(name)}", "--volume", f"{self._hosts()}:/etc/hosts:ro"),
             *("--read-only", "--read-only-tmpfs=false", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
@@ -172,7 +172,7 @@ class Node:
         )
 
     def _volumes(self, made: Release, pod: Pod, name: str) -> dict[str, Path]:
-        """Return the directories of the pod's volumes; those of claims stay for the next pod with the same name."""
+        """Return the directories of the pod's volumes. Those of claims are kept for the next pod with the same name."""
         claims = [claim["metadata"]["name"] for claim in pod.owner["spec"].get("volumeClaimTemplates", [])]
         found = {claim: self.directory / "claims" / name / claim for claim in claims}
         for volume in pod.spec["volumes"]:
@@ -214,7 +214,7 @@ class Node:
 
 @contextlib.contextmanager
 def node(directory: Path, names: Sequence[str]) -> Iterator[Node]:
-    """A node whose containers are killed at the end."""
+    """Make a node whose containers are killed at the end."""
     _ip("link", "add", _BRIDGE, "type", "bridge")
     made = Node(directory, names)
     try:

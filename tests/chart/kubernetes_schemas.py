@@ -1,4 +1,4 @@
-"""Schemas of all objects: those of Kubernetes releases, strict, and ours of custom resources."""
+"""Schemas of all objects: strict ones of Kubernetes releases, and our own of custom resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUSTOM: Final = {path.stem: path for path in sorted(Path(__file__).parent.glob("
 
 
 def problems(item: Object, version: str) -> list[str]:
-    """The errors of an object under the schema of a Kubernetes release; unknown fields count."""
+    """Return the errors of an object under the schema of a Kubernetes release. Unknown fields are errors."""
     validator = _custom(item["kind"]) if item["kind"] in CUSTOM else _builtin(item["apiVersion"], item["kind"], version)
     where = f"{item['kind']} {item['metadata'].get('name')}"
     return [f"{where}: {'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(item)]

@@ -1,6 +1,6 @@
-"""Renders the chart with a real helm, once per set of values.
+"""Render the chart with a real helm, once per set of values.
 
-The sets are the files in ``helm/bkheal/ci``, as helm's chart testing looks for them there as well.
+The sets are the files in ``helm/bkheal/ci``, where helm's chart testing expects them too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def render(values: Mapping[str, Any], name: str = "demo", chart: Path = CHART, n
 
 
 def pods(made: Release) -> Iterator[Pod]:
-    """Every pod of a release: its own, those made by controllers, and Spark's executors."""
+    """Return every pod of a release: its own, those that controllers make, and Spark's executors."""
     for item in made.objects:
         match item["kind"]:
             case "Pod":
@@ -122,7 +122,7 @@ def executor_template(made: Release) -> Object | None:
 
 
 def canonical(item: Object) -> str:
-    """The same text for equal objects."""
+    """Return a text that is the same for equal objects."""
     return json.dumps(item, sort_keys=True)
 
 

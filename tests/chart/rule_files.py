@@ -1,4 +1,4 @@
-"""The chart's alert and recording rules with their thresholds filled in, and promtool to try them."""
+"""The chart's alert and recording rules with their thresholds filled in, and promtool to test them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHART: Final = ROOT / "helm" / "bkheal"
 RULE_FILES: Final = tuple(sorted((CHART / "files" / "rules").glob("*.yaml")))
 TOKEN: Final = re.compile(r"@([a-z][a-z0-9_]*)@")
 RUNBOOK: Final = "https://runbooks.example/bkheal/operations"
-"""The address at which these tests publish docs/operations.md."""
+"""The address of docs/operations.md in these tests."""
 AUDITOR: Final = "https://bkheal.example"
 """The address of the auditors of these tests, for browsers."""
 CRON_KINDS: Final = "bookies|placement"
@@ -33,7 +33,7 @@ ANY_RELEASE: Final = 'namespace=~".*"'
 SCOPE: Final = "cluster, namespace"
 """The labels that processes of one cluster share, if the cluster has no name."""
 TARGET_LABELS: Final = frozenset({"cluster", "namespace", "pod", "instance", "job"})
-"""Labels added by a scrape."""
+"""The labels that a scrape adds."""
 _USE: Final = re.compile(r"(?<![:\w])(bkheal_\w+)(?::|(\{[^}]*\})?)")
 _RECORDED: Final = re.compile(r"\b\w+:bkheal_\w+:\w+")
 _MATCHER: Final = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
@@ -42,7 +42,7 @@ _GROUPING: Final = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 
 @functools.cache
 def thresholds() -> Mapping[str, object]:
-    """The chart's defaults."""
+    """Return the thresholds that are the chart's defaults."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     return dict(values["metrics"]["prometheusRule"]["thresholds"])
 
@@ -83,13 +83,13 @@ def groups(
 
 @functools.cache
 def rules() -> list[dict[str, Any]]:
-    """All rules."""
+    """Return all rules."""
     return [rule for group in groups() for rule in group["rules"]]
 
 
 @functools.cache
 def alerts() -> dict[str, dict[str, Any]]:
-    """Alerts by name."""
+    """Return the alerts by name."""
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
@@ -109,7 +109,7 @@ def write_rules(folder: Path, changed: Mapping[str, object] | None = None) -> li
 
 
 def find_program(name: str) -> str:
-    """A program of Debian's package prometheus; without it the test is skipped, or fails if it is required."""
+    """Return a program of Debian's package prometheus; without it the test is skipped, or fails if it is required."""
     found = shutil.which(name)
     if found is None:
         missing(name, f"no {name}: install Debian's package prometheus")
@@ -119,7 +119,7 @@ def find_program(name: str) -> str:
 def promtool(*arguments: str | Path) -> tuple[bool, str]:
     """Run promtool, and return whether it succeeded, and its output."""
     command = [find_program("promtool"), *map(str, arguments)]
-    environment = {**os.environ, "GOGC": "400"}  # fewer garbage collections save a fifth of its processor time
+    environment = {**os.environ, "GOGC": "400"}  # with fewer garbage collections it needs a fifth less processor time
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment)
     return ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -133,18 +133,18 @@ class Use:
 
 
 def uses(expression: str) -> list[Use]:
-    """The metrics in a query, without recorded ones."""
+    """Return the uses of metrics in a query, without recorded ones."""
     plain = _RECORDED.sub("1", expression)
     return [Use(found[1], tuple(_MATCHER.findall(found[2] or ""))) for found in _USE.finditer(plain)]
 
 
 def recorded_in(expression: str) -> set[str]:
-    """The names of recorded series in a query."""
+    """Return the names of the recorded series in a query."""
     return set(_RECORDED.findall(expression))
 
 
 def problems_of(expression: str) -> list[str]:
-    """Return everything missing from the catalog of metrics: names, labels, and values of labels."""
+    """Return all names, labels and values of labels that the catalog of metrics lacks."""
     series = dict(_series())
     found = [f"{name} is not recorded" for name in recorded_in(expression) - recorded().keys()]
     labels = set(TARGET_LABELS) | {"le"}

@@ -1,8 +1,8 @@
 """The parts of a release that an upgrade must not change: immutable fields, and names of objects with data.
 
-A release of the chart is stored as these fields, with the values they came from, and as an archive of the chart
-for tests that install it. So no history is needed.
-``python -m tests.chart.upgrades NAME CHART`` stores them for the chart in a folder, as for each release:
+For each release, the tests have these fields, the values that they were made from, and an archive of the chart for
+tests that install it. So the tests need no git history.
+``python -m tests.chart.upgrades NAME CHART`` stores them for the chart in a folder, which is made of each release by
 ``git archive TAG helm/bkheal | tar x -C FOLDER``.
 """
 
@@ -27,38 +27,38 @@ FIXED: Final[Mapping[str, tuple[str, ...]]] = {
     "Service": ("clusterIP",),
     "RoleBinding": ("roleRef",),
 }
-"""Immutable fields of a spec, or of the object. A headless Service cannot get an address."""
+"""The immutable fields of a spec, or of the object. A headless Service cannot get an address later."""
 REQUIRED: Final = {"metrics": {"prometheusRule": {"thresholds": {"runbook_base": "https://runbooks.example"}}}}
-"""Values required by later releases; CHANGELOG.md lists them. All values of an earlier release remain accepted."""
+"""The values that later releases require; CHANGELOG.md lists them. All values of earlier releases remain accepted."""
 
 
 def fixed(made: Release) -> dict[str, dict[str, Any]]:
-    """Return these fields of each object with some of them, by kind and name."""
+    """Return the fixed fields of each object that has any, by kind and name."""
     return {
         f"{item['kind']}/{item['metadata']['name']}": fields(item) for item in made.objects if item["kind"] in FIXED
     }
 
 
 def fields(item: Object) -> dict[str, Any]:
-    """Return the fixed fields set by one object."""
+    """Return the fixed fields that one object sets."""
     of = item.get("spec", item)
     return {name: of[name] for name in FIXED[item["kind"]] if name in of}
 
 
 def stored() -> Mapping[str, Mapping[str, Any]]:
-    """Every stored release, by its name."""
+    """Return all stored releases by their names."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))}
 
 
 def merged(values: Any, more: Any) -> Any:
-    """``values`` with ``more`` in place of the same ones, at any depth."""
+    """Return ``values`` with those of ``more``, which replace the same ones at any depth."""
     if not (isinstance(values, dict) and isinstance(more, dict)):
         return more
     return {**values, **{name: merged(values[name], part) if name in values else part for name, part in more.items()}}
 
 
 def unpacked(name: str, directory: Path) -> Path:
-    """The folder of a stored release's chart, below ``directory``."""
+    """Unpack a stored release's chart in ``directory``, and return its folder."""
     with tarfile.open(STORED / f"{name}.tgz") as archive:
         archive.extractall(directory, filter="data")
     return directory / CHART.name

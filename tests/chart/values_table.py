@@ -1,4 +1,4 @@
-"""The table of values in the chart's README, made of the comments in values.yaml.
+"""The table of values in the chart's README, made from the comments in values.yaml.
 
 ``python -m tests.chart.values_table`` writes it.
 """
@@ -25,7 +25,7 @@ _SHOWN_MAX: Final = 60
 
 @dataclass(frozen=True)
 class Documented:
-    """A value with a comment beginning with ``# --``."""
+    """A value whose comment begins with ``# --``."""
 
     path: str
     text: str

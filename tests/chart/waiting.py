@@ -19,7 +19,7 @@ _AGAIN_S: Final = 0.2
 
 
 def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
-    """Return the text at ``url``, after it exists."""
+    """Wait until ``url`` is served, and return its text."""
     deadline = time.monotonic() + STATE_S
     while True:
         with (
@@ -34,7 +34,7 @@ def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
 
 
 def wait_for_line(pattern: str, process: subprocess.Popen[Any], log: Path) -> None:
-    """Return after the process has printed a line with this beginning."""
+    """Wait until the process has printed a line with this beginning."""
     deadline = time.monotonic() + STATE_S
     while not re.search(f"^{pattern}", said := log.read_text(errors="replace"), re.MULTILINE):
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A listener of Apache's protocol on a real socket, over a bookie in memory, and a client on the level of frames."""
+"""A listener of Apache's protocol on a real socket, with a bookie in memory, and a client that sends frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.deadlines import STATE_S
 from tests.worlds.cluster import open_bookie
 
 DEADLINE_S = STATE_S
-"""Never reached if the test passes."""
+"""A deadline that a passing test never reaches."""
 
 
 class Client:
@@ -36,7 +36,7 @@ class Client:
         self.writer.write(b"".join(map(framed, bodies)))
 
     async def body(self) -> bytes:
-        """The next answer's body."""
+        """Return the body of the next answer."""
         async with asyncio.timeout(DEADLINE_S):
             length = int.from_bytes(await self.reader.readexactly(LENGTH_SIZE), "big")
             return await self.reader.readexactly(length)
@@ -66,7 +66,7 @@ class Client:
         return count
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
-        """Shake hands, as after an accepted START_TLS."""
+        """Do the TLS handshake, as after an accepted START_TLS."""
         await self.writer.start_tls(context, server_hostname="127.0.0.1", ssl_handshake_timeout=DEADLINE_S)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The metadata stores in one harness: each test runs on the twin, the simulator's store and a real ZooKeeper.
+"""Run each test of the metadata store on the twin, the simulator's store and a real ZooKeeper.
 
-It also runs on the twin and on ZooKeeper through the request-joining store, with each request joined.
+It also runs on the twin and on ZooKeeper through the request-joining store, where each request is joined to another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KERBEROS_ACCESS: Final = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creat
 
 
 class Backend(Protocol):
-    """What a test needs besides the port: sessions, and the faults only the other side can cause."""
+    """What a test needs in addition to the port: sessions, and faults that only the server can cause."""
 
     name: str
 
@@ -64,7 +64,7 @@ class Backend(Protocol):
         ...
 
     def deny(self, path: str) -> None:
-        """Take away every permission on the node."""
+        """Remove every permission on the node."""
         ...
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class MemoryBackend:
 
 
 class SimulatedBackend(MemoryBackend):
-    """The store of the simulator's histories, on the ordinary loop."""
+    """The store of the simulator's histories, on an ordinary event loop."""
 
     name = "simulated"
 
@@ -126,7 +126,7 @@ class ZooKeeperBackend:
     name = "zookeeper"
 
     def __init__(self, hosts: str, access: ZooKeeperAccess = PLAIN_ACCESS, plain_hosts: str = "") -> None:
-        """``plain_hosts``: the same server for clients without TLS; default ``hosts``."""
+        """Prepare; ``plain_hosts`` are the addresses for clients without TLS, by default ``hosts``."""
         self.hosts = hosts
         self._access = access
         self._plain_hosts = plain_hosts or hosts
@@ -157,7 +157,7 @@ class ZooKeeperBackend:
                 await store.wait_session_changed(store.session)
 
     def deny(self, path: str) -> None:
-        admin_only = 16  # enough to restore the permissions, which the removal of the node requires
+        admin_only = 16  # permits to restore the permissions, without which the node cannot be removed
         with self._admin() as client:
             client.set_acls(path, [ACL(admin_only, Id("world", "anyone"))])
         self._denied.append(path)
@@ -178,7 +178,7 @@ class ZooKeeperBackend:
 
 
 class JoinedBackend:
-    """Another backend, whose requests are joined with those of a second caller: none is sent alone."""
+    """Another backend whose requests are all joined with those of a second caller."""
 
     def __init__(self, inner: Backend) -> None:
         self.name = f"{inner.name}, joined"
@@ -205,7 +205,7 @@ class JoinedBackend:
 
 
 class AccompaniedStore(CombiningStore):
-    """Makes a second, unrelated request of the same kind in the same step of the loop as each request."""
+    """A store that makes a second, unrelated request of the same kind in the same turn of the loop as each request."""
 
     def __init__(self, inner: MetadataStore) -> None:
         super().__init__(inner)
@@ -245,7 +245,7 @@ class AccompaniedStore(CombiningStore):
 
 
 class raw_client:  # noqa: N801  # reads as a function
-    """A bare kazoo client for operations outside the port."""
+    """A kazoo client for operations that the port does not have."""
 
     def __init__(self, hosts: str, **options: Any) -> None:
         self._client = KazooClient(hosts, **options)
@@ -281,7 +281,7 @@ def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
 
 @pytest.fixture(scope="session")
 def kerberized(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A ZooKeeper of the realm, which also speaks TLS."""
+    """A ZooKeeper of the realm that also supports TLS."""
     directory = tmp_path_factory.mktemp("kerberos")
     kerberos = ZooKeeperKerberos(f"{_ZOOKEEPER}@{REALM}", realm.keytab(_ZOOKEEPER), realm.configuration)
     security = replace(make_security(directory / "certificates"), users={}, kerberos=kerberos)
@@ -291,7 +291,7 @@ def kerberized(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def log_in_by_keytab(realm: Realm, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process the key of its principal. It has no ticket yet; tickets are kept in ``directory``."""
+    """Give this process the key of its principal, without a ticket. Tickets are kept in ``directory``."""
     monkeypatch.setenv("KRB5_CONFIG", str(realm.configuration))
     monkeypatch.setenv("KRB5CCNAME", f"FILE:{directory / 'tickets'}")
     monkeypatch.setenv("KRB5_CLIENT_KTNAME", f"FILE:{realm.directory / f'{CLIENT}.keytab'}")
@@ -311,7 +311,7 @@ def log_in_by_keytab(realm: Realm, directory: Path, monkeypatch: pytest.MonkeyPa
     ]
 )
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
-    """Chooses the store; outside any event loop, because the server's fixture runs one of its own."""
+    """Choose the store. This is outside any event loop, because the server's fixture runs its own."""
     if request.param == "memory":
         return MemoryBackend
     if request.param == "simulated":
@@ -352,13 +352,13 @@ async def store(backend: Backend) -> MetadataStore:
 
 @pytest.fixture
 async def base(store: MetadataStore) -> str:
-    """An existing node of this test's own."""
+    """An existing node that only this test uses."""
     return await store.create(f"/t-{uuid.uuid4().hex}")
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSettings]:
-    """Certificates by the name of their owner. All but the stranger's are of one authority."""
+    """Certificates by the name of their owner. All except the stranger's are signed by the same authority."""
     directory = tmp_path_factory.mktemp("certificates")
     make_ca(directory, "our-ca")
     make_ca(directory, "strange-ca")
@@ -372,13 +372,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsSetti
 
 @dataclass
 class RotatedFiles:
-    """The TLS files of a server, replaced by another process."""
+    """The TLS files of a server, which another process replaces."""
 
     tls: TlsSettings
     known: dict[str, TlsSettings]
 
     def put(self, name: str, *, only_cert: bool = False) -> None:
-        """Replace the files by those of ``name``, each in one step."""
+        """Replace the files by those of ``name``, each atomically."""
         new = self.known[name]
         for source, path in ((new.key, self.tls.key), (new.cert, self.tls.cert)):
             if source == new.key and only_cert:
@@ -406,5 +406,5 @@ async def cluster(store: MetadataStore, base: str) -> Cluster:
 
 @pytest.fixture
 def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
-    """Awaits with a deadline: a lost wake-up fails instead of hanging."""
+    """A function that awaits with a deadline, so that a lost wake-up fails the test instead of hanging."""
     return lambda awaitable: asyncio.wait_for(awaitable, STATE_S)

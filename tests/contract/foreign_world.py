@@ -1,4 +1,4 @@
-"""A cluster that we must not touch, as its owner sees it, and commands run on it in this process."""
+"""A cluster of another owner that we must not change, and commands that run on it in this process."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SERVERS = {
     "doctor": ("doctor", "--output", "json"),
     "drain": ("drain", "start", "a:1"),
 }
-"""Further processes, for what every process has in common."""
+"""Other programs, for tests of what all programs have in common."""
 MOVE = {"move-state": ("cluster", "move-state", "/elsewhere/moved", "--yes")}
 
 
 def owners_alone() -> list[ACL]:
-    """Only Apache's own identity has permissions."""
+    """Let only Apache's identity have permissions."""
     return [make_digest_acl(*_OWNER, all=True)]
 
 
@@ -52,7 +52,7 @@ def others_read() -> list[ACL]:
 
 
 class Foreign:
-    """A cluster with one closed ledger and a lost bookie, as its owner sees it."""
+    """A cluster with one closed ledger and a lost bookie, with a session of its owner."""
 
     def __init__(self, client: KazooClient, hosts: str, root: str, directory: Path) -> None:
         self.client = client
@@ -107,7 +107,7 @@ class Bkheal(Protocol):
     """Runs a command against a metadata URI in a directory, and returns its exit code and its whole output."""
 
     def __call__(self, command: str, uri: str, directory: Path, options: Sequence[str] = ()) -> tuple[int, str]:
-        """``options``: those before the command."""
+        """Run a command; ``options`` are those before the command's name."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A store with a restart before each operation: the contract must hold across every restart."""
+"""A store that restarts before each operation, because the contract must hold across every restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDS = ("close", "abort")
 
 @dataclass
 class RestartingStore:
-    """Stands for a ``LedgerStorage``. Concurrent operations share one store.
+    """Takes the place of a ``LedgerStorage``. Concurrent operations share one store.
 
     Attributes:
         engine: the current store.
@@ -43,7 +43,7 @@ class RestartingStore:
                     is_marked = name == "collect" and self.engine.is_marked(*arguments)
                     self.restarts += 1
                     self.engine = await self.restart(self.engine, self.restarts % 2 == 0)
-                    if is_marked:  # a mark ends with its process, and the collector makes another one
+                    if is_marked:  # a mark ends with its process, after which the collector makes a new one
                         arguments = (arguments[0], self.engine.mark(arguments[0]))
                 self._running += 1
             try:

@@ -1,4 +1,4 @@
-"""A bookie of Apache's protocol with scripted answers: each request is passed to the test, which answers it."""
+"""A bookie of Apache's protocol with scripted answers: the test receives each request and answers it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BOOKIE = BookieId("b:1")
 LEDGER = LedgerId(7)
 KEY = b"k" * 20
 DEADLINE_S = STATE_S
-"""Never reached if the test passes."""
+"""A deadline that a passing test never reaches."""
 SOON_S = 0.2
-"""For calls expected to time out."""
+"""The timeout of calls that are expected to time out."""
 AFTER_AN_ANSWER_S = 1.0
-"""For calls expected to time out, but only after a first answer."""
+"""The timeout of calls that are expected to time out, but only after a first answer."""
 
 
 def entry(entry_id: int, payload: bytes = b"payload", ledger_id: int = LEDGER, lac: int = NO_ENTRY) -> bytes:
@@ -50,7 +50,7 @@ class Client(asyncio.Protocol):
         self._splitter = FrameSplitter(FRAME_BYTES_TAKEN)
         self.transport: asyncio.Transport | None = None
         self.is_lost = asyncio.Event()
-        self._early: list[bytes] | None = None  # data received before ``start_tls`` returns
+        self._early: list[bytes] | None = None  # data that arrives before ``start_tls`` returns
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -85,7 +85,7 @@ class Client(asyncio.Protocol):
         self.transport.close()
 
     def stop_listening(self) -> None:
-        """Accept all further data and ignore it."""
+        """Ignore all further data."""
         self._early = []
 
     async def encrypt(self, context: ssl.SSLContext) -> None:
@@ -99,7 +99,7 @@ class Client(asyncio.Protocol):
 
 @dataclass
 class Received:
-    """One request, and the methods for its answer."""
+    """One request, and the methods that answer it."""
 
     request: pb.Request
     client: Client = field(repr=False)
@@ -135,7 +135,7 @@ class Received:
         return response
 
     def refuse(self, status: int) -> None:
-        """Answer with a status alone."""
+        """Answer only with a status."""
         self.client.send(self.response(status).SerializeToString())
 
 
@@ -155,12 +155,12 @@ def _fields(kind: str, response: pb.Response) -> list[str]:
 
 
 class ScriptedApacheBookie:
-    """Silent by default: requests wait in ``requests`` until the test answers them."""
+    """A bookie that by default does not answer: requests wait in ``requests`` until the test answers them."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[Received] = asyncio.Queue()
         self.react: Callable[[Received], None] | None = None
-        """Answers immediately, in place of the queue."""
+        """If set, it answers requests immediately, and they are not put into the queue."""
         self.is_deaf = False
         """Whether new connections are accepted but never read."""
         self.clients: list[Client] = []
@@ -175,7 +175,7 @@ class ScriptedApacheBookie:
 async def connect(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     """Make a round trip.
 
-    A call expected to time out uses this connection. It might not be sent if it had to connect first.
+    Call this before a call that is expected to time out, which might not be sent if it had to connect first.
     """
     info = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
     (await bookie.next(pb.GET_BOOKIE_INFO)).answer()
@@ -196,7 +196,7 @@ async def scripted_bookie() -> AsyncIterator[ScriptedApacheBookie]:
 
 
 class Directory:
-    """A resolver with answers set by the test."""
+    """A resolver whose answers the test sets."""
 
     def __init__(self, port: int) -> None:
         self.address: BookieAddress | None = BookieAddress("127.0.0.1", port, APACHE_PROTOCOL)

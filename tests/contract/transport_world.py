@@ -37,24 +37,24 @@ LEDGER = LedgerId(7)
 KEY = b"k" * 20
 INCARNATION = "0b5c7e9e-0000-4000-8000-000000000001"
 DEADLINE_S = STATE_S
-"""Never reached if the test passes."""
+"""A deadline that a passing test never reaches."""
 SOON_S = 0.2
-"""For calls expected to time out."""
+"""The timeout of calls that are expected to time out."""
 
 
 def told(kind: str, status: Status) -> Status:
-    """Return the status that arrives for one of the bookie: Apache's protocol sends an I/O error for unknown ones."""
+    """Return how a bookie's status arrives: Apache's protocol has fewer, and sends an I/O error for the others."""
     has_no_word = status in (Status.CORRUPT, Status.SHUTTING_DOWN)
     return Status.IO_ERROR if kind == "apache" and has_no_word else status
 
 
 def outcome(reply: ReadReply) -> Status:
-    """Return the result of a read of one entry, as a whole or by the entry's own status."""
+    """Return the status of a read of one entry: that of the reply, or that of the entry."""
     return reply.status if reply.status is not Status.OK else reply.results[0].status
 
 
 class StuckDisk:
-    """A ``before`` hook: journal writes hang until ``release``."""
+    """A ``before`` hook that makes journal writes hang until ``release``."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
@@ -75,7 +75,7 @@ async def broken_disk(operation: Operation, path: str) -> None:
 
 
 class Looked:
-    """A ``before`` hook that notices a request for the last entry."""
+    """A ``before`` hook that detects a request for the last entry."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
@@ -88,7 +88,7 @@ class Looked:
 
 @dataclass
 class Directory:
-    """A resolver with answers set by the test."""
+    """A resolver whose answers the test sets."""
 
     address: BookieAddress | None = None
 
@@ -139,7 +139,7 @@ def ok(*entry_ids: int) -> list[EntryResult]:
 
 @asynccontextmanager
 async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
-    """``kind``: "memory", "grpc", "apache", or "apache in bulk", which opens a second connection even for one entry."""
+    """Run a world; ``kind`` is "memory", "grpc", "apache", or "apache in bulk" (a second connection for any read)."""
     is_bulk, kind = kind == "apache in bulk", kind.removesuffix(" in bulk")
     limits = ServiceLimits(add_bytes_max=10_000_000, lac_waiters_max=3)
     bookie = await open_bookie(incarnation=INCARNATION, limits=limits)
@@ -187,7 +187,7 @@ async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
 
 @asynccontextmanager
 async def served(servicer: rpc.BookieServicer) -> AsyncIterator[GrpcTransport]:
-    """A transport to ``servicer`` over gRPC, in place of a bookie."""
+    """Serve ``servicer`` over gRPC in place of a bookie, and yield a transport to it."""
     server = grpc.aio.server()
     rpc.add_BookieServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""A bookie on a temporary directory with its administration, for operators' requests of any content.
+"""A bookie in a temporary directory with its administration, for operators' requests with any content.
 
 The first byte of an input selects the call, the second one the token of the caller, and the rest is the request.
 """
@@ -42,9 +42,9 @@ MORE: Final[tuple[tuple[str, Message], ...]] = (
     ("Scrub", pb.ScrubRequest(action=pb.ScrubRequest.STOP)),
     ("SetReadOnly", pb.SetReadOnlyRequest(action=pb.SetReadOnlyRequest.CLEAR)),
 )
-"""More requests for some calls, with another effect."""
+"""More requests for some calls, with different effects."""
 OPERATOR: Final = 0
-"""The second byte for the token of an operator."""
+"""The value of the second byte that selects the token of an operator."""
 _KEPT, _DELETED, _LIMBO = LedgerId(7), LedgerId(8), LedgerId(9)
 _KEY: Final = b"key"
 _ENTRIES: Final = 10
@@ -52,12 +52,12 @@ _TOKENS: Final = (OPERATE.token, READ.token, "wrong", "", "\0\n", None)
 
 
 def numbered(method: str, request: Message, token: int = OPERATOR) -> bytes:
-    """The input for this call."""
+    """Return the input for this call."""
     return bytes([list(CALLS).index(method), token]) + request.SerializeToString()
 
 
 class _Context(CallContext):
-    """A call whose caller has a token, and which fails if the servicer met an unknown error."""
+    """A call with a token. It fails if the servicer reports an unknown error."""
 
     def __init__(self, token: str | None) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Context(CallContext):
 
 
 class AdministeredBookie:
-    """A bookie with scrubbing and collection, and with ten entries of a ledger that must stay."""
+    """A bookie that scrubs and collects, with ten entries of a ledger that must not be lost."""
 
     def __init__(self) -> None:
         self._home = TemporaryDirectory(prefix="bkheal-fuzzing-")
@@ -100,7 +100,7 @@ class AdministeredBookie:
         """Let the servicer answer a request, and check that the bookie serves as before.
 
         Raises:
-            AbortedError: it refused, with a status for the reason.
+            AbortedError: it refused, with a status that gives the reason.
             Exception: a defect.
         """
         return self._loop.run_until_complete(self._called(method, token, request))

@@ -17,7 +17,8 @@ INPUTS: Final = 1_000_000
 MEMORY_BYTES_MAX: Final = 4 << 30
 CHUNK: Final = 1000
 CHUNK_LIMIT_S: Final = 60.0
-"""A thousand inputs take about a tenth of a second. A parser slower than this limit hangs, and the process ends."""
+"""The deadline for a chunk of inputs. A thousand inputs take about a tenth of a second, so a slower parser hangs, and
+the process ends."""
 
 
 def crashes(name: str, chunk: str, count: int) -> Iterator[str]:

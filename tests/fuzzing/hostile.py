@@ -1,4 +1,4 @@
-"""Valid protobuf messages with values never sent by an honest peer."""
+"""Valid protobuf messages with values that no honest peer sends."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _REPEATED_MAX: Final = 1000
 
 
 def hostile(message: MessageT) -> Iterator[MessageT]:
-    """Yield copies of a message of which each has another value in one place, or too many of one field."""
+    """Yield copies of a message, each with a hostile value in one field, or with too many values of one field."""
     for field in message.DESCRIPTOR.fields:
         for value in _values(message, field):
             changed = type(message)()
             changed.CopyFrom(message)
-            with suppress(ValueError):  # out of range, or an enum without this number
+            with suppress(ValueError):  # out of range, or not a number of this enum
                 _set(changed, field, value)
                 yield changed
 
 
 def _values(message: Message, field: Any) -> Iterator[Any]:
-    """Values of a field as a whole: of a repeated one, lists."""
+    """Return values for a field. For a repeated field, these are lists."""
     now = getattr(message, field.name)
     if field.is_repeated:
         items = list(now)

@@ -67,7 +67,7 @@ CALLS: Final[Mapping[str, Message]] = {
     ),
     "Info": grpc_pb.InfoRequest(incarnation="uuid"),
 }  # fmt: skip
-"""A request for each call of the service."""
+"""One request for each call of the service."""
 
 
 def _numbered(messages: Sequence[Message]) -> list[bytes]:
@@ -229,7 +229,7 @@ EXCHANGES: Final[Sequence[tuple[Request[Any], Sequence[pb.Response]]]] = (
 )  # fmt: skip
 """Requests over version 3, and the answers to the messages sent for each of them."""
 _UNSENT: Final = Copy(LEDGER, WANTED, BookieId("bk1:3181"), b"key", DigestType.CRC32C)
-"""For an input without a first byte: a request unknown to this protocol."""
+"""Used for an empty input: a request that this protocol does not have."""
 
 
 def _answers_v3(data: bytes) -> object:
@@ -238,7 +238,7 @@ def _answers_v3(data: bytes) -> object:
 
 
 def _streams(number: int, responses: Sequence[pb.Response]) -> list[bytes]:
-    """The answers of an exchange, of which one has a hostile value."""
+    """Yield the answers of an exchange, one of them with a hostile value."""
     found = []
     for place, response in enumerate(responses):
         for each in hostile(response):

@@ -1,6 +1,6 @@
-"""The target of each parser: parsers are functions with bytes as an argument and a parser's name.
+"""The target of each parser. A function counts as a parser by its name and if it has an argument of bytes.
 
-A test looks for such functions in the product and compares them with this table, so a new one cannot be forgotten.
+A test searches the product for such functions and compares them with this table, so that no parser is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARSER: Final = re.compile(
     r"|async def [A-Z]\w*\((?:(?!->).)*?request: pb\.",
     re.DOTALL,
 )
-"""The head of such a function, up to the type of the bytes argument. Methods of servicers count as well."""
+"""Matches the head of such a function, up to the type of its argument of bytes. Methods of servicers count too."""
 
 TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.metadata.bookies.collections": "records",
@@ -78,7 +78,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "spark_jobs.datasource.usual_metadata": "usual-metadata",
     "spark_jobs.snapshot.files": "snapshot",
 }
-"""By module: one of the targets for its parsers. Parsers of whole files take no bytes and are not found by this."""
+"""For each module, one of the targets of its parsers. Parsers of whole files take no bytes: the search misses them."""
 NO_TARGET: Final[Mapping[str, str]] = {
     "auditor.api.grpc.servicer": "its requests and what it refuses are in tests/unit/auditor/api/test_api_grpc.py",
     "auditor.bench.versus_apache_process": "the output of a program that the benchmark itself starts",
@@ -88,7 +88,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "spark_jobs.checks.inventory.second_look": "metadata of ledgers, which it gives to the decoder that has a target",
     "spark_jobs.runs.findings": "what a task of the same Spark job has packed",
 }
-"""Modules with functions of such names, but without input from a disk or the network, and the reason."""
+"""Modules with such functions that get no input from a disk or the network, each with the reason."""
 
 
 def parsing_modules(root: Path) -> Iterator[str]:

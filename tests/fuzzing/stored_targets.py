@@ -1,4 +1,4 @@
-"""What is stored: nodes of bkheal's own state, snapshots of ZooKeeper, images of metadata, reports, logs."""
+"""Targets for stored data: nodes of bkheal's own state, ZooKeeper snapshots, images of metadata, reports, logs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _MEMORY: Final = Path("/dev/shm")
 
 
 def sample(kind: Any) -> Any:
-    """A value of a type: of a dataclass, one whose fields all have values."""
+    """Return a value of a type. All fields of a dataclass get values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
@@ -138,7 +138,7 @@ OTHERS: Final[Sequence[tuple[Decode, bytes]]] = (
 
 
 def _selected(table: Sequence[tuple[Decode, bytes]]) -> Target:
-    """A parser whose input selects one of a table by its first byte."""
+    """Return a parser that uses the first byte of its input to select a parser of a table."""
 
     def parse(data: bytes) -> object:
         return table[(data[0] if data else 0) % len(table)][0](data[1:])
@@ -169,7 +169,7 @@ def _snapshots() -> list[bytes]:
 
 
 def _sealed(data: bytes) -> str:
-    """Return a document with a right checksum, so its content is parsed."""
+    """Return a document with a correct checksum, so that its content is parsed."""
     text = data.decode("latin-1")
     try:
         document = json.loads(text)
@@ -233,13 +233,13 @@ def _findings_table() -> bytes:
 def _summary(data: bytes) -> object:
     try:
         document = json.loads(data)
-    except (ValueError, RecursionError):  # as those who read the file
+    except (ValueError, RecursionError):  # as the readers of this file do
         return None
     return decode_summary(document)
 
 
 def _report_notes(data: bytes) -> object:
-    """The two small documents beside the tables of reports; the first byte selects one."""
+    """Parse one of the two small documents that accompany the tables of reports; the first byte selects it."""
     with _directory() as directory:
         (directory / HISTORY).mkdir()
         if data[:1] == b"\0":

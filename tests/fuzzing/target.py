@@ -9,7 +9,7 @@ from typing import Final
 from bookie.model.errors import BkhealError
 
 HOSTILE: Final = (b"", b"\0" * 100, b"\xff" * 100, b"[" * 50_000, b'{"":' * 10_000, b"\x0b" * 1000)
-"""Inputs for every parser. Some are nested deeper than a parser may follow."""
+"""Inputs for every parser. Some are nested deeper than parsers permit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Target:
     Attributes:
         parse: takes an input.
         corpus: intact inputs, which it accepts.
-        errors: those expected by its callers; any other is a crash.
+        errors: the errors that its callers expect; any other is a crash.
         hostile: more inputs, which it may refuse.
         gate_inputs: number of damaged inputs tried by the gate.
     """

@@ -1,4 +1,4 @@
-"""The table of parsers: intact inputs of each, and the errors expected by its callers."""
+"""The table of parsers, each with intact inputs and the errors that its callers expect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _parse_journal(data: bytes) -> object:
 
 
 def _parse_sealed_records(data: bytes) -> object:
-    """Parse records in a batch with a right checksum, so the input reaches the parser of records."""
+    """Parse records in a batch with a correct checksum, so that the input reaches the parser of records."""
     header = journal.BatchHeader(5, 2, 1, 0, len(data), 2)
     return journal.decode_records(b"".join(journal.encode_batch(header, [data])), header)
 
@@ -109,7 +109,7 @@ def _managed_ledger() -> bytes:
 
 
 def _usual_metadata(data: bytes) -> object:
-    """Check that the reference decoder accepts all metadata accepted by the fast parser."""
+    """Check that the reference decoder accepts all metadata that the fast parser accepts."""
     found = HealthyMetadata(frozenset(_MEMBERS)).look(data)
     if found is not None:
         decode(data)
@@ -126,7 +126,7 @@ _DIGESTS: Final = tuple(digest_for(kind, b"secret") for kind in DigestType)
 
 
 def _packet(data: bytes) -> object:
-    """Read an entry and a last add confirmed with the digest selected by the first byte."""
+    """Read an entry and a last add confirmed with the digest that the first byte selects."""
     digest, packet = _DIGESTS[(data[0] if data else 0) % len(_DIGESTS)], data[1:]
     for read in (
         lambda: damage_of(digest, packet, LedgerId(7), EntryId(3)),
@@ -145,7 +145,7 @@ def _packets() -> list[bytes]:
 
 
 def _ignore(index: int, code: int) -> None:
-    """An error of one node is not an error of the parser."""
+    """Ignore an error, because the error of one node is not an error of the parser."""
 
 
 def _multi_read(kind: int, *contents: bytes) -> bytes:
@@ -156,7 +156,7 @@ _DATA_REPLY: Final = _multi_read(jute.OP_GET_DATA, *[struct.pack(">i", 4) + b"da
 _CHILDREN_REPLY: Final = _multi_read(jute.OP_GET_CHILDREN, *[struct.pack(">ii", 1, 4) + b"name"] * 2)
 _MULTI_REPLY: Final = _multi_read(jute.OP_CREATE, struct.pack(">i", 5) + b"/node")
 _READ_ERRORS: Final = (struct.error, ValueError, IndexError)
-"""The errors that ``MultiRead`` turns into one of ours."""
+"""The errors that ``MultiRead`` converts to one of ours."""
 _LOG_RECORD: Final = struct.pack(">II", len(_ENTRY), crc32c(_ENTRY)) + _ENTRY
 
 TARGETS: Final[Mapping[str, Target]] = {

@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 PEER: Final = "ipv4:127.0.0.1:5000"
 INPUTS_MAX: Final = 1000
-"""The bookie is replaced after this number of inputs, as its storage is in memory."""
+"""The bookie is replaced after this number of inputs, because its storage is in memory and grows."""
 _TURNS: Final = 20
-"""Turns of the loop after which a client has sent everything before its first answer."""
+"""The turns of the loop after which a client has sent all that it sends before its first answer."""
 
 
 class AbortedError(Exception):
@@ -39,7 +39,7 @@ class AbortedError(Exception):
 
 
 class CallContext:
-    """A call in a servicer's view: its messages, which are available at once, and no more after them."""
+    """A call as a servicer sees it: all its messages are available immediately, and then it ends."""
 
     def __init__(self, requests: Iterable[Any] = ()) -> None:
         self._requests = list(requests)
@@ -75,7 +75,7 @@ class ServedBookie:
         return BookieServicer(bookie.service)
 
     def call(self, method: str, request: Any) -> object:
-        """Let the servicer answer a request, which for ``Add`` is the only message of its stream.
+        """Let the servicer answer a request. For ``Add``, it is the only message of the stream.
 
         Raises:
             AbortedError: it refused.
@@ -120,7 +120,7 @@ class _NoBookies:
 
 
 class _Socket(asyncio.Transport):
-    """Takes everything, and sends nothing."""
+    """A socket that accepts all data and sends nothing."""
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         pass
@@ -130,7 +130,7 @@ class _Socket(asyncio.Transport):
 
 
 def exchanged(request: Request[Any], answers: bytes) -> object:
-    """Let a client of Apache's protocol make one request, receive ``answers``, and lose its connection then.
+    """Let a client of Apache's protocol make one request, receive ``answers``, and then lose its connection.
 
     The frames arrive one by one, so the client sends its next request before the next answer.
 
@@ -170,7 +170,7 @@ def _frames_of(data: bytes) -> Iterator[bytes]:
 
 
 class _Batches(AsyncIterator[admin_pb.InventoryBatch]):
-    """The batches of one call. It is no generator, as an unfinished generator would have to be closed."""
+    """The batches of one call. This is not a generator, because an unfinished generator would have to be closed."""
 
     def __init__(self, batches: list[admin_pb.InventoryBatch]) -> None:
         self._batches = batches
@@ -182,7 +182,7 @@ class _Batches(AsyncIterator[admin_pb.InventoryBatch]):
 
 
 class _Inventories:
-    """A bookie that answers every inventory with the same batch."""
+    """A bookie that answers every request for its inventory with the same batch."""
 
     def __init__(self, batch: admin_pb.InventoryBatch) -> None:
         self._batch = batch
@@ -213,10 +213,10 @@ def listed_inventory(batch: admin_pb.InventoryBatch) -> object:
 
 
 def frames(*bodies: bytes) -> bytes:
-    """The bytes of frames."""
+    """Return the bytes of frames."""
     return b"".join(framed(body) for body in bodies)
 
 
 def entry(number: int) -> bytes:
-    """An entry of ledger 7."""
+    """Return an entry of ledger 7."""
     return raw_entry(7, number)

@@ -18,15 +18,15 @@ from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.served import Served
 
 SESSION_TIMEOUT_S = 40
-"""The longest timeout of an auditor. A loaded machine ends no term, because tests count leaders and runs."""
+"""The longest session timeout of an auditor, so that a loaded machine ends no term: tests count leaders and runs."""
 READY = r"^auditor ready on (http://\S+) and grpc (\S+)$"
 
 
 class AuditorProcess:
     """One ``bkheal auditor``. If an option occurs twice, the later one counts.
 
-    It has no image of ledger metadata: a replicator would repair some ledgers marked from the image before the pass
-    over all ledgers counts them.
+    It keeps no image of the ledger metadata. Otherwise a replicator would repair some ledgers, marked from the image,
+    before the audit of all ledgers counts them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AuditorProcess:
         self.grpc_address = ""
 
     async def ready(self) -> AuditorProcess:
-        """Wait until it has a connection to ZooKeeper and serves."""
+        """Wait until it is connected to ZooKeeper and serves requests."""
         ready = await self.process.wait_for_line(READY, STATE_S)
         self.base, self.grpc_address = ready[1], ready[2]
         return self
@@ -70,17 +70,17 @@ class AuditorProcess:
 
     @property
     def served(self) -> Served:
-        """Its metrics and probes, after it is ready."""
+        """Wait until it is ready, and return its metrics and probes."""
         return Served(self.process, self.base)
 
     async def status(self) -> Any:
-        """Return its status of itself and its cluster."""
+        """Return what it reports about itself and its cluster."""
         code, body = await self.get("/api/v1/status")
         assert code == 200, body
         return json.loads(body)
 
     async def leads(self) -> bool:
-        """Whether its log has this line."""
+        """Whether it leads, according to its metrics."""
         _, body = await self.get("/metrics")
         return "bkheal_auditor_leader 1.0" in body
 

@@ -1,4 +1,4 @@
-"""The real Chromium of the machine, for tests with a user's view of a page."""
+"""The real Chromium of this machine, for tests that see a page as a user does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1280,960",
 )
-"""Chromium loads only the requested page. It has no sandbox of its own in a container."""
+"""Options with which Chromium loads only the requested page, and without its sandbox, which fails in a container."""
 
 
 def programs() -> tuple[str, str]:
@@ -47,7 +47,7 @@ def programs() -> tuple[str, str]:
 def started(**capabilities: object) -> Iterator[Chrome]:
     """Run a fresh Chromium without history during the block. The capabilities are WebDriver's.
 
-    Its driver listens on a port chosen by this process. On its own, the driver chooses a port that is free for IPv6,
+    Its driver listens on a port that this process chooses. By default the driver chooses a port that is free for IPv6,
     and exits if the same port is in use for IPv4.
     """
     chromium, driver = programs()
@@ -85,7 +85,7 @@ def eventually(browser: Chrome, condition: Callable[[Chrome], bool]) -> None:
 
 
 def click(browser: Chrome, row: str, label: str) -> None:
-    """Press a button of a table's row."""
+    """Press a button in a row of a table."""
 
     def press(found: Chrome) -> bool:
         button: WebElement = found.find_element(By.CSS_SELECTOR, f"#{row}").find_element(

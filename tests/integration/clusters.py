@@ -1,4 +1,4 @@
-"""Clusters for tests. A stall of a loaded machine ends no session; ``tests.sessions`` ends sessions on request."""
+"""Clusters for tests, with sessions that no stall of a loaded machine ends; ``tests.sessions`` ends them on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
 PATIENT = ClientSettings(add_timeout_s=LONG_SESSION_S, read_timeout_s=LONG_SESSION_S, close_timeout_s=STATE_S)
-"""A writer does not replace a stalled bookie, which has every entry in the end."""
+"""Timeouts with which a writer does not replace a stalled bookie, so that every bookie gets all entries."""
 
 
 async def start_cluster(directory: Path, bookies: int, *, serves_metrics: bool = False) -> EmbeddedCluster:
@@ -31,5 +31,5 @@ async def connected(cluster: EmbeddedCluster) -> ConnectedBookKeeper:
 
 
 async def kill_bookies(cluster: EmbeddedCluster, *bookies: EmbeddedBookie) -> None:
-    """Kill bookies with SIGKILL, and return after the end of their registrations."""
+    """Kill bookies with SIGKILL, and return after their registrations have ended."""
     await kill9(cluster.zookeeper, *bookies)

@@ -1,7 +1,7 @@
-"""A process for one command after the other, for tests with their own event loop in this process.
+"""A process that runs one command after the other, for tests that run an event loop in this process.
 
-A command takes over signals and runs a loop, so it needs the main thread. A new Python process for each of hundreds of
-commands would cost more than their work.
+A command handles signals and runs a loop, so it needs the main thread. To start a new Python process for each of
+hundreds of commands would take longer than their work.
 """
 
 from __future__ import annotations

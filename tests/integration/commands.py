@@ -29,7 +29,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(uri: str | None) -> dict[str, str]:
-    """Return the environment of an operator with this cluster, or none, as the only setting."""
+    """Return the environment of an operator whose only setting is this cluster, or who has no setting."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")}
     return kept if uri is None else {**kept, "BKHEAL_METADATA_URI": uri}
 
@@ -42,7 +42,7 @@ def started(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
 
 
 def typed(uri: str | None, *arguments: str, stdin: bytes = b"") -> Ended:
-    """Run a command to its end in this process. Return its output and exit code as of a process."""
+    """Run a command to its end in this process. Return its output and exit code like those of a process."""
     out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.TextIOWrapper(io.BytesIO(), write_through=True)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as given:
         given.write(stdin)

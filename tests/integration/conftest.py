@@ -14,7 +14,7 @@ from tests.integration.command_process import CommandProcess
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """Three bookies for all tests that stop none, with the ledgers and logs of other tests as well."""
+    """Three bookies for all tests that stop no bookie. They also have the ledgers and logs of other tests."""
     started = asyncio.run(start_cluster(tmp_path_factory.mktemp("shared-cluster"), 3))
     yield started
     asyncio.run(started.stop())

@@ -1,4 +1,4 @@
-"""Real bookies with changed bits on the disks of dead ones."""
+"""Real bookies, and changes of bits on the disks of stopped ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
-    """Return a payload long enough to occur in a file only at its stored entry."""
+    """Return a payload so long that it occurs in a file only where the entry is stored."""
     return f"payload of ledger {ledger_id}, entry {entry}; ".encode() * 4
 
 
@@ -114,11 +114,11 @@ class EmbeddedWorld:
         return (await self.client.ports.transport.ask(bookie.bookie_id, Info(), STATE_S)).status is Status.OK
 
     async def _count(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
-        """Return the number of a ledger's entries on a bookie."""
+        """Return how many entries of a ledger a bookie has."""
         return len((await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)).entries)
 
     async def settle(self, *bookies: EmbeddedBookie) -> None:
-        """Kill bookies, let them replay their journals into entry logs and index, and kill them again."""
+        """Kill bookies, let them replay their journals to entry logs and index, and kill them again."""
         await self.kill(*bookies)
         await self.start_again(*bookies)
         await self.kill(*bookies)

@@ -1,7 +1,7 @@
-"""The site of the operator guide: two auditors, two replicators, bookies with ledgers; real processes.
+"""The site of the operator guide, as real processes: two auditors, two replicators, and bookies with ledgers.
 
-Stages share one site. Each begins with ``Site.whole``, which restarts the processes killed by an earlier stage. So no
-stage depends on the order or on another's success.
+Stages share one site. Each begins with ``Site.whole``, which restarts the processes that an earlier stage killed. So no
+stage depends on the order, or on the success of another.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from tests.sessions import Killable, end_sessions, kill9, sessions_of
 BOOKIES = 6
 LEDGERS = 40
 LONG_DELAY_S = 600
-"""Longer than any test."""
+"""An interval longer than any test."""
 RUNS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A state of the marks and runs. If it is the same twice, no mark and no run occurred between the two."""
+    """A state of the marks and runs. If two states are equal, there was no mark and no run in between."""
 
     tree_version: int
-    """The version of the children of the tasks' root, without any child now. Each creation and removal counts."""
+    """The version of the children of the tasks' root, which has none now. Each creation and removal increases it."""
     run_ids: tuple[str, ...]
 
 
@@ -70,7 +70,7 @@ class Site:
     replicators: dict[str, Served] = field(default_factory=dict)
 
     async def whole(self, *, delay_s: int = LONG_DELAY_S) -> None:
-        """Start stopped processes, and wait until nothing is lost, marked or under way, with this lost-bookie delay."""
+        """Start stopped processes, and wait until nothing is lost or marked and no run is active, with this delay."""
         await self._delay(LONG_DELAY_S)
         ended = [bookie for bookie in self.cluster.bookies if not bookie.running.is_running]
         for bookie in ended:
@@ -96,7 +96,7 @@ class Site:
         assert set(codes) <= {0}, codes
 
     async def stop_auditors(self) -> None:
-        """Stop the auditors in order. ``whole`` starts them again."""
+        """Stop the auditors regularly. ``whole`` starts them again."""
         codes = await asyncio.gather(*(auditor.process.stop(STATE_S) for auditor in self.auditors.values()))
         assert set(codes) == {0}, codes
         assert await votes(self.client.store) == 0
@@ -106,11 +106,11 @@ class Site:
         return await bkheal(self.cluster.metadata_uri, *arguments, code=code)
 
     async def asked(self, *arguments: str) -> dict[str, Any]:
-        """Run a command as ``bkheal`` does, without a process for each command."""
+        """Do the same as ``bkheal``, without a process for each command."""
         return answer(await self.command_process.run(self.cluster.metadata_uri, *arguments, "--output", "json"))
 
     async def told(self, *arguments: str) -> None:
-        """Run a command as ``asked`` does, for a command without a document."""
+        """Do the same as ``asked``, for a command that prints no document."""
         output(await self.command_process.run(self.cluster.metadata_uri, *arguments))
 
     async def report(self, *arguments: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Site:
         return await self.bkheal("report", *arguments, "--report-dir", str(self.home / "reports"))
 
     async def leader(self) -> str:
-        """Return the name of the auditor with the election's lowest vote; empty if it is not alive."""
+        """Return the name of the auditor with the lowest vote; empty if it does not run."""
         vote = await current_auditor(self.client.store, LEDGERS_ROOT)
         living = [name for name, auditor in self.auditors.items() if auditor.process.is_running]
         return next((name for name in living if vote.endswith(f":{self.auditors[name].process.pid}")), "")
@@ -130,18 +130,18 @@ class Site:
         return leading == [name] and await votes(self.client.store) == len(self.auditors)
 
     async def follow(self, killed: str) -> str:
-        """Wait until the other auditor leads, with its original vote, and return its name."""
+        """Wait until the other auditor leads with the vote that it had before, and return its name."""
         (other,) = self.auditors.keys() - {killed}
         await when(self.auditors[other].leads)
         assert await self.leader() == other
         return other
 
     async def vote_names(self) -> list[str]:
-        """Return the nodes of the votes."""
+        """Return the names of the votes' nodes."""
         return sorted((await self.client.store.children(election_path(LEDGERS_ROOT))).names)
 
     async def published(self) -> Published:
-        """Return the present state, to compare it with a later one. Nothing may be marked now."""
+        """Return the present state, for comparison with a later one. Nothing must be marked now."""
         stat = await self.client.store.stat(tasks_path(LEDGERS_ROOT))
         assert stat is not None
         assert stat.children_count == 0
@@ -158,7 +158,7 @@ class Site:
         return found
 
     async def run_after(self, before: Published, kind: RunKind, cause: RunCause) -> RunRecord:
-        """Wait for the end of the run started after ``before``."""
+        """Wait for the end of the run that starts after ``before``."""
 
         async def is_over() -> bool:
             return any(run.state.is_final for run in await self._since(before, kind, cause))
@@ -173,12 +173,12 @@ class Site:
         return stat is not None and stat.children_count == 0
 
     async def down(self) -> dict[BookieId, int]:
-        """Return the noted time of the loss of each lost bookie, in epoch milliseconds."""
+        """Return the recorded time of the loss of each lost bookie, in epoch milliseconds."""
         noted = await FirstSeenDown(self.client.store, LEDGERS_ROOT).read()
         return {bookie: down.since_ms for bookie, down in noted.items()}
 
     async def until_down(self, *bookies: BookieId) -> dict[BookieId, int]:
-        """Wait until exactly these are noted as lost."""
+        """Wait until exactly these bookies are recorded as lost."""
 
         async def are_noted() -> bool:
             return (await self.down()).keys() == set(bookies)
@@ -192,11 +192,11 @@ class Site:
         return {ledger_id: await self.client.ports.ledgers.read(ledger_id) for ledger_id in ids}
 
     async def prove(self, dead: BookieId) -> None:
-        """Check that every copy of every entry is whole and in its metadata place, and that none is on this bookie."""
+        """Check that all copies of all entries are intact, in their places, and not on this bookie."""
         await prove_copies(self.client, self.written, dead, lambda: None)
 
     async def press(self, kind: RunKind) -> None:
-        """Press the button of a kind in the tab of the leader's Spark UI, after the tab appears."""
+        """Wait for the tab in the leader's Spark UI, and press the button for this kind of run."""
         port = self.ui_ports[await self.leader()]
         forms: list[dict[str, str]] = []
 
@@ -210,13 +210,13 @@ class Site:
         assert await asyncio.to_thread(post, port, path, form) == (303, "/auditor/")
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """Kill these with SIGKILL at once, and return after the end of their sessions."""
+        """Kill these processes with SIGKILL, and return after their sessions have ended."""
         await kill9(self.cluster.zookeeper, *killed)
 
     async def outage(self, during: Callable[[], Awaitable[None]]) -> None:
         """Stop ZooKeeper, end the session of every process, and start it again at the same port.
 
-        Sessions end only on a running server, so one runs on the same data at another port for a moment.
+        Only a running server can end sessions, so a server runs for a moment with the same data on another port.
 
         Args:
             during: the checks while no server runs.
@@ -252,7 +252,7 @@ class Site:
         return [*auditors, *self.replicators.values(), *self.bookies().values()]
 
     async def _delay(self, seconds: int) -> None:
-        """Set the lost-bookie delay if it differs: even the same value requests an audit."""
+        """Set the lost-bookie delay if it differs, because setting even the same value requests an audit."""
         if (await self.asked("recovery", "delay"))["lost_bookie_delay_seconds"] != seconds:
             await self.asked("recovery", "delay", str(seconds))
 
@@ -290,7 +290,7 @@ class Site:
 
 @asynccontextmanager
 async def site_in(home: Path, command_process: CommandProcess) -> AsyncIterator[Site]:
-    """Run a site with ledgers of every shape that survives the loss of one bookie."""
+    """Run a site with ledgers of all shapes that survive the loss of one bookie."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(await start_cluster(home, BOOKIES, serves_metrics=True))
         client = await stack.enter_async_context(await connected(cluster))

@@ -1,6 +1,6 @@
 """A process that stops its Spark, starts it again, and suspends it in the middle of a run.
 
-Prints one line for each step. Started by ``test_hung_spark.py``.
+It prints a line for each step. ``test_hung_spark.py`` starts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that stores, fences, deletes and compacts up to a named kill point. Run by test_kill_points.
+"""A process that stores, fences, deletes and compacts up to a named kill point. ``test_kill_points.py`` runs it.
 
 Arguments: the folder of the store, the number of this life, the number of journals and of ledger directories.
 
@@ -36,13 +36,13 @@ from tests.worlds.entries import raw_entry
 SETTINGS: Final = StorageSettings(
     cache_bytes_max=64 << 10, journal_file_bytes=64 << 10, compact_bytes_per_s=1 << 40, journal_mark_after_s=0.02
 )
-"""Small settings, for flushes, new journal files, trims and compactions in a short life."""
+"""Small settings, so that flushes, new journal files, trims and compactions occur in a short life."""
 ENTRIES: Final = 10
 BATCHES: Final = 4
 LEDGERS_PER_LIFE: Final = 300
-"""Most ledgers of a life. A process with a reached kill point never writes so many."""
+"""The most ledgers of a life. A process that reaches its kill point never writes as many."""
 NOT_REACHED: Final = 3
-"""The exit code of a life without its kill point."""
+"""The exit code of a process that did not reach its kill point."""
 _PAYLOAD: Final = b"x" * 700
 _STEPS: Final = (
     "journal.write", "journal.sync", "journal.rename", "journal.create", "journal.directory", "journal.trim",
@@ -53,7 +53,7 @@ POINTS: Final = tuple(f"{step}.{side}" for step in _STEPS for side in ("before",
 
 
 class KillSwitch:
-    """Kills this process at the ``count``-th time it reaches ``name``. Threads of the disk may reach it."""
+    """Kills this process when it reaches ``name`` for the ``count``-th time, perhaps in a thread of the disk."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -139,7 +139,7 @@ class KillingDisk(Disk):
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
-        await self._disk.replace(path, data)  # its points are around the rename itself, see ``watch_renames``
+        await self._disk.replace(path, data)  # the kill points are at the rename itself, see ``watch_renames``
 
     @override
     async def names(self, directory: str) -> list[str]:
@@ -161,7 +161,7 @@ class KillingDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        """Return the space, with 1 MiB more in use for each entry log, to spread logs over one file system."""
+        """Return the space with 1 MiB more in use per entry log, so that logs are spread within one file system."""
         total, free = await self._disk.space()
         if self._role != "entry_log":
             return total, free
@@ -172,7 +172,7 @@ class KillingDisk(Disk):
 
 
 class KillingIndex(EntryIndex):
-    """An index with kill points at its batches, named by their purpose."""
+    """An index with kill points at its batches, which are named after their purpose."""
 
     def __init__(self, index: RocksIndex, switch: KillSwitch) -> None:
         self._index = index
@@ -250,7 +250,7 @@ class Life:
                 await self.delete(LedgerId(ledger_id))
             await self.compact()
             for ledger_id in (number, number + 2):
-                say("deleted", ledger_id)  # not earlier: until a checkpoint, a crash may restore journal entries
+                say("deleted", ledger_id)  # only now: before a checkpoint, a crash may restore entries from the journal
 
     async def _write(self, ledger_id: LedgerId) -> None:
         for batch in range(BATCHES):
@@ -258,7 +258,7 @@ class Life:
             request = AddBatch(ledger_id, key(ledger_id), [entry(ledger_id, number) for number in numbers])
             reply = await self.store.add(request)
             if reply.status is Status.TOO_MANY_REQUESTS:
-                await self.store.checkpoint()  # this makes room
+                await self.store.checkpoint()  # this frees space
                 reply = await self.store.add(request)
             assert reply.status is Status.OK, reply
             say("added", ledger_id, batch)

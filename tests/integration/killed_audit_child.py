@@ -1,4 +1,4 @@
-"""``bkheal audit`` that pauses after half of its findings are marked, until it is killed."""
+"""``bkheal audit``, but it pauses after half of its findings are marked, until it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bookie behind a connection that a test can cut or slow down. Clients reach ZooKeeper directly."""
+"""A bookie behind a connection that a test can cut or slow down. Clients connect to ZooKeeper directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sessions import LONG_SESSION_S
 
 _BOOKIE_HOST = "127.0.0.1"
 _LINK_HOST = "127.0.0.2"
-"""The advertised address of the bookie. The link listens there, at the bookie's port."""
+"""The address that the bookie advertises. The link listens there, on the bookie's port."""
 _READ_BYTES = 1 << 16
 
 
@@ -28,16 +28,16 @@ class Link:
     delay_s: float = 0.0
     """The delay before each 64 KiB, in each direction."""
     received: int = 0
-    """Bytes received by the link, forwarded or held back."""
+    """The bytes that the link received, whether forwarded or held back."""
     _is_open: asyncio.Event = field(default_factory=asyncio.Event)
     _pumps: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cut(self) -> None:
-        """Stop all forwarding. Connections stay, as if every packet was lost."""
+        """Stop forwarding. Connections stay open, as if every packet were lost."""
         self._is_open.clear()
 
     def restore(self) -> None:
-        """Forward again, beginning with the bytes held back."""
+        """Forward again, starting with the bytes that were held back."""
         self._is_open.set()
 
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:

@@ -1,7 +1,7 @@
-"""A separate file system with a loss of power: all unsynced data is lost, as after a pulled plug.
+"""A separate file system on which a test can simulate a loss of power: all data that was not synced is lost.
 
-ext4 on a loop device has an ioctl that shuts it down at once and drops the data in the page cache and in its journal in
-memory. After the next mount, it has only the data that reached the device.
+ext4 on a loop device has an ioctl that shuts it down immediately and drops the data in the page cache and in its
+journal in memory. After the next mount, it has only the data that reached the device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FragileDisk:
             os.close(descriptor)
 
     def power_on(self) -> None:
-        """Mount the file system again. No process may use it."""
+        """Mount the file system again. No process must be using it."""
         _run("umount", str(self.root))
         _run("mount", "-o", "loop", str(self.image), str(self.root))
 
@@ -85,8 +85,8 @@ def fragile_disk(directory: Path) -> Iterator[FragileDisk]:
 def slow_disk(directory: Path, outer: FragileDisk) -> Iterator[Path]:
     """Make and mount a file system on a file of ``outer`` as its device, and yield its mount point.
 
-    While ``outer`` is frozen, this one behaves as on a silent device: written data stays in memory, and syncs do not
-    end.
+    While ``outer`` is frozen, this file system behaves as if its device did not answer: written data stays in memory,
+    and syncs do not end.
     """
     root, image = directory / "slow", outer.root / "image"
     root.mkdir()

@@ -1,4 +1,4 @@
-"""A real Prometheus with the chart's rules, with shorter times, and its targets."""
+"""A real Prometheus with the chart's rules, whose times are shortened, and its targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chart.rule_files import find_program, write_rules
 from tests.deadlines import PROGRAM_S, STATE_S
 
 SCRAPE_S: Final = 3
-"""Seconds between two scrapes, and for an answer on a loaded machine."""
+"""The seconds between two scrapes, and the seconds to wait for an answer on a loaded machine."""
 WINDOW_S: Final = 4 * SCRAPE_S
 QUICKLY: Final[Mapping[str, object]] = {
     **{f"for_{name}": "1s" for name in ("brief", "short", "medium", "long", "hours")},
@@ -37,7 +37,7 @@ class Prometheus:
     directory: Path
     port: int
     targets: dict[str, str] = field(default_factory=dict)
-    """Addresses by name."""
+    """The addresses of the targets by name."""
     process: ManagedProcess | None = None
     thresholds: Mapping[str, object] = field(default_factory=dict)
     """Thresholds of the chart's rules, in addition to ``QUICKLY``."""
@@ -78,7 +78,7 @@ class Prometheus:
         self._write_targets()
 
     async def get(self, path: str, **query: str) -> Any:
-        """Return an answer of its API; None while it does not answer."""
+        """Return the answer of its API; None if it does not answer yet."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
 
         def fetch() -> Any:
@@ -106,7 +106,7 @@ class Prometheus:
         return bool(answer and answer["result"])
 
     async def firing(self) -> dict[str, list[Any]] | None:
-        """Return the firing alerts by name; None while it does not answer."""
+        """Return the firing alerts by name; None if it does not answer yet."""
         answer = await self.get("alerts")
         if not answer:
             return None
@@ -132,7 +132,7 @@ class Prometheus:
         return {name: seen[name] for name in names}
 
     async def until_clear(self, *names: str) -> None:
-        """Wait until the newest evaluation has none of these alerts."""
+        """Wait until none of these alerts fires in the newest evaluation."""
 
         await self.until(lambda: self.is_clear(*names), f"clearing {names}")
 

@@ -34,16 +34,16 @@ from tests.worlds.entries import numbered_payload
 BOOKIES = 6
 ENTRIES = 200
 SHAPE = LedgerOptions(3, 3, 3)
-"""All bookies with a copy acknowledge an entry, so a ledger lacks only copies removed by a test."""
+"""With this ack quorum, all copies are acknowledged, so a ledger lacks only copies that a test removes."""
 
 
 def payload(ledger_id: LedgerId, entry: int) -> bytes:
-    """Return a payload. All payloads together exceed one request several times, so a copy has a middle."""
+    """Return a payload. All payloads together need several requests, so a repair can pause in the middle."""
     return numbered_payload(ledger_id, entry, 5000)
 
 
 def steps(*quick: Step, long: Sequence[Step] = ()) -> list[ParameterSet]:
-    """Return the parameters of a test: its steps in the gate, and its steps only for the long suites."""
+    """Return the parameters of a test: the steps for the gate, and those that only the long suites use."""
     return [*(pytest.param(step) for step in quick), *(pytest.param(step, marks=pytest.mark.long) for step in long)]
 
 
@@ -58,7 +58,7 @@ class Repair:
     gate: Path
 
     def go_on(self) -> None:
-        """Let the replicator continue. None of its calls pauses again."""
+        """Let the replicator continue. It does not pause again."""
         self.gate.touch()
 
 
@@ -89,7 +89,7 @@ class RepairWorld:
             bookie.launch()
         for bookie in ended:
             await bookie.wait_ready()
-        for task in await self.client.ports.tasks.list():  # of a failed test
+        for task in await self.client.ports.tasks.list():  # left by a failed test
             held = await self.client.ports.tasks.locks.lock(task.ledger_id, "test")
             assert held is not None
             await self.client.ports.tasks.locks.complete(held)
@@ -119,7 +119,7 @@ class RepairWorld:
         await self.client.ports.tasks.marking.mark(ledger_id, [bookie.bookie_id for bookie in lost])
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
-        """Kill these with SIGKILL at once, and return after the end of their sessions."""
+        """Kill these processes with SIGKILL, and return after their sessions have ended."""
         await kill9(self.cluster.zookeeper, *killed)
 
     def replicator(self, *options: str) -> ManagedProcess:
@@ -135,9 +135,9 @@ class RepairWorld:
         return self._started([*words, "--poll-interval", "0.2", *options]), gate
 
     async def repair_at(self, step: Step, *options: str, lost_count: int = 1) -> Repair:
-        """Start the repair of a ledger, and return it in a pause.
+        """Start the repair of a ledger, and return when it pauses.
 
-        The ledger has lost ``lost_count`` members at once, and the replicator pauses at this step of its repair.
+        The ledger has lost ``lost_count`` members at the same time, and the replicator pauses at this step.
         """
         await self.whole()
         ledger_id = await self.written()
@@ -150,16 +150,16 @@ class RepairWorld:
         return Repair(ledger_id, before, lost[0], replicator, gate)
 
     async def held(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:
-        """Return the number of a ledger's entries listed by a bookie."""
+        """Return how many entries of a ledger a bookie lists."""
         return len((await self.client.ports.transport.ask(bookie.bookie_id, ListEntries(ledger_id), STATE_S)).entries)
 
     async def targets(self, repair: Repair) -> list[EmbeddedBookie]:
-        """Return the bookies named by the reservation of the ledger."""
+        """Return the bookies that the ledger's reservation names."""
         found = await self.reservations.read(repair.ledger_id)
         return [] if found is None else [self.bookie(each.target) for each in found.reservations]
 
     async def busiest_source(self, repair: Repair) -> EmbeddedBookie:
-        """Return the member with the most sent entries since its start."""
+        """Return the member that has sent the most entries since its start."""
         others = [self.bookie(name) for name in repair.before.members() if name != repair.lost.bookie_id]
         counts = [await self.counted(bookie, "bkheal_bookie_read_entries_total") for bookie in others]
         return others[counts.index(max(counts))]
@@ -171,7 +171,7 @@ class RepairWorld:
     async def settled(self) -> None:
         """Wait until no task, no lock and no reservation is left. A parked ledger never reaches this state.
 
-        A ZooKeeper may not answer for a while after a kill and a restart on a busy disk.
+        After a kill and a restart, ZooKeeper may not answer for some time if its disk is busy.
         """
 
         async def is_settled() -> bool:
@@ -227,7 +227,7 @@ class RepairWorld:
 
     @property
     def reservations(self) -> Reservations:
-        """The reservations of copies under way."""
+        """The store of reservations of running copies."""
         return Reservations(self.client.store, LEDGERS_ROOT)
 
     async def _packets(self, bookie: BookieId, ledger_id: LedgerId, entries: Sequence[EntryId]) -> list[bytes]:
@@ -236,7 +236,7 @@ class RepairWorld:
             while len(packets) < len(entries):
                 rest = entries[len(packets) : len(packets) + READ_ENTRIES_MAX]
                 reply = await self.client.ports.transport.ask(bookie, Read(ledger_id, rest), STATE_S)
-                if reply.status is Status.UNREACHABLE:  # it was restarted, and the connection is not back
+                if reply.status is Status.UNREACHABLE:  # it was restarted, and is not connected again yet
                     continue
                 assert reply.status is Status.OK, (bookie, reply)
                 assert {result.status for result in reply.results} == {Status.OK}, bookie

@@ -1,4 +1,4 @@
-"""A process with metrics and probes, and requests for them."""
+"""A process that serves metrics and probes, and requests for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Served:
         return await asyncio.to_thread(_get, self.url + path)
 
     async def send(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> Any:
-        """Request a change, and return the document of its successful answer."""
+        """Request a change, which must succeed, and return the document of the answer."""
         data = None if document is None else json.dumps(document).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)

@@ -35,7 +35,7 @@ class Step(StrEnum):
     COPYING = "copying"
     """The target has acknowledged a part of the copy."""
     COPIED = "copied"
-    """The target has acknowledged everything, and its list is not requested yet."""
+    """The target has acknowledged everything, but its list has not been requested yet."""
     LISTED = "listed"
     """The target lists everything; the write of the metadata is the next request."""
     NAMED = "named"

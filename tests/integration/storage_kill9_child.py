@@ -1,4 +1,4 @@
-"""A process that stores entries and prints each acknowledgement, until its kill. Run by test_storage_kill9.
+"""A process that stores entries and prints each acknowledgement until it is killed. ``test_storage_kill9.py`` runs it.
 
 Arguments: the folder of the store, the number of this life, the number of journals and of ledger directories.
 """
@@ -25,7 +25,7 @@ from bookie.wire.port import AddBatch, Status
 from tests.worlds.entries import raw_entry
 
 SETTINGS = StorageSettings(cache_bytes_max=1 << 20, journal_file_bytes=1 << 20)
-"""Small settings, for constant flushes and new journal files."""
+"""Small settings, so that there are always flushes and new journal files."""
 PAYLOAD = b"x" * 700
 ENTRIES = 10
 
@@ -35,7 +35,7 @@ def entry(ledger_id: int, entry_id: int) -> bytes:
 
 
 class LedgerDirectory(FileDisk):
-    """A directory with a size of a mebibyte for each entry log, to spread logs also on one file system."""
+    """A directory that counts each entry log as 1 MiB, so that logs are spread within one file system."""
 
     @override
     async def space(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class LedgerDirectory(FileDisk):
 
 @asynccontextmanager
 async def opened_store(root: Path, journals: int, ledger_dirs: int) -> AsyncIterator[LedgerStorage]:
-    """Open the store in ``root``. It and its disks are closed in the end."""
+    """Open the store in ``root``. The store and its disks are closed at the end of the block."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""The forms of the tab in the Spark UI, sent as by a browser: only with the values of the page."""
+"""The forms of the tab in the Spark UI, sent as a browser does: only with the values of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 
 
 def forms_of(port: int) -> list[dict[str, str]]:
-    """Return the forms of the page: their hidden fields, and the address as ``action``. It is empty without a page."""
+    """Return the forms of the page: their hidden fields, and the address as ``action``; none if there is no page."""
     try:
         status, page, _ = _ask(port, "GET", PAGE, None)
     except (OSError, http.client.HTTPException):

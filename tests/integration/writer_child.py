@@ -1,4 +1,4 @@
-"""A process that writes ledgers and prints each acknowledgement, until its end or the loss of its ledgers."""
+"""A process that writes ledgers and prints each acknowledgement, until it is stopped or loses its ledgers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worlds.entries import numbered_payload
 SHAPE = LedgerOptions(3, 3, 2)
 _ENTRIES_MAX = 1_000_000
 _WAITING_MAX = 256
-"""Most entries of a ledger without an acknowledgement."""
+"""The most entries of a ledger that wait for their acknowledgement."""
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:

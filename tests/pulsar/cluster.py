@@ -1,7 +1,7 @@
-"""A real Pulsar on this machine: bookies under Pulsar's metadata driver, its auto-recovery, and a broker, as processes.
+"""A real Pulsar on this machine: bookies with Pulsar's metadata driver, its auto-recovery, and a broker, as processes.
 
-Needs the jars of ``pulsar-broker`` with all dependencies (``.ci/pulsar/pom.xml``). Everything listens on
-127.0.0.1 alone and ends with this process.
+This needs the jars of ``pulsar-broker`` with all dependencies (``.ci/pulsar/pom.xml``). All processes listen only on
+127.0.0.1, and end with this process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def pulsar_jvm(jvm: ApacheJvm, *, has_own_driver: bool = True) -> ApacheJvm:
 
 
 class PulsarCluster(ApacheCluster):
-    """Bookies from the jars of a Pulsar, which find their metadata through Pulsar's driver."""
+    """Bookies from Pulsar's jars, which access their metadata through Pulsar's driver."""
 
     @property
     @override
@@ -74,7 +74,7 @@ class PulsarCluster(ApacheCluster):
 
     @override
     async def _format(self, is_by_apache: bool) -> None:
-        """Create the cluster by Pulsar's own tool, like an operator."""
+        """Create the cluster with Pulsar's tool, as an operator does."""
         store = f"zk:{self.zookeeper.connect_string}"
         where = self.directory / "set-up"
         write_log_settings(where / "log4j2.properties", is_shell=False)
@@ -99,7 +99,7 @@ class PulsarCluster(ApacheCluster):
 
 
 class NativePulsarCluster(PulsarCluster):
-    """The same with BookKeeper's driver, as Pulsar's chart and a bare-metal installation have it."""
+    """The same with BookKeeper's driver, as in Pulsar's chart and in bare-metal installations."""
 
     @property
     @override
@@ -113,7 +113,7 @@ class NativePulsarCluster(PulsarCluster):
 
 
 def pulsar_options() -> ApacheOptions:
-    """Return the relevant settings of Pulsar's ``bookkeeper.conf``, and a long session."""
+    """Return the relevant settings of Pulsar's ``bookkeeper.conf``, with a long session timeout."""
     extra = {"zkTimeout": str(round(1000 * LONG_SESSION_S)), "autoRecoveryDaemonEnabled": "false"}
     extra |= {"journalSyncData": "false"}  # no test simulates a power loss
     return ApacheOptions(storage=ApacheStorage.DB, extra=extra)
@@ -129,19 +129,19 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """For clients."""
+        """The URL for clients."""
         return f"pulsar://127.0.0.1:{self.port}"
 
     @property
     def admin_url(self) -> str:
-        """Of the admin API."""
+        """The URL of the admin API."""
         return f"http://127.0.0.1:{self.web_port}"
 
     @classmethod
     async def start(
         cls, cluster: PulsarCluster, name: str = "broker", further: Mapping[str, str] = MappingProxyType({})
     ) -> Broker:
-        """Start it, with further settings, and wait until it serves."""
+        """Start the broker, with further settings, and wait until it is ready."""
         where, rng = cluster.directory / name, random.SystemRandom()
         port, web_port = free_loopback_port(rng), free_loopback_port(rng)
         store = f"zk:{cluster.zookeeper.connect_string}"
@@ -159,7 +159,7 @@ class Broker:
             "managedLedgerDefaultAckQuorum": "2",
             "managedLedgerMaxEntriesPerLedger": "100",
             "managedLedgerMinLedgerRolloverTimeMinutes": "0",
-            # Without retention, the broker deletes messages without a waiting subscription.
+            # Without retention, the broker deletes messages for which no subscription waits.
             "defaultRetentionTimeInMinutes": "-1",
             "defaultRetentionSizeInMB": "-1",
             "brokerDeleteInactiveTopicsEnabled": "false",

@@ -1,6 +1,6 @@
-"""The ring of a real Pulsar: a broker, bookies under Pulsar's metadata driver, and its auto-recovery.
+"""The ring of a real Pulsar: a broker, bookies with Pulsar's metadata driver, and its auto-recovery.
 
-One world serves every test of a session, because its start takes 25 seconds. A test gives back what it takes away.
+All tests of a session share one world, because its start takes 25 seconds. A test restores what it changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 async def _cluster(stack: AsyncExitStack, directory: Path, kind: type[PulsarCluster]) -> PulsarCluster:
-    """A cluster without bookies, which ends with ``stack``."""
+    """Start a cluster without bookies, which ends with ``stack``."""
     jvm = pulsar_jvm(ApacheJvm(find_java(), pulsar_lib()), has_own_driver=kind is PulsarCluster)
     cluster = await kind.start(
         directory,
@@ -80,7 +80,7 @@ async def _broker(stack: AsyncExitStack, cluster: PulsarCluster) -> Broker:
 
 
 async def _world(stack: AsyncExitStack, cluster: PulsarCluster, *, bookies: int) -> PulsarWorld:
-    """Bookies, the first of which has an HTTP API, and a broker."""
+    """Start bookies, the first of them with an HTTP API, and a broker."""
     http_port = free_loopback_port(random.SystemRandom())
     http = {
         "httpServerEnabled": "true",

@@ -41,7 +41,7 @@ class PulsarWorld:
         await asyncio.to_thread(_request, url, "PUT", {"readOnly": is_read_only})
 
     async def unload(self, topic: str) -> None:
-        """Close the ledgers of a topic, by its full name; it opens others when it is used next."""
+        """Close the ledgers of a topic, given its full name. It opens new ones when it is used again."""
         domain, _, path = topic.partition("://")
         *namespace, local = path.split("/", 2)
         await self.admin("PUT", f"{'/'.join((domain, *namespace, quote(local, safe='')))}/unload")
@@ -57,8 +57,8 @@ def _request(url: str, method: str, body: Any, content_type: str = "application/
 
 @contextmanager
 def pulsar_client(world: PulsarWorld) -> Iterator[pulsar.Client]:
-    """PyPI's client of Pulsar, which logs errors only."""
-    import pulsar  # an extension of 20 MB, used by this ring only
+    """Return Pulsar's client from PyPI, which logs only errors."""
+    import pulsar  # an extension module of 20 MB that only this ring uses
 
     logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     client = pulsar.Client(world.broker.url, operation_timeout_seconds=round(PROGRAM_S), logger=logger)
@@ -70,7 +70,7 @@ def pulsar_client(world: PulsarWorld) -> Iterator[pulsar.Client]:
 
 @dataclass
 class Topic:
-    """A topic and all messages acknowledged there, in order."""
+    """A topic, and all messages that it acknowledged, in order."""
 
     name: str
     producer: pulsar.Producer
@@ -82,7 +82,7 @@ class Topic:
         return cls(name, client.create_producer(name, send_timeout_millis=_TIMEOUT_MS, **options))
 
     def send(self, count: int) -> None:
-        """Send messages one by one; each is acknowledged."""
+        """Send messages one by one, and wait for each acknowledgement."""
         for _ in range(count):
             message = b"%s-%d" % (self.name.encode(), len(self.sent))
             self.producer.send(message, partition_key=f"k{len(self.sent) % 7}")
@@ -91,7 +91,7 @@ class Topic:
     def read(self, client: pulsar.Client) -> list[bytes]:
         """Return all messages in the topic, from its beginning, each once.
 
-        A producer sends a message again if its topic is unloaded before the acknowledgement arrives. Without Pulsar's
+        If a topic is unloaded before an acknowledgement arrives, the producer sends the message again. Without Pulsar's
         deduplication, the topic then has it twice.
         """
         import pulsar

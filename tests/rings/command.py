@@ -2,8 +2,8 @@
 
 ``gate`` runs every ring once, several pytest processes at a time. ``stress`` runs the rings that start processes
 several times while busy loops take the cores. ``long`` runs the suites that search, measure or build for a long time.
-Each exits with 0 if everything passed, 1 if something failed or no test passed, 2 for bad arguments. A ring over its
-budget is reported, but is no failure.
+Each exits with 0 if everything passed, 1 if something failed or no test passed, 2 for bad arguments. A ring that
+exceeds its budget is reported, but does not fail the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs pytest processes side by side, a bounded number at a time, and reads their reports while they run."""
+"""Run pytest processes concurrently, a limited number at a time, and read their reports while they run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tests.rings.plan import Part
 from tests.rings.results import Failure, PartResult, take_report
 
 LANES: Final = 4
-"""Rings that start processes wait more than half of the time; four of them keep two cores busy."""
+"""How many pytest processes run at a time. Rings that start processes wait more than half of the time, so four keep two
+cores busy."""
 _LOOK_AGAIN_S: Final = 0.5
 _PROGRESS_EVERY_S: Final = 60.0
 _END_GRACE_S: Final = 20.0
-"""Time for pytest to end its fixtures after an interrupt."""
+"""How long pytest may take to end its fixtures after an interrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class Lanes:
     """The pytest processes of one run, and their settings.
 
     Attributes:
-        directory: takes a folder for each process: its log, its report, and pytest's temporary files.
+        directory: contains a folder for each process with its log, its report, and pytest's temporary files.
         count: how many processes run at a time.
         options: further arguments of each pytest.
-        emit: takes lines of progress.
+        emit: prints a line of progress.
     """
 
     directory: Path
@@ -71,7 +72,7 @@ class Lanes:
             *(sys.executable, "-m", "pytest", "-q", f"--basetemp={home / 'tmp'}", f"--report-log={report}"),
             *("-p", "no:cacheprovider", *self.options, *map(str, part.files)),
         ]
-        # Images of containers set this variable. Every process of the tests would then compile what it imports, and
+        # Container images set this variable. With it, every process of the tests would compile what it imports, and
         # pytest would rewrite the assertions of each file again.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         began_s = time.monotonic()
@@ -82,7 +83,7 @@ class Lanes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # an interrupt in the terminal reaches only the runner
+                start_new_session=True,  # so that an interrupt in the terminal reaches only the runner
             )
         reading = _Reading(report, result)
         waiting = asyncio.create_task(_wait4(process.pid))
@@ -118,7 +119,7 @@ class _Reading:
         self._offset = 0
 
     def go_on(self) -> Sequence[Failure]:
-        """Read the new lines and return their failures."""
+        """Read the new lines and return the failures in them."""
         if not self._path.exists():
             return []
         before = len(self._result.failures)
@@ -132,7 +133,7 @@ class _Reading:
 
 
 async def _wait4(pid: int) -> tuple[int, float]:
-    """Return the status and the CPU seconds of a child, including all its awaited children."""
+    """Return the status and the CPU seconds of a child, including all children that it waited for."""
     _, status, usage = await asyncio.to_thread(os.wait4, pid, 0)
     return status, usage.ru_utime + usage.ru_stime
 

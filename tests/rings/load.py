@@ -1,4 +1,4 @@
-"""Busy loops to compete with the tests for the processor, as other jobs of a shared machine do."""
+"""Busy loops that compete with the tests for the processor, as other jobs on a shared machine do."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 TESTS: Final = Path(__file__).parents[1]
 RINGS: Final = Path(__file__).with_name("rings.toml")
 OVER_BUDGET: Final = 1.5
-"""The summary reports a ring after more than this many times its budget."""
+"""The summary reports a ring that takes more than this many times its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Ring:
 
     name: str
     budget_s: float
-    """Wall time of all its processes together, beside the other rings, on two cores."""
+    """The wall time of all its processes together while the other rings run too, on two cores."""
     test_limit_s: float
-    """A longer test is stopped as hanging."""
+    """A test that takes longer is stopped, because it hangs."""
     parts: int = 1
     """How many processes share its files."""
 
@@ -37,12 +37,12 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Its name, unique in a run and valid as a file name."""
+        """The name of the part, unique in a run and valid as a file name."""
         return f"{self.ring}-{self.number}"
 
 
 def load_rings(path: Path = RINGS) -> Sequence[Ring]:
-    """Return every ring, in the order of the start of their processes."""
+    """Return all rings, in the order in which their processes start."""
     return [Ring(name, **table) for name, table in tomllib.loads(path.read_text()).items()]
 
 

@@ -1,4 +1,4 @@
-"""The results of a run: reads the reports of pytest's processes and writes a summary. Pure."""
+"""Read the reports of pytest's processes and make a summary of the run. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final
 from tests.rings.plan import OVER_BUDGET, Ring
 
 SLOWEST: Final = 15
-"""Number of tests in the summary."""
+"""The number of slowest tests that the summary lists."""
 _REASON_LINES_MAX: Final = 12
 _ENDED_WELL: Final = (0, 1, 5)
-"""Pytest's exit codes for: all passed, some failed, no test selected (every test of these files has another mark)."""
+"""The exit codes of pytest for: all passed, some failed, none selected (all tests of the files have other marks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Failure:
     when: str
     """``setup``, ``call``, ``teardown`` or ``collect``."""
     reason: str
-    """The place and the message of the failure, cut to a few lines."""
+    """The place and the message of the failure, limited to a few lines."""
 
 
 @dataclass(slots=True)
@@ -35,14 +35,15 @@ class PartResult:
     ring: str
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """CPU time of the process and of every awaited child. It lacks children which outlived their parent."""
+    """The CPU time of the process and of every child that was waited for. Children that outlived their parent are
+    missing."""
     exit_code: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """Setup, call and teardown together, by test."""
+    """The seconds of setup, call and teardown together, by test."""
     outcomes: dict[str, str] = field(default_factory=dict)
     """``passed``, ``failed`` or ``skipped``, by test."""
     skips: dict[str, str] = field(default_factory=dict)
-    """The reason, by test."""
+    """The reason for the skip, by test."""
     failures: list[Failure] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
@@ -51,7 +52,7 @@ class PartResult:
 
     @property
     def is_broken(self) -> bool:
-        """Whether pytest itself failed, which no outcome of a test shows."""
+        """Whether pytest itself failed, which the outcomes of tests do not show."""
         return self.exit_code not in _ENDED_WELL or (self.exit_code == 1 and not self.failures)
 
     @property

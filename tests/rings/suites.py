@@ -24,7 +24,7 @@ class Suite:
     command: str
     """The command, run without a shell; ``python`` stands for the running interpreter."""
     minutes: int
-    """Its time on two cores."""
+    """The time that it takes on two cores."""
 
 
 def load_suites(path: Path = SUITES) -> Sequence[Suite]:
@@ -33,7 +33,7 @@ def load_suites(path: Path = SUITES) -> Sequence[Suite]:
 
 
 def run_suites(suites: Sequence[Suite], emit: Callable[[str], None]) -> int:
-    """Run all of them in turn, even after a failure. Return 1 if one failed, else 0."""
+    """Run all suites in order, even after a failure. Return 1 if one failed, else 0."""
     outcomes = []
     for suite in suites:
         emit(f"==== {suite.name}: {suite.what} (about {suite.minutes} min)")

@@ -1,4 +1,4 @@
-"""``python -m tests.sabotage [NAME ...]``: break a copy of the product in known ways and see that the gate notices."""
+"""``python -m tests.sabotage [NAME ...]``: break a copy of the product in known ways and check that the tests fail."""
 
 import sys
 

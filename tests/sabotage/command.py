@@ -12,7 +12,7 @@ from tests.sabotage.table import Sabotage, load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sabotages that are named, or all; 1 if one of them was not caught, 2 for a name that is not known."""
+    """Run the named sabotages, or all of them. Return 1 if one was not caught, 2 for an unknown name."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.sabotage", description="Break a copy of the product and see that the gate notices."
     )

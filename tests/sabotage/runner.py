@@ -1,9 +1,9 @@
-"""Applies one sabotage to a copy of the tree, and runs the tests that have to notice it.
+"""Apply one sabotage to a copy of the tree, and run the tests that must fail.
 
-The copy has every file that git tracks or would add. The tests run in a pytest process of their own, with the
-interpreter of this process, in the copy. A check beforehand makes sure that the product's packages come from the copy
-and not from where they are installed. A sabotage is caught if each of its tests fails in its own code. A test that was
-not run, was skipped or failed while it was set up proves nothing about the gate: then the table is wrong.
+The copy has every file that git tracks or would add. The tests run in the copy, in a separate pytest process with the
+interpreter of this process. A check before ensures that the product's packages are imported from the copy and not from
+where they are installed. A sabotage is caught if each of its tests fails in its own code. A test that was not run, was
+skipped or failed in its setup proves nothing: then the table is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.embedded.process import ManagedProcess
 from tests.sabotage.table import ROOT, Sabotage, StaleTableError, broken
 
 DEADLINE_S: Final = 1800.0
-"""For the tests of one sabotage: most fail at once, some only at the deadline for a state that never comes."""
+"""The deadline for the tests of one sabotage. Most fail immediately, some only when a state is not reached in time."""
 _PACKAGES: Final = ("auditor", "bookie", "replicator", "spark_jobs", "tests.sabotage")
 _WHERE: Final = (
     "import importlib, json, pathlib\n"
@@ -38,11 +38,11 @@ _REASON_CHARACTERS: Final = 160
 
 
 class Outcome(enum.Enum):
-    """What became of a sabotage."""
+    """How a sabotage can end."""
 
     CAUGHT = "caught"
     SURVIVED = "survived"
-    """A test passed that should fail: what it is to protect is not protected."""
+    """A test passed although it should fail, so it does not protect what it should."""
     ERROR = "error"
     """The table does not fit the tree, or the tests could not be run."""
 
@@ -56,7 +56,7 @@ class Result:
     seconds: float
     detail: str = ""
     log: str = ""
-    """Last lines of pytest's output; empty for one that was caught."""
+    """The last lines of pytest's output; empty if the sabotage was caught."""
 
 
 def run(sabotage: Sabotage, root: Path = ROOT) -> Result:
@@ -85,7 +85,7 @@ def _run_in(sabotage: Sabotage, root: Path, directory: Path) -> tuple[Outcome, s
 
 
 def judge(tests: Sequence[str], report: ElementTree.Element) -> tuple[Outcome, str]:
-    """Whether the ``tests`` of a sabotage failed by pytest's report, and why."""
+    """Return whether the ``tests`` of a sabotage failed according to pytest's report, and why."""
     passed: list[str] = []
     reasons: list[str] = []
     for test in tests:
@@ -112,7 +112,7 @@ def _is_case_of(case: ElementTree.Element, test: str) -> bool:
 
 
 def _reason(cases: Sequence[ElementTree.Element]) -> str:
-    """Why the first failed case failed. A person looks whether that is what the sabotage breaks."""
+    """Return why the first failed case failed. A person must judge whether the sabotage is the cause."""
     failures = (case.find("failure") for case in cases)
     message = next((failure.get("message", "") for failure in failures if failure is not None), "")
     return " ".join(message.split())[:_REASON_CHARACTERS]
@@ -122,23 +122,23 @@ def _copy(root: Path, tree: Path) -> None:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, names):
-        if (root / name).is_file():  # one that was deleted and not committed is listed as well
+        if (root / name).is_file():  # git also lists files whose deletion is not committed
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, tree / name)
 
 
 def _without_settings() -> list[str]:
-    """The start of a command that inherits no setting of the product and none of pytest."""
+    """Return the start of a command line that removes the variables of the product and of pytest."""
     names = [name for name in os.environ if name.startswith(("BKHEAL_", "PYTEST_"))]
     return ["env", *(word for name in names for word in ("-u", name))]
 
 
 def _check_imports(tree: Path) -> None:
-    """Make sure that the copy is what is tested.
+    """Check that the tests import the copy.
 
     Raises:
-        StaleTableError: a package is imported from elsewhere.
-        CalledProcessError: it cannot be imported.
+        StaleTableError: a package is imported from another place.
+        CalledProcessError: a package cannot be imported.
     """
     printed = subprocess.run(
         [sys.executable, "-c", _WHERE],
@@ -154,7 +154,7 @@ def _check_imports(tree: Path) -> None:
 
 
 async def _pytest(tests: Sequence[str], tree: Path, directory: Path, report: Path) -> str:
-    """Run tests in the copy; the end of their output.
+    """Run tests in the copy, and return the end of their output.
 
     Raises:
         TimeoutError: they did not end.
@@ -163,7 +163,7 @@ async def _pytest(tests: Sequence[str], tree: Path, directory: Path, report: Pat
         *_without_settings(),
         *(sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
         *("-o", "junit_family=xunit1", f"--junitxml={report}", f"--basetemp={directory / 'basetemp'}"),
-        *(("-x",) if len(tests) == 1 else ()),  # one failed case of it is enough
+        *(("-x",) if len(tests) == 1 else ()),  # one failed case is enough
         *tests,
     ]
     log = directory / "log.txt"

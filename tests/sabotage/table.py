@@ -1,4 +1,4 @@
-"""The table of sabotages, and whether it still fits the tree."""
+"""The table of sabotages, and a check that it fits the tree."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _MARK: Final = "long"
 
 
 class StaleTableError(Exception):
-    """The table does not fit the tree any more."""
+    """The table no longer fits the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """One change that the gate has to notice."""
+    """One change that the tests of the gate must detect."""
 
     name: str
     breaks: str
     """What goes wrong for a user."""
     file: str
     text: str
-    """Found exactly once in the file."""
+    """The text to replace, which the file contains exactly once."""
     replacement: str
     tests: tuple[str, ...]
-    """Ids of tests as pytest takes them, each of which has to fail. Without parameters: at least one case of each."""
+    """The ids of the tests for pytest. Each must fail; without parameters in the id, at least one of its cases."""
 
 
 def load(path: Path = TABLE) -> tuple[Sabotage, ...]:
-    """All sabotages, in the order of the table."""
+    """Return all sabotages, in the order of the table."""
     rows = tomllib.loads(path.read_text())["sabotage"]
     return tuple(Sabotage(**{**row, "tests": tuple(row["tests"])}) for row in rows)
 
 
 def broken(sabotage: Sabotage, root: Path) -> str:
-    """The file's text with the change.
+    """Return the file's text with the change.
 
     Raises:
-        StaleTableError: the text to replace is not there exactly once.
+        StaleTableError: the file does not contain the text to replace exactly once.
     """
     text = (root / sabotage.file).read_text()
     if (count := text.count(sabotage.text)) != 1:
@@ -53,7 +53,7 @@ def broken(sabotage: Sabotage, root: Path) -> str:
 
 
 def problems(sabotage: Sabotage, root: Path = ROOT) -> Iterator[str]:
-    """Why a sabotage does not fit the tree; nothing where it does."""
+    """Return why a sabotage does not fit the tree; empty if it does."""
     if sabotage.text == sabotage.replacement:
         yield "it changes nothing"
     try:

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: run histories, replay one, or look for planted defects."""
+"""``python -m tests.simulation``: run histories, replay one, or search for planted defects."""
 
 from tests.simulation.command import main
 

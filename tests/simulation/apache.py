@@ -3,10 +3,10 @@
 Their only answer for an entry that they cannot read is an I/O error. They do not verify digests, so they serve some
 damaged entries with wrong bytes.
 
-Their disks hold the same data as ours, because their storage is not under test here. They differ in what other
-processes can learn from them. They name as their last entry the greatest of those added since a flush (R137). A bookie
-on new disks denies what its former disks held, and forgets its fences. Its collector respects the lock of a ledger, and
-nothing else.
+Their disks have the same format as ours, because their storage is not under test here. They differ in what they show
+to other processes. As their last entry, they report the greatest one added since a flush (R137). A bookie on new disks
+denies the entries of its former disks, and forgets its fences. Its collector respects the lock of a ledger, but not a
+reservation.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 1000
 _FLUSH_INTERVAL_S: Final = 60.0
-"""As in Pulsar's configuration of bookies."""
+"""The value in Pulsar's configuration of bookies."""
 
 
 class LikeApache(BookieHandler):
-    """A handler without a list of entries. Entries since the last flush determine the last entry of a ledger."""
+    """A handler that lists no entries, and derives the last entry of a ledger from the entries since the last flush."""
 
     def __init__(self, inner: BookieHandler, clock: Clock) -> None:
         self._inner = inner
@@ -87,7 +87,7 @@ class LikeApache(BookieHandler):
         return cast(ReplyT, reply)
 
     async def _last(self, incarnation: str, ledger_id: LedgerId) -> EntryResult | None:
-        """Return the greatest entry since the last flush, None if there is none or it was deleted."""
+        """Return the greatest entry since the last flush; None if there is none or it was deleted."""
         entry_id = self._since_flush().get(ledger_id)
         if entry_id is None:
             return None
@@ -103,7 +103,7 @@ class LikeApache(BookieHandler):
 
 
 def _without_damage(reply: Reply) -> Reply:
-    """Return the reply of a bookie without an answer of its own for damage."""
+    """Return the reply of a bookie that has no special answer for damage."""
     if isinstance(reply, ReadReply):
         return replace(reply, results=[_as_apache(each) for each in reply.results])
     if isinstance(reply, FenceReply | LacReply):
@@ -113,7 +113,7 @@ def _without_damage(reply: Reply) -> Reply:
 
 
 def served_unverified(result: EntryResult, packets: Mapping[EntryId, bytes]) -> EntryResult:
-    """Return the answer for an entry: with wrong bytes if it is damaged, for every second entry."""
+    """Return the answer for an entry. If it is damaged, every second entry is answered with wrong bytes."""
     packet = packets.get(result.entry_id)
     if result.status is not Status.IO_ERROR or result.detail or packet is None or result.entry_id % 2:
         return result
@@ -125,7 +125,7 @@ def _as_apache(result: EntryResult) -> EntryResult:
 
 
 async def join(node: SimBookie, cluster: Cluster) -> None:
-    """Store the bookie's cookie, as its first start does, and its first start on other disks.
+    """Store the bookie's cookie, as the first start of a bookie on its disks does.
 
     An Apache bookie refuses to start on empty disks while its old cookie is in the store, so an operator deletes it.
     """
@@ -150,14 +150,14 @@ class ApacheCollector:
         self._storage = storage
 
     async def run(self, interval_s: float) -> None:
-        """Run one pass after the other."""
+        """Run pass after pass, without end."""
         while True:
             await asyncio.sleep(interval_s)
-            with suppress(DiskFullError):  # the index was full when it was opened again: the next pass reads it
+            with suppress(DiskFullError):  # the index was full when it was opened; the next pass reads it
                 await self.run_pass()
 
     async def run_pass(self) -> None:
-        """Look at every ledger stored here."""
+        """Check every ledger stored here."""
         after = -1
         while page := await self._storage.ledger_ids(after, _PAGE):
             after = page[-1]
@@ -187,7 +187,7 @@ class ApacheCollector:
             await self._release(path)
 
     async def _release(self, path: str) -> None:
-        """Delete the lock, even if another process holds it by now, as Apache's bookies do."""
+        """Delete the lock as Apache's bookies do, even if another process has taken it in between."""
         while True:
             try:
                 await self._store.delete(path)

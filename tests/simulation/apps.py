@@ -26,21 +26,21 @@ class WritePlan:
     options: LedgerOptions
     entries: int
     pace_s: float
-    """Mean pause between bursts."""
+    """The mean pause between bursts."""
     burst: int
-    """Largest number of entries handed in at once."""
+    """The most entries of one burst."""
     writer: WriterOptions = NO_OPTIONS
     is_left_open: bool = False
-    """The application stops without closing."""
+    """Whether the application stops without closing the ledger."""
     idles_at: int = -1
-    """Number of entries after which the writer pauses for ``idle_s``."""
+    """The number of entries after which the writer pauses for ``idle_s``."""
     idle_s: float = 0.0
     large_from: int | None = None
-    """The first entry of twenty times the usual size; all later ones have it too. None: no entry has it."""
+    """The first entry from which on entries have twenty times the usual size; None: no entry has."""
 
 
 async def write_ledger(world: SimWorld, client: SimClient, plan: WritePlan) -> None:
-    """Create a ledger, append to it and close it, as far as possible."""
+    """Create a ledger, append to it and close it, until a step fails."""
     try:
         writer = await client.client.create_ledger(plan.options, password=b"pw", writer_options=plan.writer)
     except BkhealError as error:
@@ -99,7 +99,7 @@ async def _append_all(world: SimWorld, client: SimClient, writer: LedgerWriter, 
 
 
 async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> None:
-    """Recover a ledger once, as an application does when it takes over."""
+    """Recover a ledger once, as an application does that replaces a dead writer."""
     world.truth.recovered_by_application(ledger_id)
     try:
         world.trace.event(client.process.name, f"recovers {ledger_id}")
@@ -119,7 +119,7 @@ async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> No
 
 
 async def read_along(world: SimWorld, client: SimClient, ledger_id: LedgerId, rounds: int) -> None:
-    """Open a ledger again and again, look at its end and read some of it: the same bytes, never less than before."""
+    """Open a ledger repeatedly, read its end and some entries: bytes stay the same, and the end never decreases."""
     try:
         reader = await client.client.open_ledger(ledger_id, password=b"pw")
     except BkhealError:
@@ -149,7 +149,7 @@ async def _look(client: SimClient, reader: LedgerReader) -> int:
 
 
 async def tail(world: SimWorld, client: SimClient, ledger_id: LedgerId, seconds: float) -> None:
-    """Follow a ledger from its beginning. Every entry appears once, in order, and is confirmed by then."""
+    """Follow a ledger from its beginning. Every entry appears once, in order, and only after it is confirmed."""
     expected = 0
     try:
         async with asyncio.timeout(seconds):

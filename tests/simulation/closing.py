@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 _SPARE_BYTES: Final = 64
-"""Bytes by which the entry logs of a bookie may exceed its live entries."""
+"""How many bytes the entry logs of a bookie may have in addition to its live entries."""
 _LOOK_S: Final = 5.0
 _START_S: Final = 600.0
-"""Longest last start of a bookie, which waits for the end of its former session."""
+"""The longest time for the last start of a bookie, which waits for the end of its former session."""
 _RETRIES_MAX: Final = 3
-"""Number of checkpoints after which a bookie must notice the free space on its disk."""
+"""The number of checkpoints after which a bookie must notice the free space on its disk."""
 
 
 async def watch_locks(world: SimWorld) -> None:
-    """Look at the locks again and again."""
+    """Check the locks repeatedly."""
     while True:
         await asyncio.sleep(_LOOK_S * world.variation.scale)
         world.repairs.look_at_locks()
 
 
 async def judge_locks(world: SimWorld) -> None:
-    """Wait until no lock is left. An unused lock is a violation."""
+    """Wait until no lock is left. A lock that no process uses is a violation."""
     deadline_s = world.loop.time() + 3 * LOCK_S + 6 * world.collector_confirm_s()
     while world.repairs.look_at_locks() and not world.truth.violations:
         if world.loop.time() > deadline_s:
@@ -39,7 +39,7 @@ async def judge_locks(world: SimWorld) -> None:
 
 
 async def judge_space(world: SimWorld) -> None:
-    """Collect and compact on every bookie; then its entry logs are not much larger than its live entries."""
+    """Collect and compact on every bookie, and check that its entry logs are then hardly larger than live entries."""
     for name in sorted(world.bookies):
         node = world.bookies[name]
         if not node.is_listening or node.bookie in world.truth.rotten:
@@ -62,9 +62,9 @@ async def _has_started(world: SimWorld, node: SimBookie) -> bool:
 
 async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
     node.collecting.cancel()
-    await asyncio.wait([node.collecting])  # there is one collection and one compaction at a time
+    await asyncio.wait([node.collecting])  # only one collection and one compaction can run at a time
     for _ in range(_RETRIES_MAX):
-        if node.storage.is_full:  # it tries again by itself
+        if node.storage.is_full:  # the collector retries
             await asyncio.sleep(world.variation.storage.flush_retry_s)
     try:
         await node.storage.checkpoint()

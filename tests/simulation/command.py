@@ -21,7 +21,7 @@ CORPUS: Final = Path(__file__).with_name("corpus.json")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one of the commands; exits 1 if a rule was broken, or a planted defect was not found."""
+    """Run one of the commands. Exit with 1 if a rule was broken, or a planted defect was not found."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         command = [sys.executable, "-m", "tests.simulation", *(sys.argv[1:] if arguments is None else arguments)]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
@@ -105,13 +105,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def read_corpus() -> list[dict[str, Any]]:
-    """Return the seeds that failed in the past, each with its profile, so a new profile does not change them."""
+    """Return the seeds that failed in the past, each with its profile, so that a new profile does not change them."""
     corpus: list[dict[str, Any]] = json.loads(CORPUS.read_text())
     return corpus
 
 
 def _keep(outcome: Outcome) -> None:
-    """Keep a failing seed. From now on it is part of the tests."""
+    """Add a failing seed to the corpus, so that it is part of the tests from now on."""
     corpus = read_corpus()
     case = {"seed": outcome.seed, "profile": outcome.profile, "found": str(outcome.violations[0])[:200]}
     if not any((known["seed"], known["profile"]) == (case["seed"], case["profile"]) for known in corpus):

@@ -1,4 +1,4 @@
-"""Every planted defect, and which of them breaks which safety rule."""
+"""All planted defects, and which safety rule each of them breaks."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -93,4 +93,4 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "superseded-not-counted": "repair",
     "two-states-of-a-ledger": "beyond quorum",
 }
-"""The profile in which a rare defect is searched for. Every other one is searched for in all profiles in turn."""
+"""The profiles in which to search for rare defects. All other defects are searched for in all profiles in turn."""

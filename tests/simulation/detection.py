@@ -17,8 +17,8 @@ from tests.simulation.runner import run_one, worker_processes
 FOUND: Final = Path(__file__).with_name("detections.json")
 TABLE: Final = Path(__file__).parents[2] / "docs" / "simulation-defects.md"
 NEIGHBOURS: Final = 60
-"""Number of other histories to try if a recorded one no longer shows its defect, to classify the change. Half of them
-use its profile, half the profiles drawn by their seeds."""
+"""How many other histories to try if the recorded one no longer shows its defect, to find out what changed. Half of
+them use its profile, half the profiles that their seeds draw."""
 REFRESH: Final = (
     "run `make simulate-defects` and commit tests/simulation/detections.json and docs/simulation-defects.md"
 )
@@ -38,7 +38,7 @@ class Found:
 
 
 Search = tuple[str, tuple[int, ...] | range, str | None]
-"""A defect, the seeds to run in turn, and their profile (None: each seed draws its own)."""
+"""A defect, the seeds to run in order, and their profile (None: each seed draws its own)."""
 
 
 def look_for(work: Search) -> Found | None:
@@ -53,7 +53,7 @@ def look_for(work: Search) -> Found | None:
 
 @functools.lru_cache(maxsize=4096)
 def _holds(seed: int, profile: str | None) -> bool:
-    """Whether no rule breaks without a defect. Several defects share a history."""
+    """Whether no rule breaks in this history without a defect. Several defects share a history, so this is cached."""
     return not run_one(seed, profile).violations
 
 
@@ -88,8 +88,8 @@ def differences(results: dict[str, Found | None]) -> list[str]:
 def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str, str]:
     """Return the defects with a wrong record, and the reason for each.
 
-    A record holds if its history breaks exactly the recorded rule with the defect, and none without it. Another seed
-    is no replacement, because the published table would be wrong. The seeds after it only add detail to the message.
+    A record is right if its history breaks exactly the recorded rule with the defect, and none without it. Another seed
+    does not help, because the published table would be wrong. The seeds after it only add detail to the message.
     """
     known = read_found(records)
     wrong = {name: "it was never found" for name in names if name not in known}

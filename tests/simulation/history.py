@@ -1,4 +1,4 @@
-"""One history: a cluster, applications, trouble, healing, and the final judgement. A seed determines all of it."""
+"""One history: a cluster, applications, faults, healing, and the final checks. A seed determines all of it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
 STUBBORN_S: Final = 900.0
-"""How long a bookie may continue to refuse copies: long enough for a task to fail until it is parked."""
+"""How long a bookie may continue to refuse copies: so long that a task fails until it is parked."""
 SLOW_BYTES_PER_S: Final = 400
-"""Rate of copies for a repair of half a minute, so the ledgers of a history wait for each other."""
+"""A rate of copies at which repairs take half a minute, so that the ledgers of a history wait for each other."""
 HEAL_S: Final = 600.0
-"""Bound on healing, in virtual seconds (I19)."""
+"""The longest time for healing, in virtual seconds (I19)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it had enough of everything to count as a history."""
+        """Whether enough happened in it to count as a history."""
         return self.bookies >= 5 and self.clients >= 2 and self.faults_fired >= 3
 
 
@@ -151,7 +151,7 @@ def run_history(
 
 
 class FaultPoints:
-    """The decision on unlikely branches: a random half of them is taken, each at its own rate."""
+    """Decides on unlikely branches: a random half of them is taken, each at its own rate."""
 
     def __init__(self, rng: random.Random, *, is_on: bool) -> None:
         self._rng = rng
@@ -181,7 +181,7 @@ class History:
         self._scale = variation.scale
         self._profile = profile
         self._racks = rng if profile.has_racks else None if variation.racks is None else random.Random(variation.racks)
-        """The source of the decisions on racks, if any. The other events of a history do not depend on it."""
+        """The source of random decisions on racks, if any. The other events of a history do not depend on it."""
         self.applications: list[SimClient] = []
         self._loop.run_until_complete(self._make(rng, trace))
         self.world: SimWorld
@@ -234,7 +234,7 @@ class History:
         await self._heal()
 
     def _build_racks(self, names: Sequence[str], rng: random.Random) -> None:
-        """Put bookies into a large and a small rack, or three. Only some auditors check placement."""
+        """Put bookies into a large and a small rack, or into three. Only some auditors check placement."""
         world = self.world
         large = len(names) - 3
         racks = (
@@ -336,7 +336,7 @@ class History:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
         deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
-        if world.topology.locations:  # the next look at debts covers a ledger closed after the last one
+        if world.topology.locations:  # the next search for debts includes ledgers closed after the last one
             deadline_s += ROUND_S
         was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
         recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
@@ -346,7 +346,7 @@ class History:
         for node in world.bookies.values():
             node.be_well()
             if node.process.is_alive and (node.missing_directory or node.is_directory_out_of_use):
-                node.crash(is_power_lost=False)  # an operator has mended the disk, and restarts the bookie
+                node.crash(is_power_lost=False)  # an operator has repaired the disk, and restarts the bookie
             node.missing_directory = 0
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
@@ -381,7 +381,7 @@ class History:
                 await self._recover_all(doctor)
             if await self._is_healed(doctor):
                 break
-        if self._profile.has_directories:  # nothing rots in such a profile, and all directories are back or replaced
+        if self._profile.has_directories:  # such a profile damages no entries, and all directories are back or replaced
             world.truth.rotten.clear()
         await self._judge(doctor)
         await judge_locks(world)
@@ -403,7 +403,7 @@ class History:
         return node
 
     def _effort_window(self) -> Callable[[int, int], int] | None:
-        """Return how many bytes one fault may cost again; None if the bound exceeds every ledger of a history."""
+        """Return how many bytes may be copied again after one fault; None if that is more than any ledger has."""
         return None if self._variation.is_default else window_bytes
 
     def _mark_later(self, node: SimBookie) -> None:
@@ -484,7 +484,7 @@ class History:
         return not marked and not tasks
 
     async def _is_placed(self, doctor: SimClient, tasks: Sequence[Task]) -> bool:
-        """Whether no repair is left, and no copy can be placed better, apart from ledgers with too many moves.
+        """Whether no repair is left, and no copy can be placed better, except in ledgers with too many moves.
 
         Without an auditor for placement, this is checked only for ledgers with a debt or a parked task.
         """
@@ -539,7 +539,7 @@ class History:
                         return
 
     async def _parked(self, doctor: SimClient) -> set[LedgerId]:
-        """Return the ledgers of all parked repairs; each has a reason for the operator."""
+        """Return the ledgers of all parked repairs, and check that each has a reason for the operator."""
         return {parked.ledger_id for parked in await self._parked_records(doctor)}
 
     async def _parked_records(self, doctor: SimClient) -> Sequence[ParkedTask]:
@@ -575,7 +575,7 @@ _histories = itertools.count()
 
 
 def _collect_garbage() -> None:
-    """Collect the garbage of earlier histories. Within a history, finalizers would be part of its events."""
+    """Collect the garbage of earlier histories, because finalizers within a history would be part of its events."""
     number = next(_histories)
     if number == 0:
         gc.freeze()
@@ -584,7 +584,7 @@ def _collect_garbage() -> None:
 
 
 def _bury(loop: SimLoop) -> None:
-    """End the remaining tasks of a history, without its oracles."""
+    """End the remaining tasks of a history, without calling its oracles."""
     loop.set_exception_handler(lambda _, context: None)
     for _ in range(20):
         tasks = [task for task in loop.tasks if not task.done()]
@@ -596,5 +596,5 @@ def _bury(loop: SimLoop) -> None:
         loop.call_soon(loop.stop)
         loop.run_forever()
     loop.close()
-    guarded_tasks.difference_update(loop.tasks)  # a task that never ends would keep a whole history in memory
+    guarded_tasks.difference_update(loop.tasks)  # a task that does not end would keep the whole history in memory
     loop.tasks.clear()

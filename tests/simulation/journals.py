@@ -21,7 +21,7 @@ _ATTEMPTS: Final = 8
 
 
 async def damage(node: SimBookie, rng: random.Random) -> tuple[MemoryDisk, ...] | None:
-    """Return copies of the journals' disks, one with damage that a start detects; None if a few attempts made none.
+    """Return copies of the journals' disks, one of them with damage that a start detects; None if no attempt made any.
 
     A start does not detect the loss of the last batch, acknowledged shortly before the crash (J12).
     """
@@ -51,7 +51,7 @@ def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
 
 
 async def salvage(node: SimBookie, places: Sequence[RoleDirectory], rng: random.Random) -> None:
-    """Salvage the journal of a starting bookie, in the order of the real process."""
+    """Salvage the journal of a starting bookie, in the same order as the real process."""
     directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
     before, resumed = succession.predecessor(directories)
     found = await salvaging.salvage(node.journals, node.spread, node.index, node.world.variation.storage)

@@ -1,7 +1,7 @@
-"""A disk that can hang. An operation started during the hang runs after it, even if its caller has given up.
+"""A disk that can hang. An operation that starts during the hang runs after it, even if its caller no longer waits.
 
-The in-memory disk alone is too lenient, because it drops an operation together with its caller. With a real disk, a
-thread keeps waiting. A file can thus be created, written or removed long after the bookie has given up the disk.
+The in-memory disk is not realistic enough, because it cancels an operation together with its caller. With a real disk,
+a thread keeps waiting. So a file can be created, written or removed long after the bookie stopped using the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LateDisk(Disk):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether no operation ends at the moment."""
+        """Whether the disk hangs now, so that no operation ends."""
         return self._node.faults.hanging_directory == self._number
 
     @override
@@ -68,7 +68,7 @@ class LateDisk(Disk):
         return await self._disk.space()
 
     async def ended(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of ``work``, which starts after the end of the hang."""
+        """Wait for the end of the hang, then run ``work`` and return its result."""
         if not self.is_hanging:
             return await work()
         hang_ended = self._node.faults.hang_ended

@@ -1,7 +1,7 @@
-"""The oracle of the copy limits: all workers together keep them, and critical copies get their own rate.
+"""The oracle of the copy limits: all workers together stay within them, and critical copies get their own rate.
 
-While an operator's limits hold, targets receive no more than both rates together allow. A request for a ledger with
-one copy left passes at once if the worker's share of the critical rate has paid for all such requests before it.
+While an operator's limits apply, targets receive no more than both rates together allow. A request for a ledger with
+one copy left must not wait if the worker's share of the critical rate was sufficient for all such requests before it.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 2
 APPLIED_S: Final = 10.0
-"""Time after a change of the limits by which each worker has read them, and the others have noticed its copies."""
+"""How long after a change of the limits each worker has read them, and the others have noticed its copies."""
 SPARE_S: Final = 4.0
-"""Seconds of a rate that may come at once: the saved unused part, and the bytes in flight at the oracle's start."""
+"""How many seconds of a rate may come in one burst: the unused part, and the bytes in flight at the oracle's start."""
 AT_ONCE_S: Final = 0.2
 _BEFORE: Final = ("before_add", "before_read")
 
 
 class Limits:
-    """The bytes sent by all workers of a history while limits hold."""
+    """Counts the bytes that all workers of a history send while limits apply."""
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world
         self._sent = 0
         self._largest = 0
         self._paid_s: dict[str, float] = {}
-        """The time at which a worker's share of the critical rate has paid for its requests so far."""
+        """When each worker's share of the critical rate is sufficient for its requests so far."""
 
     def changed(self) -> None:
-        """Other limits hold from now on."""
+        """Note that other limits apply from now on."""
         self._sent = 0
 
     @property
     def are_applied(self) -> bool:
-        """Whether the limits have held long enough for every worker to keep them."""
+        """Whether the limits have applied so long that every worker must observe them."""
         return self._world.limits is not None and self._world.loop.time() - self._world.limits_changed_s > APPLIED_S
 
     def sent(self, who: str, size_bytes: int) -> None:
-        """A worker sends copies to a target."""
+        """Note that a worker sends copies to a target."""
         limits = self._world.limits
         self._largest = max(self._largest, size_bytes)
         if limits is None or not self.are_applied:
@@ -57,7 +57,7 @@ class Limits:
             self._world.truth.fail("PACE", f"{who} copies: {self._sent} bytes in {seconds:.1f} s, {rate} are allowed")
 
     def watch(self, client: SimClient, pace: Pace) -> None:
-        """Watch how long the copies of a worker wait."""
+        """Observe from now on how long the copies of a worker wait."""
         for name in _BEFORE:
             setattr(pace, name, self._timed(client, pace, getattr(pace, name)))
 
@@ -76,7 +76,7 @@ class Limits:
             is_judged = is_open and self.are_applied and self._paid_s.get(client.process.name, 0.0) <= since_s
             self._pay(client.process.name, cost_s)
             await before(bookie, size_bytes, rank)
-            if not is_open:  # it was counted too early
+            if not is_open:  # it was counted before it was sent
                 self._pay(client.process.name, cost_s)
             waited_s = loop.time() - since_s
             is_held = client.process.held_until_s > since_s

@@ -1,4 +1,4 @@
-"""The event loop of a history: virtual time, one thread, no external events, and a process for each task."""
+"""The event loop of a history: virtual time, one thread, no external events; each task belongs to a process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StuckError(AssertionError):
 
 
 class Process:
-    """A process of the simulation. It keeps its tasks to end all of them in a crash.
+    """A process of the simulation. It knows its tasks, so that a crash can end them.
 
     Attributes:
-        generation: counts its lives; an answer to an earlier life has no receiver.
+        generation: counts its lives. Answers to an earlier life are dropped.
         is_alive: whether it runs.
         held_until_s: the process is frozen until then: messages to it and from it wait.
     """
@@ -44,7 +44,7 @@ class Process:
             self._prune_at = 2 * len(self._tasks) + 64
 
     def die(self) -> None:
-        """End every task, as SIGKILL would; the caller has already cut its connections."""
+        """End every task, as SIGKILL would. The caller has already cut the connections."""
         self.is_alive = False
         self.generation += 1
         tasks, self._tasks = self._tasks, []
@@ -73,7 +73,7 @@ CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class _Soon(asyncio.Handle):
-    """asyncio's handle without the fields of its debug mode. A history creates some ten thousand of them."""
+    """A handle like asyncio's, without the fields of the debug mode. A history creates tens of thousands of them."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class _Soon(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """asyncio's timer without the fields of its debug mode."""
+    """A timer like asyncio's, without the fields of the debug mode."""
 
     __slots__ = ()
 
@@ -107,11 +107,11 @@ class _Timer(asyncio.TimerHandle):
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """Runs the ready callbacks and jumps to the next timer. First in, first out, as asyncio's own loop.
+    """Runs the ready callbacks and jumps to the next timer. First in, first out, like asyncio's own loop.
 
     Attributes:
-        turns: how often it has looked for work.
-        turns_max: a history with more turns counts as endless. The longest of the gate has a quarter of them.
+        turns: the number of turns so far.
+        turns_max: a history with more turns counts as endless. The longest history of the gate has a quarter of them.
     """
 
     _scheduled: list[tuple[float, int, Any]]
@@ -126,7 +126,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.turns = 0
         self.turns_max = turns_max
         self.tasks: list[asyncio.Task[Any]] = []
-        """Every task of the history, to end them without a look at other tasks."""
+        """All tasks of the history, so that they can be ended without other tasks."""
 
     def time(self) -> float:
         return self._now_s
@@ -148,7 +148,7 @@ class SimLoop(base_events.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio's, without its checks: this is called some ten thousand times in a history."""
+        """Do what asyncio does, without its checks: this is called tens of thousands of times in a history."""
         handle = _Soon(callback, args, context)
         self._ready.append(handle)
         return handle
@@ -156,13 +156,13 @@ class SimLoop(base_events.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """As asyncio's, without its checks."""
+        """Do what asyncio does, without its checks."""
         return self._at(self._now_s + delay, callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """As asyncio's, without its checks."""
+        """Do what asyncio does, without its checks."""
         return self._at(when, callback, args, context)
 
     def _at(self, when: float, callback: Any, args: Any, context: contextvars.Context | None) -> asyncio.TimerHandle:
@@ -172,7 +172,7 @@ class SimLoop(base_events.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is dropped when its time has come."""
+        """Do nothing: a cancelled timer is dropped when it is due."""
 
     def _run_once(self) -> None:
         """Run turns until the loop is stopped. In each, due timers become ready, and all ready callbacks run once."""

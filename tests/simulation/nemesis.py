@@ -21,18 +21,18 @@ from tests.simulation.world import SimWorld
 
 LONGEST_S: Final = 6.0
 DOWN_MAX: Final = 2
-"""Most bookies that single faults take down at once; ``kill most bookies`` and power loss exceed it."""
+"""The most bookies that single faults stop at a time. ``kill most bookies`` and power loss stop more."""
 _STRETCH_MAX: Final = 3.0
-"""Largest factor of a stretch on the time scale of default settings: adds must arrive before a writer gives up."""
+"""The largest factor of a stretch with default settings: adds must arrive before their writer fails."""
 INTERRUPTION_S: Final = 50.0
-"""Longer than the attempts of a collector to release a lock."""
+"""The length of an interruption: longer than a collector tries to release a lock."""
 CLOCK_JUMP_MIN_MS: Final = 60_000
 CLOCK_JUMP_MAX_MS: Final = 3 * 86_400_000
 _LOCKS: Final = "/ledgers/underreplication/locks"
 
 
 class Nemesis:
-    """Injects faults at random times and at events. The seed draws the faults from its profile."""
+    """Injects faults at random times and at events. The seed selects the faults from its profile."""
 
     def __init__(self, world: SimWorld, profile: Profile, rng: random.Random) -> None:
         self._world = world
@@ -150,7 +150,7 @@ class Nemesis:
         return True
 
     def _power_loss_here(self) -> bool:
-        """The power of a bookie fails just before it makes data durable."""
+        """Let the power of a bookie fail just before it makes data durable."""
         world = self._world
         node = world.bookies[self._where]
         if not node.process.is_alive or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
@@ -181,7 +181,7 @@ class Nemesis:
         return True
 
     def _kill_rack(self) -> bool:
-        """All bookies of the smallest rack stop, long enough for the repair of their ledgers elsewhere."""
+        """Stop all bookies of the smallest rack, so long that their ledgers are repaired on others."""
         world = self._world
         living = world.living_bookies()
         if len(living) < len(world.bookies):
@@ -197,7 +197,7 @@ class Nemesis:
         return True
 
     def _join(self) -> bool:
-        """A new bookie joins. Its rack is in the topology from the beginning."""
+        """Let a new bookie join. Its rack is in the topology from the beginning."""
         world = self._world
         if self._joined >= self._profile.joins_max:
             return False
@@ -221,11 +221,11 @@ class Nemesis:
         node.wipe()
         if self._profile.is_beyond_quorum:
             world.truth.doom()
-        world.start_later(node, 1.5 * self._down_s())  # long enough to move its ledgers elsewhere
+        world.start_later(node, 1.5 * self._down_s())  # long enough to move its ledgers to others
         return True
 
     def _damage_journal(self) -> bool:
-        """Kill one of our bookies and damage its journal. As after ``wipe bookie``, it has lost copies."""
+        """Kill one of our bookies and damage its journal, so that it has lost copies, as after ``wipe bookie``."""
         world = self._world
         living = [node for node in world.living_bookies() if not (node.is_apache or node.missing_directory)]
         if self._wipes >= self._profile.wipes_max or not living:
@@ -239,7 +239,7 @@ class Nemesis:
         return True
 
     def _fail_directory(self) -> bool:
-        """Writes to a ledger directory fail for a while. The bookie does not use it until its restart."""
+        """Let writes to a ledger directory fail for a while. The bookie does not use it until its restart."""
         node = self._spread_bookie()
         if node is None or node.faults.failing_directory:
             return False
@@ -249,7 +249,7 @@ class Nemesis:
         return True
 
     def _hang_directory(self) -> bool:
-        """The disk of a ledger directory hangs for a while. After a long hang, its entries count as rotten."""
+        """Let the disk of a ledger directory hang for a while. After a long hang, its entries count as damaged."""
         node = self._spread_bookie()
         rotten = self._world.truth.rotten
         if node is None or node.faults.hanging_directory or (rotten and node.bookie not in rotten):
@@ -262,7 +262,7 @@ class Nemesis:
         return True
 
     def _miss_directory(self) -> bool:
-        """A bookie restarts without one of its ledger directories, whose entries count as rotten until it is back."""
+        """Restart a bookie without one of its ledger directories, whose entries count as damaged until it is back."""
         node = self._spread_bookie_to_rot()
         if node is None:
             return False
@@ -271,7 +271,7 @@ class Nemesis:
         return True
 
     def _lose_directory(self) -> bool:
-        """A bookie restarts with an empty disk in place of the fullest of its later ledger directories."""
+        """Restart a bookie with an empty disk in place of the fullest of its later ledger directories."""
         node = self._spread_bookie_to_rot()
         if node is None:
             return False
@@ -279,7 +279,7 @@ class Nemesis:
         return True
 
     def _spread_bookie_to_rot(self) -> SimBookie | None:
-        """Stop a bookie with several ledger directories for a short time. All rot of a history is on one bookie."""
+        """Stop a bookie with several ledger directories for a short time. All damage of a history is on one bookie."""
         world = self._world
         node = self._spread_bookie()
         if node is None or (world.truth.rotten and node.bookie not in world.truth.rotten):
@@ -290,7 +290,7 @@ class Nemesis:
         return node
 
     def _spread_bookie(self) -> SimBookie | None:
-        """Return a living bookie with several ledger directories and an intact journal: a salvage needs all of them."""
+        """Return a running bookie with several ledger directories and an intact journal; a salvage needs them all."""
         living = [
             node
             for node in self._world.living_bookies()
@@ -300,7 +300,7 @@ class Nemesis:
         return self._rng.choice(here or living) if living else None
 
     def _wipe_soon(self) -> bool:
-        """Wipe a bookie as ``wipe bookie`` does, shortly after its answer to the request of the event."""
+        """Wipe a bookie as ``wipe bookie`` does, shortly after it has answered the request of the event."""
         if self._wipes >= self._profile.wipes_max:
             return False
         self._world.loop.call_later(
@@ -338,7 +338,7 @@ class Nemesis:
         return True
 
     def _delay_adds(self) -> bool:
-        """A writer's messages to a bookie take seconds for a while: its adds arrive long after it lost the ledger."""
+        """Delay a writer's messages to a bookie by seconds, so that adds arrive long after the writer was fenced."""
         client, node = self._rng.choice(self.targets), self._any_bookie()
         link = self._world.network.link(client.process.name, node.process.name)
         link.extra_delay_s = (0.5 + 4.0 * self._rng.random()) * self._scale
@@ -347,16 +347,16 @@ class Nemesis:
         return True
 
     def _lose_fences(self) -> bool:
-        """All fences to one bookie are lost, from every sender, but no other message."""
+        """Lose all fences to one bookie, from every sender, but no other message."""
         node = self._any_bookie()
         self._world.lose_kind(node.process.name, "fence", self._down_s())
         self._note(f"fences to {node.process.name} are lost")
         return True
 
     def _stretch(self) -> bool:
-        """A writer reaches its members at very different times, one gets no fence, and a reader recovers the ledger.
+        """Delay a writer's adds differently per member, lose the fence to one, and let a reader recover the ledger.
 
-        Their copies of the tail differ as much as possible.
+        The members' copies of the last entries then differ as much as possible.
         """
         world = self._world
         metadata = None if self._about is None else world.truth.metadata.get(self._about)
@@ -437,7 +437,7 @@ class Nemesis:
         return True
 
     def _slow_workers(self) -> bool:
-        """Store requests of the replication workers take a second or two, for a while."""
+        """Delay the store requests of the replication workers by a second or two, for a while."""
         for client in self._living_clients():
             if client.process.name.startswith("worker"):
                 client.faults.slow_share, client.faults.slow_s = 0.5, 2.0 * self._scale
@@ -445,7 +445,7 @@ class Nemesis:
         return True
 
     def _slow_collector(self) -> bool:
-        """The bookie's own requests to the store take a second or two, for a while."""
+        """Delay the bookie's own requests to the store by a second or two, for a while."""
         node = self._world.bookies.get(self._where)
         if node is None or not node.is_listening:
             return False
@@ -463,7 +463,7 @@ class Nemesis:
         return True
 
     def _unlock_soon(self) -> bool:
-        """The lock of the event's ledger is deleted a little later."""
+        """Delete the lock of the event's ledger a little later."""
         if self._about is None:
             return False
         path = lock_path("/ledgers", self._about)
@@ -486,7 +486,7 @@ class Nemesis:
         return True
 
     def _rot(self) -> bool:
-        """A bit of an entry log changes; all rot of a history is on one bookie."""
+        """Change a bit of an entry log. All damage of a history is on one bookie."""
         world = self._world
         name = next(iter(sorted(world.truth.rotten)), None)
         node = world.bookies[name] if name is not None else self._any_bookie()
@@ -501,7 +501,7 @@ class Nemesis:
         return True
 
     def _rot_and_recover(self) -> bool:
-        """A bookie of the event's open ledger restarts, which empties its cache; see ``_rot_the_end``."""
+        """Restart a bookie of the event's open ledger, which empties its cache; see ``_rot_the_end``."""
         metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
         if metadata is None or metadata.is_closed:
             return False
@@ -517,7 +517,7 @@ class Nemesis:
         return True
 
     def _rot_the_end(self, ledger_id: LedgerId, node: SimBookie) -> None:
-        """A bit of one of the ledger's last acknowledged entries changes on one bookie, and the ledger is recovered."""
+        """Change a bit of one of the ledger's last acknowledged entries on one bookie, and recover the ledger."""
         world = self._world
         ledger = world.truth.of(ledger_id)
         if world.is_healing or not ledger.acked or (world.truth.rotten and node.bookie not in world.truth.rotten):
@@ -533,7 +533,7 @@ class Nemesis:
                 return
 
     def _jump_clock(self) -> bool:
-        """The clock of one machine jumps by minutes to days, forward or back. Its monotonic time continues."""
+        """Let the clock of one machine jump by minutes to days, forward or back. Its monotonic time does not jump."""
         bookies = [self._world.bookies[name] for name in sorted(self._world.bookies)]
         machines: list[SimBookie | SimClient] = [*bookies, *self._living_clients()]
         machine = self._rng.choice(machines)
@@ -543,7 +543,7 @@ class Nemesis:
         return True
 
     def _wipe_one_and_lose_another(self) -> bool:
-        """A member of an open ledger gets new disks, and another one is down for longer than the grace period."""
+        """Give a member of an open ledger new disks, and stop another one for longer than the grace period."""
         world, metadata = self._world, self._open_metadata()
         if metadata is None or self._wipes >= self._profile.wipes_max:
             return False
@@ -562,7 +562,7 @@ class Nemesis:
         return True
 
     def _wipe_another(self) -> bool:
-        """A member of an open ledger gets new disks, after every earlier loss was repaired."""
+        """Give a member of an open ledger new disks, after every earlier loss was repaired."""
         world, metadata = self._world, self._open_metadata()
         if metadata is None or world.truth.tasks or world.truth.has_unknown_losses():
             return False
@@ -576,7 +576,7 @@ class Nemesis:
         return True
 
     def _kill_writers(self) -> None:
-        """Kill the writers, so no writer replaces the lost bookies."""
+        """Kill the writers, so that none replaces the lost bookies."""
         for client in self.targets:
             if client.process.name.startswith("writer"):
                 client.kill()
@@ -586,7 +586,7 @@ class Nemesis:
         return None if metadata is None or metadata.is_closed else metadata
 
     def _lose_for_good(self) -> bool:
-        """A bookie dies and stays down until the cluster heals."""
+        """Stop a bookie until the cluster heals."""
         world = self._world
         living = world.living_bookies()
         if self._lost >= self._profile.lost_max or len(living) <= len(world.bookies) - self._profile.lost_max:
@@ -596,7 +596,7 @@ class Nemesis:
         return True
 
     def _interrupt_collector(self) -> bool:
-        """A bookie has no connection to the store for longer than its collector's attempts to release a lock."""
+        """Cut a bookie off from the store for longer than its collector tries to release a lock."""
         node = self._world.bookies.get(self._where)
         if node is None or not node.is_listening or node.store.session.state is not SessionState.CONNECTED:
             return False
@@ -607,14 +607,14 @@ class Nemesis:
         return True
 
     def _refuse_everywhere(self) -> bool:
-        """Every bookie refuses copies for a moment, so only the first repairs fail."""
+        """Let every bookie refuse copies for a moment, so that only the first repairs fail."""
         for node in self._world.bookies.values():
             node.faults.refuses_copies = True
             self._world.loop.call_later(0.3, setattr, node.faults, "refuses_copies", False)
         return True
 
     def _cut_worker(self) -> bool:
-        """A worker and a bookie do not reach each other for some time."""
+        """Cut the connection between a worker and a bookie for some time."""
         world = self._world
         workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
         client, node = self._rng.choice(workers), self._any_bookie()
@@ -625,14 +625,14 @@ class Nemesis:
         return True
 
     def _busy_bookie(self) -> bool:
-        """A bookie has no room for adds for some time."""
+        """Let a bookie refuse adds as too busy for some time."""
         node = self._world.bookies.get(self._where) or self._any_bookie()
         node.faults.busy_until_s = self._world.loop.time() + 5.0 + 20.0 * self._rng.random()
         self._note(f"{node.process.name} is busy")
         return True
 
     def _read_only_bookie(self) -> bool:
-        """A bookie is read-only for some time: it refuses new entries with this status."""
+        """Make a bookie read-only for some time: it refuses new entries with this status."""
         world = self._world
         nodes = [node for node in world.living_bookies() if node.is_listening]
         if not nodes or world.read_only_since_s:
@@ -660,7 +660,7 @@ class Nemesis:
         return True
 
     def _disable(self) -> bool:
-        """An operator switches repair off for some time."""
+        """Let an operator disable repair for some time."""
         world = self._world
         client = world.operator()
         self._operate("disable", apps.switch(world, client, is_on=False))
@@ -669,7 +669,7 @@ class Nemesis:
         return True
 
     def _limit_copies(self) -> bool:
-        """An operator limits all copies for some time. The limit of ledgers with one copy left is much higher."""
+        """Let an operator limit all copies for some time. The limit for ledgers with one copy left is much higher."""
         world, rng = self._world, self._rng
         if world.limits is not None:
             return False

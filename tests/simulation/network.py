@@ -1,8 +1,8 @@
 """The network of a history: every message has its own delay and may be lost, held or sent twice, by kind and by link.
 
 ``SimTransport`` is the transport port of one process. Adds over one link arrive in the order of the calls, as the port
-promises; all other messages may overtake. A delivered request runs to its end at the bookie, whether or not its answer
-finds a listener. An answer of an earlier life of a bookie, or to a dead process, is dropped.
+promises; all other messages may overtake each other. A delivered request runs to its end at the bookie, even if no
+process waits for its answer. An answer from an earlier life of a bookie, or to a dead process, is dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KINDS: Final[Mapping[type[Request[Any]], str]] = {
     Copy: "copy",
     Info: "info",
 }
-"""The kinds of requests without a fence key; links have faults by kind."""
+"""The kinds of requests without a fence key. The faults of a link are set per kind."""
 
 
 class Fate(enum.Enum):
@@ -61,7 +61,7 @@ class Fate(enum.Enum):
     """The request never arrives."""
     ANSWER_IS_LOST = enum.auto()
     IS_REFUSED = enum.auto()
-    """The connection of the sender is refused at once, without any effect."""
+    """The sender's connection is refused immediately. The request has no effect."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Link:
     """The faults of messages between one process and one bookie. Shares are probabilities."""
 
     loss: dict[str, float] = field(default_factory=dict)
-    """Shares by kind of request; the key "" stands for every kind."""
+    """The shares by kind of request. The key "" stands for every kind."""
     answer_loss: dict[str, float] = field(default_factory=dict)
     extra_delay_s: float = 0.0
     late_share: float = 0.0
@@ -84,7 +84,7 @@ class Link:
 
 
 class Listener(Protocol):
-    """A bookie as the network sees it."""
+    """What the network knows of a bookie."""
 
     process: Process
 
@@ -128,7 +128,7 @@ class SimNetwork:
         return listener if listener is not None and listener.is_listening else None
 
     def link(self, sender: str, host: str) -> Link:
-        """Return the link, to change it."""
+        """Return the link, so that its faults can be changed."""
         return self._links.setdefault((sender, host), Link())
 
     def heal(self) -> None:
@@ -138,7 +138,7 @@ class SimNetwork:
         self.delay_max_s = 0.01
 
     def path(self, sender: str, host: str) -> Link:
-        """Return the link, to use it."""
+        """Return the link, for sending a message."""
         return self._links.get((sender, host), self._healthy)
 
     def delay_s(self, link: Link) -> float:
@@ -200,7 +200,7 @@ class SimTransport(Transport):
         self.is_cut_off = True
 
     def cut_off(self) -> None:
-        """Note the death of the process: it no longer sends or receives."""
+        """Note that the process is dead: it no longer sends or receives."""
         self.is_cut_off = True
 
     async def _call(
@@ -227,7 +227,7 @@ class SimTransport(Transport):
         return failed(reply[0], detail=reply[1]) if isinstance(reply, tuple) else cast(ReplyT, reply)
 
     async def _send_waiting(self, bookie: BookieId, line: _Line) -> None:
-        """Look up the address and send the waiting messages in order, also those of later callers."""
+        """Look up the address and send the waiting messages in order, including those of later callers."""
         try:
             while line.waiting:
                 try:

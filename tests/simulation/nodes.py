@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 
 SESSION_S: Final = 3.0
 """The session timeout of the metadata store, on the time scale of small settings."""
-_INDEX_SPARE_BYTES: Final = 1200  # the need of the index on the ledger disk for one write
+_INDEX_SPARE_BYTES: Final = 1200  # the space that the index on the ledger disk needs for one write
 _CAPACITY_BYTES: Final = 1 << 40
-"""Capacity of each disk. A later ledger directory has a byte more, to get an entry log before the first one does."""
+"""The capacity of each disk. Later ledger directories have a byte more, so that they get an entry log first."""
 _WRITES: Final = frozenset(
     {
         Operation.CREATE,
@@ -77,7 +77,7 @@ _WRITES: Final = frozenset(
 
 
 class Witnessed(BookieHandler):
-    """The handler of a bookie; the oracles see its answers at once."""
+    """The handler of a bookie. The oracles see its answers immediately."""
 
     def __init__(self, node: SimBookie, inner: BookieHandler) -> None:
         self._node = node
@@ -132,7 +132,7 @@ class Witnessed(BookieHandler):
 
 
 class WitnessedCopying(Copying):
-    """The copies made by a bookie from others. The oracles see each batch like a received one."""
+    """The copies that a bookie makes from others. The oracles see each batch like a received one."""
 
     def __init__(self, node: SimBookie, sources: Transport) -> None:
         super().__init__(sources, node.clock)
@@ -150,7 +150,7 @@ class WitnessedCopying(Copying):
 
 
 class Flipping(Transport):
-    """A transport with damage to the entries read by a bookie from others, which no check of the source can find."""
+    """A transport that damages entries which a bookie reads from others, so that no check at the source finds it."""
 
     def __init__(self, inner: Transport, rng: random.Random, share: float) -> None:
         self._inner = inner
@@ -180,24 +180,24 @@ class Flipping(Transport):
 
 @dataclass(slots=True)
 class DiskFaults:
-    """The faults of a bookie's disks; they may change at any time."""
+    """The faults of a bookie's disks, which may change at any time."""
 
     sync_fails: int = 0
-    """This many of the next syncs fail."""
+    """How many of the next syncs fail."""
     failing_directory: int = 0
-    """The ledger directory with failing writes, by its place in the settings; 0: none. A bookie cannot run without the
+    """The ledger directory whose writes fail, by its place in the settings; 0: none. A bookie cannot run without the
     first one."""
     hanging_directory: int = 0
     """The ledger directory on a hanging disk, by its place in the settings; 0: none."""
     hang_ended: asyncio.Event = field(default_factory=asyncio.Event)
     busy_until_s: float = 0.0
     refuses_copies: bool = False
-    """Whether the bookie refuses every copy, for a permanent reason."""
+    """Whether the bookie refuses every copy with a permanent reason."""
     stall_share: float = 0.0
     stall_s: float = 0.5
 
     def end_hang(self) -> None:
-        """Let every disk answer again."""
+        """End the hang of every disk."""
         self.hanging_directory = 0
         self.hang_ended.set()
         self.hang_ended = asyncio.Event()
@@ -212,22 +212,22 @@ class SimBookie:
         self.is_apache = is_apache
         self.was_full = False
         self.interrupted_until_s = 0.0
-        """Until then the bookie has no connection to the store, even if the cluster heals."""
+        """Until this time the bookie has no connection to the store, even if the cluster heals."""
         self.was_wiped = False
-        """Whether its disks are new since an operator last marked its ledgers. Only used for Apache's bookies."""
+        """Whether it got new disks after an operator last marked its ledgers. Only for Apache's bookies."""
         self.process = Process(name)
         self.process.is_alive = False
         self.clock = VirtualClock()
         self.faults = DiskFaults()
         self.is_listening = False
         self.is_serving = False
-        """Whether its start has ended: it is registered, and its collector belongs to this life."""
+        """Whether its start has ended, so that it is registered and its collector belongs to this life."""
         self.is_retired = False
         self.is_new_incarnation = False
         self.is_journal_to_be_damaged = False
         """Whether the next start finds a damaged journal."""
         self.was_journal_damaged = False
-        """Whether an operator may have salvaged its journal, which requires such a fault."""
+        """Whether an operator may have salvaged its journal, which happens only after such a fault."""
         self.handler: Witnessed
         self.storage: LedgerStorage
         self.store: SimStore
@@ -235,17 +235,17 @@ class SimBookie:
         self._journals = self._empty_journals()
         self._ledgers = self._empty_ledgers()
         self.missing_directory = 0
-        """The place of the ledger directory missing at the next start; 0: none is."""
+        """The place of the ledger directory that is missing at the next start; 0: none."""
         self.lost_directories: set[int] = set()
-        """Places of the ledger directories with a new, empty disk; they stay out of use."""
+        """The places of the ledger directories with new, empty disks, which are not used."""
         self.spread: Disk = self.ledgers
-        """The ledger directories of this life as one."""
+        """The ledger directories of this life, as one directory."""
         self._index = MemoryIndex(before=self._before, is_full=self._is_index_full)
         self.keeper: RegistrationKeeper
         self.service: BookieService
         self.collecting: asyncio.Task[None]
         self.collect: Callable[[], Awaitable[object]]
-        """One pass of its collector."""
+        """Runs one pass of its collector."""
 
     @property
     def index(self) -> MemoryIndex:
@@ -269,7 +269,7 @@ class SimBookie:
 
     @property
     def is_directory_out_of_use(self) -> bool:
-        """Whether this life of the process does not use one of its ledger directories."""
+        """Whether the running process does not use one of its ledger directories."""
         return self.spread.out_of_use_count > 0
 
     @property
@@ -359,7 +359,7 @@ class SimBookie:
                 self.resume_session()
 
     def unfill(self) -> None:
-        """Make room on the disks again."""
+        """Free space on the disks again."""
         for disk in self._journals:
             disk.capacity_bytes = _CAPACITY_BYTES
         for number, disk in enumerate(self._ledgers):
@@ -450,7 +450,7 @@ class SimBookie:
         for ledger_id in sorted(truth.held.get(self.bookie, ())):
             reply = await self.storage.list_entries(ledger_id)
             if reply.status is Status.CORRUPT and self.storage.directories_out_of_use:
-                continue  # the list leaves out possible entries of the missing directory
+                continue  # the list lacks the entries that the missing directory may have
             truth.restarted(self.bookie, ledger_id, list(reply.entries))
 
     async def _watch_fatal(self, generation: int) -> None:
@@ -459,7 +459,7 @@ class SimBookie:
             self.world.bookie_failed(self)
 
     def _before_in(self, number: int) -> Before:
-        """Return the hook before each operation on the ledger directory at this place in the settings."""
+        """Return a hook that runs before each operation on the ledger directory at this place in the settings."""
 
         async def before(operation: Operation, path: str) -> None:
             await self._before(operation, path)
@@ -512,7 +512,7 @@ class SimClient:
         self.client = BookKeeper(self.ports)
 
     def use(self, settings: ClientSettings) -> None:
-        """Work with other bounds from now on."""
+        """Use other settings from now on."""
         self.ports = replace(self.ports, settings=settings)
         self.client = BookKeeper(self.ports)
 
@@ -543,7 +543,7 @@ class SimClient:
         self.process.held_until_s = self.world.loop.time() + seconds
 
     def lose_session(self, back_after_s: float) -> None:
-        """End the session with the store. Another one begins later."""
+        """End the session with the store. A new one begins later."""
         if self.process.is_alive:
             self.world.trace.event(self.process.name, "loses its session")
             self.store.expire()

@@ -1,4 +1,4 @@
-"""Planted defects of what surrounds a copy: order, retries, locks, effort, memory, switches, sessions; and of space."""
+"""Planted defects around copies: order, retries, locks, effort, memory, switches, sessions; and of disk space."""
 
 from __future__ import annotations
 

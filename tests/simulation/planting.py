@@ -1,4 +1,4 @@
-"""The planting of defects: replaced attributes of the real code during a history, restored after it."""
+"""Plant defects: attributes of the real code are replaced during a history, and restored after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Defect:
     Attributes:
         text: the behaviour of the code with the defect.
         reference: where it happened, or which rule it breaks.
-        plant: switches it on until the stack is closed.
+        plant: enables it until the stack is closed.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Defect:
 
 
 def swap(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute of a class or module by the result of ``make`` for the original one."""
+    """Replace an attribute of a class or module by what ``make`` returns for the original one."""
     original = owner.__dict__[name]
     plain = original.__func__ if isinstance(original, staticmethod) else original
     made = make(plain)

@@ -1,7 +1,8 @@
-"""The kinds of trouble in histories. Each seed draws one, and a random part of its faults (swarm testing).
+"""The profiles of histories: which faults occur, and how often.
 
-Rates are faults per virtual second over the whole history; the number of a trigger is the chance of its fault at
-the event. ``wipes_max`` keeps the losses within the promise of the quorums.
+Each seed draws a profile and a random part of its faults (swarm testing). Rates are faults per virtual second over the
+whole history. The number of a trigger is the probability of its fault at the event. ``wipes_max`` limits losses to
+those that the quorums survive.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ Quorums = tuple[int, int, int]
 USUAL: Final[tuple[Quorums, ...]] = ((3, 3, 2), (3, 2, 2), (3, 3, 3), (2, 2, 2), (3, 2, 1))
 STRIPED: Final[tuple[Quorums, ...]] = ((4, 3, 2), (5, 3, 2), (4, 2, 2), (5, 3, 3), (5, 2, 2))
 SAFE: Final[tuple[Quorums, ...]] = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3), (2, 2, 2))
-"""An acknowledged entry survives the loss of one disk."""
+"""The losses that every acknowledged entry survives: one disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of trouble.
+    """A set of faults, and the settings of the histories with them.
 
     Attributes:
         rates: fault name to faults per virtual second.
         triggers: event to (fault name, chance) pairs.
         pace_s: mean pause of a writer between bursts.
-        add_timeout_s: timeout of a writer's adds; long ones make zombies.
+        add_timeout_s: timeout of a writer's adds. With a long one, adds arrive after the writer was replaced.
         collect_s: pause between a bookie's collections.
-        trouble_s: longest time of trouble, in virtual seconds.
+        trouble_s: longest time with faults, in virtual seconds.
         lost_max: how many bookies may be lost permanently.
         has_fault_points: whether unlikely branches of the code may be forced.
         is_stubborn: one bookie may continue to refuse copies while the rest of the cluster heals.
-        is_large: ledgers are written at once, before trouble begins, and some are large.
+        is_large: ledgers are written in one go before the first fault, and some are large.
         has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
         joins_max: how many bookies may join.
         has_directories: each of bkheal's bookies has one to three ledger directories. No fault damages single entries.
@@ -333,10 +334,10 @@ NAMED: Final[tuple[Profile, ...]] = (
         has_directories=True,
     ),
 )
-"""All profiles: those drawn by all seeds, and the later ones."""
+"""All profiles: those that all seeds draw, and later ones."""
 
 FIRST_OF_ALL_PROFILES: Final = 60_000_000_000
-"""Fresh seeds begin here. Smaller seeds draw none of the later profiles, as at the time they were found."""
+"""New seeds begin here. Smaller seeds draw none of the later profiles, so that their histories stay the same."""
 
 
 def drawn_by(seed: int) -> Profile:

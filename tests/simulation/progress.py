@@ -1,7 +1,7 @@
 """The progress of a long run of histories, in a file, to continue the run after an interruption.
 
-The file has a line for each history, in the order of their ends. A line cut short by the interruption does not count:
-its history runs again. The file is only valid for the code of its run, which nothing checks.
+The file has a line for each history, in the order in which they ended. If the interruption cut a line short, its
+history runs again. The file is valid only for the code with which it was made, which is not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.truth import Violation
 
 
 def read_progress(path: Path) -> list[Outcome]:
-    """Return the outcomes of the finished histories; none without a file."""
+    """Return the outcomes of the finished histories; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
@@ -27,7 +27,7 @@ def read_progress(path: Path) -> list[Outcome]:
 
 
 def noting(outcomes: Iterable[Outcome], path: Path) -> Iterator[Outcome]:
-    """Pass on the outcomes, each after its line is in the file."""
+    """Yield the outcomes, each after its line was written to the file."""
     with path.open("a") as file:
         for outcome in outcomes:
             file.write(json.dumps({**asdict(outcome), "lines": ()}) + "\n")

@@ -1,9 +1,9 @@
-"""The oracles of repair: they compare the actions of each worker with the rules, turn by turn.
+"""The oracles of repair, which check the actions of each worker against the rules, turn by turn.
 
 Effort (I21): useless copies are bounded. Order (R40): no turn starts while a due ledger with fewer copies left waits.
-Cost: a finished task takes few requests to the store. Progress (I19): no task fails for ever. Memory (R43): copies hold
-no more than the budget. A disabled repair (S7), the end of a session (S14) and the lost-bookie delay (R39) are
-respected. A worker is watched from outside: its methods are wrapped, without a change to its decisions.
+Cost: a finished task takes few requests to the store. Progress (I19): no task fails forever. Memory (R43): copies hold
+no more than the budget. Workers respect the switch that disables repair (S7), the end of a session (S14) and the
+lost-bookie delay (R39). A worker is observed from outside: its methods are wrapped, and its decisions stay the same.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimWorld
 
 TASK_REQUESTS_MAX: Final = 56
-"""Requests to the store for each finished task, listings included, over many small ledgers. Today's value: 41 on
+"""The most requests to the store per finished task, listings included, over many small ledgers. Measured: 41 on
 average, and 50 at most."""
 SMALL_ENTRIES: Final = 40
-"""Entries of a small ledger. Its copy takes a few requests."""
+"""The most entries of a small ledger, whose copy takes a few requests."""
 TASKS_COUNTED_MIN: Final = 8
-"""Fewer finished tasks give no useful mean."""
+"""The fewest finished tasks for a useful mean."""
 FAILURES_MAX: Final = 7
-"""Most failures of one task in a row, without a fault. After these it must be parked."""
+"""The most failures in a row of one task without a fault. Then it must be parked."""
 PROMPT_S: Final = 20.0
-"""How long copies may continue after repair is disabled: the time of a read and a busy target."""
+"""How long copies may continue after repair is disabled: the time for a read and for a busy target."""
 SETTLED_S: Final = 10.0
-"""Time since the registration of a bookie after which workers must respect it, on the scale of small settings."""
+"""How long after the registration of a bookie workers must know it, on the scale of small settings."""
 SETTLING_S: Final = 1.0
-"""Time after a refusal in which late answers still arrive. The copy drops them."""
+"""How long after a refusal late answers may still arrive, which the copy drops."""
 SENT_S: Final = 0.02
-"""Longest time between the read and the send of a copy."""
+"""The longest time between the read and the send of a copy."""
 LOCK_S: Final = 90.0
 """How long a lock may remain after the end of its turn, while its session is connected."""
 LONGEST_FAULT_S: Final = 6.0
 NOTHING_SHORT: Final = 1 << 30
-"""The count of copies left for a ledger without a missing copy."""
+"""The number of copies left if a ledger has no missing copy."""
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
 
 
@@ -77,7 +77,7 @@ TURN: contextvars.ContextVar[TurnNote | None] = contextvars.ContextVar("turn", d
 
 
 def count_request() -> None:
-    """Count a request to the store for its turn."""
+    """Count a request to the store for the turn that makes it."""
     note = TURN.get()
     if note is not None:
         note.requests += 1
@@ -85,27 +85,28 @@ def count_request() -> None:
 
 @dataclass(slots=True)
 class Effort:
-    """The copies of one ledger, in bytes."""
+    """The bytes copied for one ledger."""
 
     copied: int = 0
     useful: dict[tuple[BookieId, EntryId], int] = field(default_factory=dict)
     """Copies, by target and entry."""
     faults: int = 0
     repeated: int = 0
-    """Bytes of copies already acknowledged by the same target on the same disks."""
+    """The bytes of copies that the same target had already acknowledged on the same disks."""
     interruptions: int = 0
     """Turns that ended before the end of the task."""
     collected: int = 0
-    """Bytes of copies deleted by the collectors of Apache's bookies."""
+    """The bytes of copies that the collectors of Apache's bookies deleted."""
     is_started_again: bool = False
     """Whether a target failed, or the task was parked: the copy may then begin again, perhaps elsewhere."""
     acknowledged: set[tuple[BookieId, str, EntryId]] = field(default_factory=set)
 
     def useful_bytes(self, named: Collection[BookieId], drains: int) -> int:
-        """Return the bytes of useful copies: each copy on a bookie named by the metadata.
+        """Return the bytes of useful copies: those on bookies that the metadata names.
 
-        One copy of an entry is useful in any case, and one more for each of its ``drains``. If the lost bookie returns
-        during the copy, or the drain is withdrawn, the metadata names no target, which no worker could foresee.
+        In addition, one copy of an entry always counts as useful, and one more for each of its ``drains``: if the lost
+        bookie returns during the copy, or the drain is withdrawn, the metadata never names the target, which no worker
+        could foresee.
         """
         copies: dict[EntryId, list[int]] = defaultdict(list)
         for (target, entry_id), size in self.useful.items():
@@ -116,12 +117,12 @@ class Effort:
 
 @dataclass(slots=True)
 class _Listed:
-    """The possible contents of a worker's last listing: the least and the most copies left for each task."""
+    """What a worker's last listing may contain: the fewest and the most copies left for each task."""
 
     started_s: float = -1.0
     copies_left: dict[LedgerId, tuple[int, int]] = field(default_factory=dict)
     requests: int = 0
-    """The cost of the listing. The first task finished by one of its turns pays for it; 0 afterwards."""
+    """The requests of the listing. They count for the first task that one of its turns finishes; then this is 0."""
 
 
 class Repairs:
@@ -134,12 +135,12 @@ class Repairs:
         self.efforts: dict[LedgerId, Effort] = defaultdict(Effort)
         self._locks: dict[str, tuple[int, float]] = {}
         self._pulled: dict[tuple[BookieId, LedgerId, EntryId], int] = {}
-        """The sizes of the entries copied by targets themselves."""
+        """The sizes of the entries that targets copied by themselves."""
         self.limits = Limits(world)
         self.moved_copies = 0
         """The number of copies moved for better placement."""
         self.debts_checked = 0
-        """The number of badly placed copies checked for a debt."""
+        """The number of badly placed copies whose debt was checked."""
 
     def now_s(self) -> float:
         return self._world.loop.time()
@@ -147,7 +148,7 @@ class Repairs:
     # Effort
 
     def copied(self, target: BookieId, batch: AddBatch) -> None:
-        """Note a target's acknowledgement of copies of a ledger."""
+        """Note that a target acknowledged copies of a ledger."""
         sizes = {packet_ids(packet)[1]: len(packet) for packet in batch.entries}
         self._acknowledged(target, batch.ledger_id, batch.incarnation, sizes)
 
@@ -156,7 +157,7 @@ class Repairs:
         self._pulled.update({(target, *packet_ids(packet)[:2]): len(packet) for packet in batch.entries})
 
     def heard_of_pull(self, target: BookieId, copy: Copy, reply: CopyReply) -> None:
-        """Note a target's acknowledgement of the entries it copied by itself."""
+        """Note that a worker learned of the entries that a target copied by itself."""
         refused = {refusal.entry_id for refusal in reply.refusals}
         stored = [entry_id for entry_id in copy.entry_ids[: reply.covered] if entry_id not in refused]
         missing = [entry_id for entry_id in stored if (target, copy.ledger_id, entry_id) not in self._pulled]
@@ -178,25 +179,25 @@ class Repairs:
             effort.useful[target, entry_id] = size
 
     def judge_effort(self, window_bytes: Callable[[int, int], int] | None) -> None:
-        """Check I21: no copy is useless without a fault, and a fault costs at most a fifth and one window.
+        """Check I21: without a fault no copy is useless, and a fault makes at most a fifth and one window useless.
 
-        Entries deleted by the collector of an Apache bookie between two turns are copied again: it respects only the
-        lock.
+        Entries that the collector of an Apache bookie deletes between two turns are copied again, because it respects
+        only the lock.
 
-        R44: as long as no target fails, an acknowledged entry is not copied to the same target again, apart from one
-        window for each interruption.
+        R44: unless a target fails, an acknowledged entry is not copied to the same target again, except for one window
+        per interruption.
 
-        ``window_bytes``: how much one fault may cost, by the size of the largest entry and the number of copied
-        positions; None: there is no bound.
+        ``window_bytes``: how many bytes may be copied again after one fault, given the size of the largest entry and
+        the number of copied positions; None: there is no limit.
         """
-        for (_, ledger_id), note in self.running.items():  # their turns have not counted their faults yet
+        for (_, ledger_id), note in self.running.items():  # their faults are counted when their turns end
             self._count_faults(note, self.efforts[ledger_id], is_completed=False)
         for ledger_id, effort in self.efforts.items():
             truth = self._truth.of(ledger_id)
             if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
             largest = max(effort.useful.values(), default=0)
-            is_steady = not self._world.limits_changed_s  # a chunk waiting for a rate delays the record
+            is_steady = not self._world.limits_changed_s  # a chunk that waits for the rate delays the record
             if effort.repeated and window_bytes is not None and is_steady and not effort.is_started_again:
                 metadata = self._truth.metadata[ledger_id]
                 targets = {bookie for bookie, _, _ in effort.acknowledged}
@@ -226,7 +227,7 @@ class Repairs:
         effort.interruptions += not is_completed
 
     def collected_by_apache(self, bookie: BookieId, ledger_id: LedgerId) -> None:
-        """Note the deletion of a ledger's entries by the collector of an Apache bookie."""
+        """Note that the collector of an Apache bookie deleted a ledger's entries."""
         effort = self.efforts[ledger_id]
         gone = {copy for copy in effort.acknowledged if copy[0] == bookie}
         effort.acknowledged -= gone
@@ -259,7 +260,7 @@ class Repairs:
     # Metadata
 
     def changed(self, who: str, ledger_id: LedgerId, session: int, old: LedgerMetadata, new: LedgerMetadata) -> None:
-        """Check the permission for a change: S14, R39, S8."""
+        """Check that a change is permitted: S14, R39, S8."""
         turn = TURN.get()
         if turn is not None and turn.session_id != session:
             self._truth.fail("S14", f"{who} changed {ledger_id} in another session than that of its lock")
@@ -277,7 +278,8 @@ class Repairs:
     ) -> None:
         """Check R57: a copy in a bad place has a debt after its repair, and a move makes no fragment worse.
 
-        A debt is not recorded without an answer of the store, so the check is off while a worker has trouble with it.
+        If the store does not answer, no debt is recorded, so nothing is checked while a worker has trouble with the
+        store.
         """
         world, truth = self._world, self._truth
         judge = world.placement().judge()
@@ -297,7 +299,7 @@ class Repairs:
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, gone: BookieId, target: BookieId
     ) -> None:
         world, truth = self._world, self._truth
-        is_damaged = gone in truth.rotten  # its position gets another bookie if it does not take good copies (R41)
+        is_damaged = gone in truth.rotten  # another bookie replaces it if it does not accept good copies (R41)
         is_moved = truth.of(ledger_id).was_misplaced and bool(world.topology.locations)
         is_named = gone in truth.of(ledger_id).ever_missing or gone in world.drained
         if not is_named and not is_damaged and not is_moved:
@@ -313,15 +315,15 @@ class Repairs:
     # Workers
 
     def watch(self, worker: Worker, client: SimClient) -> None:
-        """Watch a worker from now on."""
+        """Observe a worker from now on."""
         watched = _Watched(self, self._world, worker, client)
         worker._events = watched
-        if not self._world.variation.is_pulling:  # a pull counts after its size is known
+        if not self._world.variation.is_pulling:  # a pull is counted when its size is known
             self.limits.watch(client, worker._pace)
 
 
 class _Watched:
-    """One worker; also the sink of its events."""
+    """One worker. This is also the sink of its events."""
 
     def __init__(self, repairs: Repairs, world: SimWorld, worker: Worker, client: SimClient) -> None:
         self._repairs = repairs
@@ -331,7 +333,7 @@ class _Watched:
         self._name = client.process.name
         self._queue: Any = worker._queue
         self._running: Mapping[LedgerId, object] = worker._running
-        """Its turns. A ledger stays here until the end of its turn, even after the deletion of its lock."""
+        """Its turns. A ledger stays here until its turn ends, even if its lock is deleted before."""
         self._listed = _Listed()
         self._taken: set[LedgerId] = set()
         self._due_s: dict[LedgerId, float] = {}
@@ -340,7 +342,7 @@ class _Watched:
         """The recorded failure of each listed ledger, and since when this worker could have waited for its pause."""
         self._finished = 0
         self._requests = 0
-        """Requests of the turns with a finished task, and of the listings with such a turn."""
+        """The requests of turns that finished a task, and of listings that led to such a turn."""
         self._taken_from: dict[LedgerId, _Listed] = {}
         self._ended_requests = 0
         self._is_disturbed = False
@@ -386,7 +388,7 @@ class _Watched:
         self._inner_events.copy_corrupt(ledger_id, copy)
 
     def _has_trouble(self) -> bool:
-        """Whether the store answers this worker late, wrongly or not at all."""
+        """Whether the store answers this worker late, with errors, or not at all."""
         faults, process = self._client.faults, self._client.process
         is_slow = faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share
         return (
@@ -394,7 +396,7 @@ class _Watched:
         )
 
     def _gave_up_early(self) -> bool:
-        """Whether a fault point made a recovery give up on an answering bookie since the last call."""
+        """Whether, since the last call, a fault point made a recovery stop waiting for a bookie that answers."""
         before, self._early_timeouts = self._early_timeouts, self._world.points_fired("recovery.early_timeout")
         return self._early_timeouts > before
 
@@ -413,7 +415,7 @@ class _Watched:
             self._judge_cost()
 
     def _judge_cost(self) -> None:
-        """Check the mean number of requests for each finished task, while nothing has disturbed this worker."""
+        """Check the mean number of requests per finished task, if nothing disturbed this worker."""
         if self._world.has_fault_points or self._is_disturbed or self._finished < TASKS_COUNTED_MIN:
             return
         self._is_disturbed = self._has_trouble() or self._client.store.session.epoch > 1
@@ -457,7 +459,7 @@ class _Watched:
         cost = self._client.store.requests - requests - (self._turn_requests() - turns)
         self._taken.clear()
         after = self._copies_left()
-        # After two changes the worker may have seen a state between the first and the last.
+        # After two changes, the worker may have seen a state between them.
         is_clear = is_clear and not self._has_trouble() and self._truth.registration_changes() <= changes + 1
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
         self._listed = _Listed(started_s, both, cost)
@@ -471,9 +473,9 @@ class _Watched:
         return self._ended_requests + running
 
     def _copies_left(self) -> dict[LedgerId, tuple[int, int]]:
-        """Return the least and the most copies left of each ledger with a task.
+        """Return the fewest and the most copies left of each ledger with a task.
 
-        The least: a bookie named by a task has no copies. The most: it has them, if it was ever drained.
+        Fewest: bookies that a task names have no copies. Most: those that were ever drained have theirs.
         """
         truth, registered = self._truth, self._truth.registered()
         found = {}
@@ -517,14 +519,14 @@ class _Watched:
             ):
                 continue
             least, most = _range(left, now[other])
-            if least > 0 and most < mine:  # without any copy it comes last
+            if least > 0 and most < mine:  # a ledger without any copy comes last
                 self._truth.fail(
                     "R40",
                     f"{self._name} took {ledger_id} with {mine} copies left before {other} with {most}",
                 )
 
     def _is_due(self, ledger_id: LedgerId) -> bool:
-        """Whether the ledger was not touched, locked, parked or due to wait at the start of the listing."""
+        """Whether the ledger was unchanged, not locked or parked, and need not wait when the listing started."""
         truth, started_s = self._truth, self._listed.started_s
         is_untouched = truth.touched_s.get(ledger_id, 0.0) < started_s
         is_parked = self._world.cell.stat(f"{own_path('parked', ROOT)}/{ledger_id}") is not None
@@ -538,7 +540,7 @@ class _Watched:
         return token == failed.token and seen_s + 1.25 * failed.pause_s < started_s
 
     def _failed(self, ledger_id: LedgerId) -> FailedTask | None:
-        """Return the recorded failure of any worker; all of them wait for its pause."""
+        """Return the failure that any worker recorded. All workers observe its pause."""
         path = f"{own_path('failures', ROOT)}/{ledger_id}"
         if self._world.cell.stat(path) is None:
             return None
@@ -550,7 +552,7 @@ def _range(before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
 
 
 def copies_left(metadata: LedgerMetadata, live: AbstractSet[BookieId], least: int = 1) -> int:
-    """Return the copies left of the short entry with the fewest, ignoring entries with less than ``least`` copies."""
+    """Return the fewest copies left of any entry that lacks copies, ignoring entries with fewer than ``least``."""
     fewest = NOTHING_SHORT
     for index, fragment in enumerate(metadata.fragments):
         last = metadata.fragment_last_entry_id(index)
@@ -563,7 +565,7 @@ def copies_left(metadata: LedgerMetadata, live: AbstractSet[BookieId], least: in
 
 
 class _Weighing(Transport):
-    """The transport of a worker's copies. It counts the entries in hand and the copied ones."""
+    """The transport of a worker's copies, which counts the entries in memory and the copied ones."""
 
     def __init__(
         self, repairs: Repairs, world: SimWorld, client: SimClient, inner: Transport, budget_bytes: int
@@ -577,18 +579,18 @@ class _Weighing(Transport):
         self._read_s: dict[tuple[LedgerId, EntryId], float] = {}
         self._refused_s = float("-inf")
         self._sending: Counter[tuple[LedgerId, EntryId]] = Counter()
-        """The number of targets to which an entry is being sent."""
+        """For each entry, the number of targets to which it is being sent."""
         self._offered: set[tuple[BookieId, LedgerId, EntryId]] = set()
 
     def forget(self, ledger_id: LedgerId) -> None:
-        """Note the end of a turn, which holds no entries any more."""
+        """Note that a turn ended, so it no longer holds entries in memory."""
         for key in [key for key in self._in_hand if key[0] == ledger_id]:
             del self._in_hand[key]
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
         batch_key = (bookie, *packet_ids(batch.entries[0])[:2])
-        if batch_key not in self._offered:  # a batch is offered several times to a silent bookie
+        if batch_key not in self._offered:  # a batch is sent several times to a bookie that does not answer
             self._check_enabled(batch.ledger_id)
         self._offered.add(batch_key)
         keys = [packet_ids(packet)[:2] for packet in batch.entries]
@@ -602,7 +604,7 @@ class _Weighing(Transport):
             self._repairs.copied(bookie, batch)
         elif reply.status is not Status.TOO_MANY_REQUESTS:
             self._repairs.efforts[batch.ledger_id].is_started_again = True
-            self.forget(batch.ledger_id)  # the copy ends, with all its entries
+            self.forget(batch.ledger_id)  # the copy ends and drops all its entries
             self._refused_s = self._repairs.now_s()
         for key in keys:
             if self._sending[key] <= 0:  # no other target waits for it

@@ -1,4 +1,4 @@
-"""Many histories on all cores: their failures, their faults, and whether a seed repeats itself."""
+"""Run many histories on all cores: their failures, their faults, and whether a seed gives the same history again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.simulation.defects import DEFECTS
 from tests.simulation.history import Outcome, run_history
 
 CHUNK: Final = 16
-"""Number of seeds given to a process at once: a multiple of the number of profiles is best."""
+"""The number of seeds per job of a process. A multiple of the number of profiles is best."""
 TWICE_EVERY: Final = 50
-"""One seed in this many runs twice, and must repeat itself exactly."""
+"""One seed in this many runs twice, and must give exactly the same history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Summary:
 
 
 def with_progress(outcomes: Iterable[Outcome], total: int, out: TextIO = sys.stderr) -> Iterator[Outcome]:
-    """Pass on the outcomes, and print the progress from time to time."""
+    """Yield the outcomes, and print the progress from time to time."""
     started_s = shown_s = time.perf_counter()
     failed = 0
     for number, outcome in enumerate(outcomes, 1):

@@ -1,7 +1,7 @@
-"""Replacements for constants of the product in histories with small settings: megabyte ledgers would take too long.
+"""Smaller values for constants of the product in histories with small settings, as ledgers of megabytes take too long.
 
-The windows of a copy are a few entries large, and so is its memory in some histories. The effects of their size (the
-cost of an interruption, the bytes in hand at a time) then appear in ledgers of a few kilobytes.
+The windows of a copy have the size of a few entries, and so has its memory in some histories. So the effects of these
+limits (the cost of an interruption, the bytes in flight) show in ledgers of a few kilobytes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ COPIES_AT_ONCE: Final = execution.FRAGMENTS_AT_ONCE
 
 
 def window_bytes(entry_bytes_max: int, positions: int) -> int:
-    """Return how many bytes one fault may cost again: those copied since the last record, after a slow chunk, and those
-    under way.
+    """Return how many bytes may be copied again after one fault.
+
+    These are the bytes copied since the last record, those after a slow chunk, and those in flight.
 
     ``positions``: the largest number of copied positions.
     """

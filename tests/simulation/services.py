@@ -1,4 +1,4 @@
-"""The services that keep the cluster whole in a history: an auditor, replication workers, and collectors of bookies.
+"""The services that maintain the cluster in a history: an auditor, replication workers, and collectors of bookies.
 
 An audit here uses the real parts: the real verdict (``fragment_health``), the real brake, the real publisher. A
 separate property test checks that Spark computes the same verdict.
@@ -41,7 +41,7 @@ AUDIT_S: Final = 2.0
 
 
 async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
-    """Audit until the end of the history."""
+    """Audit repeatedly until the end of the history."""
     while True:
         try:
             await audit(world, client)
@@ -51,7 +51,7 @@ async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
 
 
 async def audit(world: SimWorld, client: SimClient) -> int:
-    """Run one pass: metadata first, the live list second (R2). Return the number of marked ledgers."""
+    """Run one audit: read the metadata, then list the bookies (R2). Return the number of marked ledgers."""
     ports = client.ports
     ids = [ledger_id async for ledger_id in ports.ledgers.ids()]
     ledgers = [found for found in await ports.ledgers.read_many(ids) if isinstance(found, Versioned)]
@@ -66,7 +66,7 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     markings = [
         (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
     ]
-    if world.cell.stat(own_path("damage", world.cluster.root)) is not None:  # a history without damage asks nothing
+    if world.cell.stat(own_path("damage", world.cluster.root)) is not None:  # without damage, no request is needed
         await mark_noted(DamageNotes(client.store, world.cluster.root), ports.ledgers, Publisher(ports.tasks).mark)
     if world.marks_misplaced:
         await _mark_misplaced(world, client, ledgers, bookies)

@@ -1,7 +1,7 @@
 """The metadata store of a history: the in-memory store of the contract suite, with faults, lag and witnesses.
 
-``SimCell`` keeps every past state of a node, so a session on a lagging server reads a consistent past. It reports each
-change to its witness at once. ``SimStore`` is one process's session.
+``SimCell`` keeps every past state of a node, so a session on a lagging server reads a consistent past state. It reports
+each change to its witness immediately. ``SimStore`` is the session of one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulation.trace import Trace
 T = TypeVar("T")
 
 Witness = Callable[[int, str, bytes | None, bytes | None, int | None], None]
-"""Called with session, path, data before and after (None: no node), and the expected version of a set or delete."""
+"""Called with the session, path, data before and after (None: no node), and the expected version of a set or delete."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class SimCell(MemoryCell):
 
 @dataclass(slots=True)
 class StoreFaults:
-    """The faults of one session's server and connection, at any time. Times are in seconds, shares from 0 to 1."""
+    """The present faults of one session's server and connection. Times are in seconds, shares from 0 to 1."""
 
     latency_max_s: float = 0.004
     fail_share: float = 0.0
@@ -241,12 +241,12 @@ class SimStore(MemoryStore):
         self._seen = self.sim_cell.zxid
 
     def cut_off(self) -> None:
-        """Note the death of the process: it sends no more requests. The server keeps its session until the timeout."""
+        """Note that the process is dead: it sends no more requests. The server keeps its session until the timeout."""
         self.is_cut_off = True
         self.suspend()
 
     def forget_session(self) -> None:
-        """End the session on the server, regardless of its process."""
+        """End the session on the server, whether or not its process lives."""
         self.cell.close_session(self.session.session_id)
 
     def _set(self, session_id: int, path: str, data: bytes, version: int) -> Stat:
@@ -267,7 +267,7 @@ class SimStore(MemoryStore):
         return await self._asked(operation, path, lambda: action(self.session.session_id), lost)
 
     async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
-        """Make a request as the twin does, with this session's faults. One coroutine for speed: there are thousands."""
+        """Make a request as the twin does, with this session's faults. For speed, this is a single coroutine."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
         self.requests += 1
         self.on_request()
@@ -296,7 +296,7 @@ class SimStore(MemoryStore):
         if fault is Fault.LOSE_ANSWER or tracker.current is not session:
             raise lost(f"{operation} {path}: answer lost")
         if faults.slow_share and rng.random() < faults.slow_share:
-            await asyncio.sleep(rng.random() * faults.slow_s)  # the answer is under way
+            await asyncio.sleep(rng.random() * faults.slow_s)  # the answer is in flight
         return result
 
     def _next_fault(self, operation: str) -> Fault | None:

@@ -20,7 +20,7 @@ from tests.simulation.defects import DEFECTS, SAFETY_RULES, SEARCHED_IN
 from tests.simulation.detection import REFRESH, TABLE, read_found, table
 from tests.simulation.profiles import NAMED, PROFILES
 
-HISTORIES: Final = 250
+HISTORIES: Final = 150
 ROOT: Final = Path(__file__).parents[2]
 
 

@@ -1,4 +1,4 @@
-"""The events of a history as a checksum, equal for two runs of one seed, and as readable lines on request."""
+"""The events of a history, as a checksum that is equal for two runs of a seed, and as readable lines on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Trace:
         self.lines: list[str] = []
 
     def event(self, who: str, what: str) -> None:
-        """Note that ``what`` happened at ``who``, now."""
+        """Record that ``what`` happened now at ``who``."""
         now_s = self._loop.time()
         text = f"{now_s - START_S:.6f} {who} {what}"
         self.digest = zlib.crc32(text.encode(), self.digest)

@@ -1,8 +1,8 @@
 """The true state of a history, and the rules for each moment of it.
 
-The oracles are general, not made for single defects. They look at every acknowledgement, change of metadata, answer of
-a bookie, collection and deletion of a task as it happens (invariants I1 to I18), and at the whole in the end (I19).
-A broken rule is recorded and the history stops; nothing in the code under test can swallow it.
+The oracles are general, not made for single defects. They check every acknowledgement, change of metadata, answer of
+a bookie, collection and deletion of a task as it happens (invariants I1 to I18), and the whole cluster at the end
+(I19). A broken rule is recorded and the history stops; the code under test cannot suppress it.
 """
 
 from __future__ import annotations
@@ -49,33 +49,36 @@ class Violation:
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """The truth about one ledger, from its applications and from the disks."""
+    """The true state of one ledger, known from its applications and from the disks."""
 
     payloads: dict[EntryId, bytes] = field(default_factory=dict)
-    """Every entry ever given to a writer."""
+    """All entries that were ever given to a writer."""
     packets: dict[EntryId, bytes] = field(default_factory=dict)
     """The first stored form of each entry."""
     acked: set[EntryId] = field(default_factory=set)
     holders: dict[EntryId, set[BookieId]] = field(default_factory=lambda: defaultdict(set))
-    """The bookies of all acknowledgements of the entry; a bookie with a wiped disk stays here."""
+    """For each entry, the bookies that acknowledged it, including bookies whose disks were wiped later."""
     named: set[BookieId] = field(default_factory=set)
-    """Every bookie ever named by its metadata."""
+    """All bookies that its metadata ever named."""
     ever_missing: set[BookieId] = field(default_factory=set)
-    """Every bookie ever named by one of its tasks."""
+    """All bookies that its tasks ever named."""
     was_misplaced: bool = False
     """Whether a task ever requested better placement."""
     is_deleted: bool = False
     is_forgotten: bool = False
-    """One of Apache's bookies has lost entries and fences of the ledger without any record of the loss. Its denials
-    are false, and it accepts adds it refused before. Only its protocol could prevent this, so it is no violation."""
+    """Whether an Apache bookie has lost entries and fences of the ledger without a record of the loss. Its denials are
+    false, and it accepts adds that it refused before. Only another protocol could prevent this, so it is no violation.
+    """
     forgotten: dict[BookieId, set[EntryId]] = field(default_factory=dict)
     """The lost entries of such bookies."""
     is_recovered_by_application: bool = False
-    """A client other than a worker began a recovery. It believes the denials of bookies, and may hide their losses."""
+    """Whether a client other than a worker began a recovery. It accepts the denials of bookies, and may hide their
+    losses.
+    """
     is_cut: bool = False
-    """An application closed it before the lost entries of such a bookie."""
+    """Whether an application closed it before entries that such a bookie had lost."""
     is_doomed: bool = False
-    """More disks were lost than its quorums promise to survive. Its losses must be reported, and are no violation."""
+    """Whether more disks were lost than its quorums survive. Its losses must be reported, and are no violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +102,16 @@ class Truth:
         self.roles: dict[int, str] = {}
         self.rotten: set[BookieId] = set()
         self.is_doomed = False
-        """More disks were lost than quorums promise to survive."""
+        """Whether more disks were lost than the quorums survive."""
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
         self._served: defaultdict[tuple[BookieId, LedgerId], set[EntryId]] = defaultdict(set)
-        """The entries that a bookie served at their last read, even without an acknowledgement: it may have stored an
-        add before a crash. Bookies without lists prove their entries in this way."""
+        """The entries that a bookie served when they were last read, even if it did not acknowledge them: it may have
+        stored an add before a crash. Bookies that do not list their entries prove them in this way."""
         self._gone: set[tuple[BookieId, LedgerId]] = set()
         self._ids: set[LedgerId] = set()
         self._replaced: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = {}
-        """The entries of wiped disks, until the new disks are on record. Until then, the loss is unknown."""
+        """The entries of wiped disks until the new disks are recorded. Until then, no process can know of the loss."""
         self._forgetful: set[BookieId] = set()
         """Apache's bookies with replaced disks."""
         self._histories = own_path("incarnations", ROOT)
@@ -117,11 +120,11 @@ class Truth:
         self._lockers: dict[LedgerId, str] = {}
         """The owner of the lock of each locked ledger."""
         self._unlocked: set[tuple[str, LedgerId]] = set()
-        """The owners whose lock of a ledger ended without the act of a worker, and who have not locked it again."""
+        """The owners whose lock of a ledger ended without an action of a worker, and that have not locked it again."""
         self.tasks: dict[LedgerId, frozenset[BookieId]] = {}
         """The bookies named by each task."""
         self.touched_s: dict[LedgerId, float] = {}
-        """When the task, lock or metadata of a ledger was last changed."""
+        """When the task, lock or metadata of each ledger last changed."""
         self.on_change: Callable[[str, LedgerId, int, LedgerMetadata, LedgerMetadata], None] = lambda *change: None
         self.cell: SimCell
 
@@ -133,7 +136,7 @@ class Truth:
             self.violated.set_result(None)
 
     def of(self, ledger_id: LedgerId) -> LedgerTruth:
-        """Return the truth about one ledger."""
+        """Return the true state of one ledger."""
         found = self.ledgers.get(ledger_id)
         if found is None:
             found = self.ledgers[ledger_id] = LedgerTruth()
@@ -146,11 +149,11 @@ class Truth:
     # Applications
 
     def offered(self, ledger_id: LedgerId, entry_id: EntryId, payload: bytes) -> None:
-        """Note an entry given to a writer."""
+        """Note that an entry was given to a writer."""
         self.of(ledger_id).payloads[entry_id] = payload
 
     def acknowledged(self, who: str, ledger_id: LedgerId, entry_id: EntryId) -> None:
-        """Check I1 and I2 at an acknowledgement."""
+        """Check I1 and I2 when an entry is acknowledged."""
         truth = self.of(ledger_id)
         self.trace.event(who, f"acked {ledger_id}/{entry_id}")
         if entry_id and EntryId(entry_id - 1) not in truth.acked:
@@ -192,28 +195,28 @@ class Truth:
     # Bookies
 
     def holds(self, bookie: BookieId, ledger_id: LedgerId) -> frozenset[EntryId]:
-        """Return the entries acknowledged by a bookie and not lost by a wipe or collection."""
+        """Return the entries that a bookie acknowledged and that no wipe or collection removed."""
         ledgers = self.held.get(bookie)
         return frozenset(ledgers[ledger_id]) if ledgers is not None and ledger_id in ledgers else frozenset()
 
     def lacks(self, bookie: BookieId, ledger_id: LedgerId, wanted: Iterable[int]) -> frozenset[int]:
-        """Return the missing entries of ``wanted`` on a bookie, as far as any process can detect them.
+        """Return the entries of ``wanted`` that a bookie lacks, as far as any process can detect it.
 
         A disk may be lost at any moment, even just before its use. Such a loss counts like one a moment later: once
-        the new disks are on record, the entries placed on them by the metadata are in limbo.
+        the new disks are recorded, the entries that the metadata places on them are in limbo.
         """
         missing = frozenset(wanted) - self.holds(bookie, ledger_id) - self._served[bookie, ledger_id]
         return missing - self._replaced[bookie].get(ledger_id, {}).keys() if bookie in self._replaced else missing
 
     def is_fenced(self, bookie: BookieId, ledger_id: LedgerId) -> bool:
-        """Whether a bookie has answered a fence, on its present or earlier disks."""
+        """Whether a bookie has acknowledged a fence, on its present or earlier disks."""
         return (bookie, ledger_id) in self._fenced
 
     def stored(self, bookie: BookieId, batch: AddBatch, *, was_fenced: bool) -> None:
         """Check a bookie's acknowledgement of a batch: I11, I12, I14.
 
-        ``was_fenced``: whether the ledger was fenced on arrival of the batch. The answer to an earlier batch may follow
-        the fence, if the recovery sees its entries (I12).
+        ``was_fenced``: whether the ledger was fenced when the batch arrived. The answer to an earlier batch may follow
+        the fence if the recovery sees its entries (I12).
         """
         ledger_id = batch.ledger_id
         truth = self.of(ledger_id)
@@ -232,7 +235,7 @@ class Truth:
             truth.holders[entry_id].add(bookie)
 
     def fenced(self, bookie: BookieId, ledger_id: LedgerId) -> None:
-        """Note a bookie's acknowledgement of a fence."""
+        """Note that a bookie acknowledged a fence."""
         self._fenced.add((bookie, ledger_id))
 
     def answered(
@@ -246,7 +249,7 @@ class Truth:
     ) -> None:
         """Check the answers of a read: I12, I13, I14.
 
-        ``held_before``: the entries of the bookie on arrival of the request.
+        ``held_before``: the entries of the bookie when the request arrived.
         """
         truth = self.of(ledger_id)
         for result in results:
@@ -269,7 +272,7 @@ class Truth:
             missing = held_before - frozenset(reply.entries)
             if missing:
                 self.fail("I13", f"{bookie} lists {ledger_id} without {sorted(missing)}")
-        # A list is a promise like an acknowledgement: its reader relies on the entries.
+        # A list counts like an acknowledgement, because its reader relies on the entries.
         truth = self.of(ledger_id)
         for number in reply.entries:
             entry_id = EntryId(number)
@@ -278,7 +281,7 @@ class Truth:
                 truth.holders[entry_id].add(bookie)
 
     def wiped(self, bookie: BookieId, *, is_recorded: bool = True) -> None:
-        """Note new, empty disks of a bookie. ``is_recorded``: the bookie will record them, unlike Apache's."""
+        """Note that a bookie has new, empty disks. ``is_recorded``: it will record them, unlike Apache's bookies."""
         if not is_recorded:
             self._forget(bookie)
         for place in [place for place in self._served if place[0] == bookie]:
@@ -298,13 +301,13 @@ class Truth:
                 truth.forgotten.setdefault(bookie, set()).update(held)
 
     def marked(self, bookie: BookieId, ledger_ids: Iterable[LedgerId]) -> None:
-        """Note an operator's marks on these ledgers because of new disks in this Apache bookie."""
+        """Note that an operator marked these ledgers because this Apache bookie has new disks."""
         lost = self._replaced.get(bookie, {})
         for ledger_id in ledger_ids:
             lost.pop(ledger_id, None)
 
     def has_unknown_losses(self) -> bool:
-        """Whether a ledger names a bookie that lost copies of it, and no process can know this yet."""
+        """Whether a ledger names a bookie that lost copies of it, which no process can know yet."""
         return any(
             bookie in self.metadata[ledger_id].members()
             for bookie, lost in self._replaced.items()
@@ -313,11 +316,11 @@ class Truth:
         )
 
     def recovered_by_application(self, ledger_id: LedgerId) -> None:
-        """Note the start of a recovery by a client other than a worker."""
+        """Note that a client other than a worker started a recovery."""
         self.of(ledger_id).is_recovered_by_application = True
 
     def doom(self) -> None:
-        """Note a loss of more disks than the quorums survive. Reported losses of existing ledgers are no violation."""
+        """Note that more disks were lost than quorums survive. Reported losses of existing ledgers are no violation."""
         self.is_doomed = True
         for ledger in self.ledgers.values():
             ledger.is_doomed = True
@@ -329,7 +332,7 @@ class Truth:
             self.fail("I15", f"{bookie} lost {ledger_id} entries {sorted(missing)} in a crash")
 
     def begins_to_collect(self, bookie: BookieId, ledger_id: LedgerId) -> Collecting:
-        """Note the start of a deletion by a collector. From then on, the bookie holds only the entries added later."""
+        """Note that a collector starts a deletion. From then on, the bookie has only the entries added later."""
         return Collecting(self.metadata.get(ledger_id), self.held[bookie].pop(ledger_id, {}))
 
     def collected(
@@ -337,9 +340,9 @@ class Truth:
     ) -> None:
         """Check I16 with the state at the moment of the deletion. I17 covers the loss of a copy reserved there.
 
-        Only the collector's lock protects against the collector of an Apache bookie. After the lock was deleted by hand
-        or ended with its session, a repair may name the bookie before the deletion, and cannot detect it (R89). A
-        ledger without any entry loses nothing with either collector: a repair reserves nothing for it (R118).
+        Only the collector's lock protects against the collector of an Apache bookie. If the lock was deleted by hand or
+        ended with its session, a repair may name the bookie before the deletion, and cannot detect it (R89). A ledger
+        without entries loses nothing by either collector, so a repair reserves nothing for it (R118).
         """
         if not is_collected:
             self.held[bookie][ledger_id] = before.held | self.held[bookie][ledger_id]
@@ -420,7 +423,7 @@ class Truth:
         self.trace.event(who, f"ledger {ledger_id} is {describe(new)}")
         old = self.metadata.get(ledger_id)
         self.metadata[ledger_id] = new
-        truth = self.of(ledger_id)  # from its creation: it can be doomed without an entry
+        truth = self.of(ledger_id)  # from its creation on, because it can be doomed without entries
         truth.is_doomed |= self.is_doomed and not self._replaced.keys().isdisjoint(new.members())
         if old is None:
             if before is None and ledger_id in self._ids:
@@ -460,9 +463,9 @@ class Truth:
     def _shows_loss(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
         """Whether a recovery with answers of all members can detect that one lost certainly acknowledged entries.
 
-        An entry was certainly acknowledged if a later one of another registered member confirms it. Otherwise the
-        denial of such a bookie looks like that of a bookie without the entry. It also does after a recovery by an
-        application, which copies the entries it reads to all members.
+        An entry was certainly acknowledged if a later entry of another registered member confirms it. Otherwise the
+        denial of such a bookie looks like that of a bookie that never had the entry. The same is true after a recovery
+        by an application, which copies the entries that it reads to all members.
         """
         truth = self.of(ledger_id)
         if truth.is_recovered_by_application:
@@ -497,7 +500,7 @@ class Truth:
             self.fail("I3", f"{who} sealed {ledger_id} with length {new.length}, its entries have {length}")
 
     def _check_owner(self, who: str, ledger_id: LedgerId, old: LedgerMetadata, new: LedgerMetadata) -> None:
-        """Check I8 and I17: closed fragments only replace members, new members hold every entry, ids and order stay."""
+        """Check I8 and I17: closed fragments only replace members, new members have every entry, ids and order stay."""
         shared = [fragment.first_entry_id for fragment in new.fragments[: len(old.fragments)]]
         kept = old.fragments if new.fragments[: len(old.fragments)] == old.fragments else None
         if kept is None:
@@ -526,9 +529,9 @@ class Truth:
             self.fail("I8", f"{who} changed the open end of {ledger_id}: {describe(old)} to {describe(new)}")
 
     def _task_gone(self, who: str, ledger_id: LedgerId, before: bytes) -> None:
-        """Check I18: the bookies named by the task are no longer members or hold every entry, or the ledger is deleted.
+        """Check I18: bookies that the task names are no longer members or have every entry, or the ledger is deleted.
 
-        In the last two fragments of an unclosed ledger, they hold every entry that is acknowledged and was once theirs.
+        In the last two fragments of an unclosed ledger, they must have every acknowledged entry that they once had.
         The client that closes the ledger marks their other missing copies.
         """
         metadata = self.metadata.get(ledger_id)
@@ -554,7 +557,7 @@ class Truth:
     def _once_acknowledged(
         self, metadata: LedgerMetadata, ledger_id: LedgerId, bookie: BookieId, first_index: int
     ) -> Iterator[EntryId]:
-        """Yield the acknowledged entries that a bookie has ever stored in the fragments from ``first_index`` on."""
+        """Yield the acknowledged entries that a bookie ever stored in the fragments from ``first_index`` on."""
         truth = self.of(ledger_id)
         if first_index < len(metadata.fragments):
             start = metadata.fragments[first_index].first_entry_id
@@ -579,11 +582,12 @@ class Truth:
         return sum(bookie in holders for bookie in _write_set(metadata, entry_id))
 
     def _lost(self, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> bool:
-        """Whether an earlier disk of this bookie held the entry, and the metadata still places the entry on the bookie.
+        """Whether an earlier disk of this bookie had the entry, and the metadata still places the entry on the bookie.
 
-        If the write set of an entry no longer names the bookie, the entry was moved off it, even if the ledger names
-        the bookie elsewhere. The bookie may deny it, and a client with older metadata has to read the metadata again
-        first. A bookie need not hold a deleted ledger either: new disks do not find it.
+        If the write set of an entry no longer names the bookie, the entry was moved to another one, even if the ledger
+        names the bookie in another fragment. The bookie may deny it, and a client with older metadata must read the
+        metadata again. A bookie need not have the entries of a deleted ledger either, because a search for the entries
+        of its former disks does not find the ledger.
         """
         if self.of(ledger_id).is_deleted or bookie in self._forgetful:
             return False
@@ -594,7 +598,7 @@ class Truth:
 
 
 def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
-    """Return the bookies of an entry by the metadata."""
+    """Return the bookies on which the metadata places an entry."""
     members = metadata.fragments[metadata.fragment_index(entry_id)].members
     return [members[position] for position in metadata.stripe.write_set(entry_id)]
 

@@ -1,7 +1,7 @@
-"""The differences between histories of one profile: the settings, the kind of bookies, and the number of auditors.
+"""How histories of the same profile differ: the settings, the kind of bookies, and the number of auditors.
 
-Half of the histories use small settings, to reach every bound within seconds. The other half use the default settings
-of the product, on a suitable time scale: pauses, faults and sessions last eight times as long.
+Half of the histories use small settings, so that they reach every limit within seconds. The other half use the default
+settings of the product, on a suitable time scale: pauses, faults and sessions last eight times as long.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _URI: Final = "zk://simulated/ledgers"
 _PULLING_SHARE: Final = 0.3
 _RACKS_SHARE: Final = 0.3
 FIRST_WITH_RACKS: Final = 10_000_000_000
-"""Histories of smaller seeds have no racks, apart from the profile ``placement``. The seeds of the corpus and of
-planted defects were found without racks, and keep their histories."""
+"""Histories of smaller seeds have no racks, except in the profile ``placement``. So the seeds of the corpus and of
+planted defects, which were found without racks, keep their histories."""
 FIRST_WITH_JOURNALS: Final = 20_000_000_000
-"""In histories of smaller seeds every bookie has one journal, as at the time they were found."""
+"""In histories of smaller seeds every bookie has one journal, so that these histories stay the same."""
 FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
-"""In histories of smaller seeds every bookie has one ledger directory, as at the time they were found."""
+"""In histories of smaller seeds every bookie has one ledger directory, so that these histories stay the same."""
 
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
@@ -80,11 +80,11 @@ class Variation:
     Attributes:
         is_default: whether the product's default settings apply.
         bookies: the kind of bookies.
-        auditors: how many auditors look at the cluster.
+        auditors: the number of auditors.
         is_pulling: whether workers let bkheal's bookies copy from each other.
-        racks: seed of the racks of the bookies; None: the topology is empty, unless the profile has racks.
-        journals: seed of how many journals each of bkheal's bookies has; None: one.
-        directories: seed of how many ledger directories each of bkheal's bookies has; None: one.
+        racks: seed for the racks of the bookies; None: the topology is empty, unless the profile has racks.
+        journals: seed for the number of journals of each of bkheal's bookies; None: one.
+        directories: seed for the number of ledger directories of each of bkheal's bookies; None: one.
     """
 
     is_default: bool = False
@@ -107,7 +107,7 @@ class Variation:
 
     @property
     def silent_s(self) -> float:
-        """The time after which a silent ledger directory is out of use."""
+        """The time after which a ledger directory that does not answer is no longer used."""
         return SILENT_S if self.is_default else SMALL_SILENT_S
 
     def client(self, add_timeout_s: float | None = None) -> ClientSettings:
@@ -122,7 +122,7 @@ class Variation:
         return replace(settings, bytes_per_second=bytes_per_second, is_pulling=self.is_pulling)
 
     def collector(self, interval_s: float, confirm_after_s: float) -> CollectorSettings:
-        """Return the settings of every bookie's collector, which always runs far too often."""
+        """Return the settings of every bookie's collector, which runs far more often than in production."""
         if self.is_default:
             return CollectorSettings(interval_s=interval_s)
         return CollectorSettings(interval_s=interval_s, confirm_after_s=confirm_after_s, suspects_per_s=20.0)
@@ -150,7 +150,7 @@ class Variation:
 
 
 def vary(seed: int, *, may_be_apache: bool) -> Variation:
-    """Return the variation of a seed. It does not depend on the profile, apart from ``may_be_apache``."""
+    """Return the variation of a seed. It depends on the profile only by ``may_be_apache``."""
     rng = random.Random(f"variation {seed}")
     is_default = rng.random() < 0.52
     bookies = rng.choice((Bookies.OURS, Bookies.OURS, Bookies.MIXED, Bookies.APACHE, Bookies.APACHE))

@@ -1,4 +1,4 @@
-"""The cluster of one history: the store, the network, bookies and clients, and their oracles."""
+"""The cluster of one history: the store, the network, bookies and clients, and the oracles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimWorld:
 
     Attributes:
         faults_fired: how many faults took effect, by name.
-        is_healing: no new faults from now on.
+        is_healing: whether no new faults occur.
     """
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, variation: Variation) -> None:
@@ -72,11 +72,11 @@ class SimWorld:
         self.repairs = Repairs(self)
         self.truth.on_change = self.repairs.changed
         self.drained: frozenset[BookieId] = frozenset()
-        """Bookies whose drain has begun, whether or not it was withdrawn."""
+        """The bookies whose drain was started, even if it was withdrawn later."""
         self.read_only_since_s: dict[BookieId, float] = {}
         self.disabled_since_s = 0.0
         self.bytes_per_second = 0
-        """Rate of each worker's copies; 0: no bound."""
+        """The copy rate of each worker; 0: no limit."""
         self.limits: CopyLimits | None = None
         """The copy limits of the whole cluster; None: there are none."""
         self.limits_changed_s = 0.0
@@ -85,13 +85,13 @@ class SimWorld:
         self.topology = Topology()
         """The racks of the bookies, including future ones; empty without racks."""
         self.flip_share = 0.0
-        """Share of the entries damaged on their way from one bookie to another."""
+        """The share of entries that are damaged on their way from one bookie to another."""
         self.marks_misplaced = False
         """Whether auditors mark ledgers for better placement."""
         self.points: FaultPoints
         self._fault_times_s: list[float] = []
         self.on_lost_disks: Callable[[SimBookie], None] = lambda node: None
-        """Called if an operator notices the lost disks of a bookie."""
+        """Called if an operator notices that a bookie lost its disks."""
         self.on_event: Callable[[str, LedgerId | None, str], None] = lambda kind, ledger_id, where: None
 
     async def found(self, bookie_names: list[str]) -> None:
@@ -195,7 +195,7 @@ class SimWorld:
         return await LedgerStorage.open(journal, ledgers, node.index, settings, node.clock, more_journals=more)
 
     async def _note_salvaged(self, node: SimBookie, storage: LedgerStorage) -> None:
-        """Note the entries left after a salvage as promised again."""
+        """Note that the bookie must have the entries that are left after a salvage."""
         after = -1
         while ledger_ids := await storage.ledger_ids(after):
             for ledger_id in ledger_ids:
@@ -203,7 +203,7 @@ class SimWorld:
             after = ledger_ids[-1]
 
     def start_collector(self, node: SimBookie) -> None:
-        """Let a bookie collect unneeded ledgers, far too often."""
+        """Let a bookie collect unneeded ledgers, far more often than in production."""
         if node.is_apache:
             other = apache.ApacheCollector(node, self.cluster, node.storage, self.rng)
             node.collect = other.run_pass
@@ -228,12 +228,12 @@ class SimWorld:
         setattr(locks, "lock_unmarked", locked)  # noqa: B010 (mypy refuses the assignment to a method)
 
     def happened(self, kind: str, ledger_id: LedgerId | None, where: str = "") -> None:
-        """Handle an event, perhaps at a bookie, at which a fault may strike."""
+        """Handle an event, perhaps of a bookie, at which a fault may strike."""
         if not self.is_healing:
             self.on_event(kind, ledger_id, where)
 
     def about_to_mark(self, who: str, known: frozenset[BookieId], registered: frozenset[BookieId]) -> None:
-        """Check I24: nothing is published while more bookies are missing than any cluster loses at once."""
+        """Check I24: nothing is published while more bookies are missing than a cluster loses at once."""
         missing = known - registered
         if 2 * len(missing) > len(known):
             self.truth.fail("I24", f"{who} marks ledgers while {len(missing)} of {len(known)} bookies are gone")
@@ -249,22 +249,22 @@ class SimWorld:
         self.loop.call_later(seconds, self.network.lost_kinds.discard, (host, kind))
 
     def note_limits(self, limits: CopyLimits | None) -> None:
-        """Note a change of the copy limits of the whole cluster. Their requests do not count as the cost of a task."""
+        """Note a change of the cluster's copy limits. Requests for limits do not count as the cost of a task."""
         self.limits, self.limits_changed_s = limits, self.loop.time()
         self.counts_cost = False
         self.repairs.limits.changed()
 
     def note_fault(self, name: str) -> None:
-        """Note the effect of a fault."""
+        """Note that a fault took effect."""
         self.faults_fired[name] = self.faults_fired.get(name, 0) + 1
         self._fault_times_s.append(self.loop.time())
 
     def note_return(self) -> None:
-        """Note the return of a permanently lost bookie. It interrupts a copy to its replacement, as a fault does."""
+        """Note that a permanently lost bookie returned, which stops the copies that replace it, as a fault does."""
         self._fault_times_s.append(self.loop.time())
 
     def faults_since(self, time_s: float) -> int:
-        """Return how many faults took effect since then. A lasting fault counts at its beginning."""
+        """Return how many faults took effect since then. A lasting fault counts when it begins."""
         return len(self._fault_times_s) - bisect_left(self._fault_times_s, time_s)
 
     @property
@@ -281,11 +281,11 @@ class SimWorld:
         return self.cell.children(locks_path(ROOT)).names
 
     def collector_confirm_s(self) -> float:
-        """Return the pause of a collector between two looks."""
+        """Return the pause of a collector between its two checks of a ledger."""
         return self.variation.collector(1.0, self.session_s + 1.0).confirm_after_s
 
     def is_reachable(self, who: str) -> bool:
-        """Whether a process lives and the store answers it."""
+        """Whether a process is alive and the store answers it."""
         if who in self.bookies:
             node = self.bookies[who]
             faults, session, process = node.store.faults, node.store.session, node.process
@@ -299,7 +299,7 @@ class SimWorld:
         return process.is_alive and session.is_connected and not is_slow and not is_held
 
     def registered_since_s(self, bookie: BookieId) -> float:
-        """Return the registration time of a bookie, by the time of its node; infinity if it is not registered."""
+        """Return the time when a bookie registered, from its node; infinity if it is not registered."""
         paths = [bookie_path(ROOT, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
         stats = [self.cell.stat(path) for path in paths]
         return max((stat.ctime_ms / 1000 for stat in stats if stat is not None), default=float("inf"))
@@ -310,7 +310,7 @@ class SimWorld:
         self.start_later(node, self.rng.random() * RESTART_S * self.variation.scale)
 
     def operator(self) -> SimClient:
-        """Return the process of the operator."""
+        """Return the client process of the operator."""
         found = next((client for client in self.clients if client.process.name == "operator"), None)
         return found or self.client("operator")
 
@@ -322,16 +322,16 @@ class SimWorld:
         self.read_only_since_s.pop(node.bookie, None)
         node.service.is_read_only = is_read_only
         is_done = await node.keeper.switch(is_read_only=is_read_only, deadline_s=5.0)
-        if is_read_only and is_done and node.service.is_read_only:  # a later call may have ended before this one
+        if is_read_only and is_done and node.service.is_read_only:  # a later call may have finished before this one
             self.read_only_since_s[node.bookie] = self.loop.time()
 
     def bookie_lost_its_disks(self, node: SimBookie) -> None:
-        """Handle an Apache bookie on new disks, which the store does not show. An operator may notice it."""
+        """Handle an Apache bookie with new disks, which the store does not show. An operator may notice it."""
         if self.rng.random() < 0.6:
             self.on_lost_disks(node)
 
     def bookie_is_broken(self, node: SimBookie, error: BkhealError) -> None:
-        """Record a bookie's refusal of its disks as a violation."""
+        """Record as a violation that a bookie refuses its disks."""
         self.truth.fail("J", f"{node.process.name} does not start any more: {error}")
 
     def start_later(self, node: SimBookie, seconds: float) -> None:

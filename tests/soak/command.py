@@ -1,4 +1,4 @@
-"""The command line of the soak, and the lives of its bookie."""
+"""The command line of the soak. It starts and ends the bookie repeatedly."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.soak.workload import WRITERS, Workload, WrongBytesError
 MINUTES: Final = 30.0
 SAMPLE_S: Final = 3.0
 ROW_EVERY: Final = 3
-"""Number of samples for one row of the table."""
+"""The number of samples per row of the table."""
 WARM_UP_COLLECTIONS: Final = 2
 """The first collection finds little to delete. The second one, after the first restarts, has the usual size; it ends
 after about four minutes."""
 COLLECTED_WITHIN_S: Final = 600.0
 """The first ledgers are deleted in the first minute, and a collection takes little more than a minute."""
 OPTIONS: Final = ("--collect-interval", "2", "--collect-ratio-max", "1")
-"""Collections follow each other, and delete as much as clients do."""
+"""Collections follow each other without a pause, and keep up with the deletions of clients."""
 
 
 class SoakError(Exception):
@@ -63,10 +63,10 @@ class Soak:
     _began_s: float = 0.0
 
     async def run(self) -> None:
-        """Run until the time is over; then read everything once more.
+        """Run until the time is over, and then read everything again.
 
         Raises:
-            SoakError: something grew, an answer was wrong, or the bookie did not do its work.
+            SoakError: something grew, an answer was wrong, or the bookie did not work.
         """
         self._began_s = self.clock.monotonic_s()
         self.say(HEADER)
@@ -86,7 +86,7 @@ class Soak:
             self.say("The time was shorter than the warm-up: growth of memory and file handles was not judged.")
 
     async def _live(self, client: BookKeeper, life: Life) -> None:
-        """One life after the start: the work of clients, and the end."""
+        """Run the work of clients from the start of the bookie to its end."""
         self.waiting.life_began(self._now_s())
         await self.workload.recover(client)
         work = [self.workload.read(client), self.workload.delete(client)]
@@ -99,7 +99,7 @@ class Soak:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in ended:  # requests fail when the bookie ends
+        for error in ended:  # requests fail when the bookie stops
             if not isinstance(error, BkhealError | asyncio.CancelledError):
                 raise error or SoakError("a client ended its work")
 
@@ -169,7 +169,7 @@ class Soak:
 
 
 def bytes_in(directory: Path) -> int:
-    """Bytes of all files of the bookie but its log. Files may be removed at any time."""
+    """Return the bytes of all files of the bookie except its log. Files may be removed at any time."""
     total = 0
     for folder in (directory / "journal", directory / "ledgers"):
         for path in folder.rglob("*"):
@@ -207,7 +207,7 @@ async def soak(directory: Path, minutes: float, seed: int, say: Callable[[str], 
 
 
 def main() -> int:
-    """Run a soak; 1 if it finds a problem, whose sentence is the last line."""
+    """Run a soak. If it finds a problem, return 1; the last line of the output then describes it."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Keep a bookie busy, and watch it.")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)g")
     parser.add_argument("--seed", type=int, default=0, help="another number gives other lives (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Whether a bookie's memory, file handles or disk grow, and how long each of its lives lasts."""
+"""Judge whether a bookie's memory, file handles or disk grow, and choose how long each of its lives lasts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bookie.storage.settings import StorageSettings
 _STORAGE: Final = StorageSettings()
 
 MEMORY_SLACK_BYTES: Final = 96 << 20
-"""Resident memory may exceed the highest figure of the warm-up by this: a write cache and a half. The fill levels of
-the two caches at a sample are random."""
+"""How much the resident memory may exceed its maximum in the warm-up: one and a half write caches. How full the two
+caches are at a sample is random."""
 HANDLES_SLACK: Final = 48
-"""The number of open file handles may exceed the maximum of the warm-up by this: those of entry logs, of tables of the
+"""How much the number of open file handles may exceed its maximum in the warm-up: those of entry logs, of tables of the
 index and of connections vary."""
 DISK_CONSTANT_BYTES: Final = 4 * _STORAGE.journal_file_bytes + 2 * _STORAGE.cache_bytes_max
-"""The journal of two write caches, in whole files of which the first and the last are used in part; one entry log
-being filled, and one being compacted."""
+"""The disk space in addition to entries: the journal of two write caches, in files of which the first and the last are
+partly used; an entry log that is being filled, and one that is being compacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Sample:
     live_bytes: int
     """The bytes of the ledgers not deleted."""
     waiting_bytes: int
-    """The bytes of deleted ledgers, without those that a finished collection had to find."""
+    """The bytes of deleted ledgers, except those that a finished collection must have removed."""
     is_warm: bool
     """Whether the warm-up ended before this moment."""
 
     @property
     def disk_bytes_max(self) -> float:
-        """Return the maximum size of the disk: compaction leaves this part of each entry log alive, or more."""
+        """The most bytes that the bookie may use on its disk, given the live share that compaction guarantees."""
         return (self.live_bytes + self.waiting_bytes) / _STORAGE.compact_below + DISK_CONSTANT_BYTES
 
 
 def problem_of(samples: Sequence[Sample]) -> str | None:
-    """Return the unsustainable growth shown by the newest sample, in one sentence."""
+    """Return a sentence about the growth that the newest sample shows, if it exceeds a limit."""
     newest = samples[-1]
     if newest.disk_bytes > newest.disk_bytes_max:
         return (
@@ -75,7 +75,7 @@ def problem_of(samples: Sequence[Sample]) -> str | None:
 
 
 class Waiting:
-    """Deleted ledgers whose entries the bookie may still hold.
+    """The deleted ledgers whose entries the bookie may still have.
 
     A collection deletes the ledgers it finds when it begins, at least a minute later. So the end of a collection proves
     the removal of all ledgers deleted before its start: those from before this life, and later those from before the
@@ -90,20 +90,20 @@ class Waiting:
 
     @property
     def bytes(self) -> int:
-        """Bytes of these ledgers."""
+        """The bytes of these ledgers."""
         return sum(size for _, size in self._deleted)
 
     def deleted(self, at_s: float, size: int) -> None:
-        """A ledger of ``size`` bytes was deleted by a client."""
+        """Record that a client deleted a ledger of ``size`` bytes."""
         self._deleted.append((at_s, size))
 
     def life_began(self, at_s: float) -> None:
-        """The bookie was started, and has counted no collected ledger yet."""
+        """Record that the bookie was started, so that its counter of collected ledgers is 0."""
         self._found_before_s = self._looked_at_s = at_s
         self._collected = 0
 
     def looked(self, at_s: float, collected: int) -> bool:
-        """Record the collected ledgers of this life, and return whether a collection has ended since the last look.
+        """Record the collected ledgers of this life, and return whether a collection has ended since the last call.
 
         The counter of a bookie grows once for each collection, after its compaction.
         """
@@ -117,18 +117,18 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The end of one life of the bookie, and its signal."""
+    """When one life of the bookie ends, and by which signal."""
 
     collections: int
-    """It lasts for this number of collections, each of which takes a minute or more,"""
+    """The life lasts for this number of collections, each of which takes a minute or more."""
     more_s: float
-    """and for this number of further seconds."""
+    """After the last collection, the life lasts for this number of further seconds."""
     is_killed: bool
     """Whether SIGKILL ends it; else SIGTERM stops it."""
 
 
 def lives(rng: random.Random) -> Iterator[Life]:
-    """Yield long and short lives, without end. An odd number of lengths combines both signals with each of them."""
+    """Yield long and short lives, without end. The number of lengths is odd, so each is combined with both signals."""
     for number, collections in enumerate(itertools.cycle((1, 0, 0, 3, 0, 0, 6))):
         yield Life(collections, rng.uniform(2.0, 12.0), is_killed=number % 2 == 0)
 
@@ -137,7 +137,7 @@ HEADER: Final = "    time  life  ledgers  written MB  RSS MB  handles  disk MB  
 
 
 def row(sample: Sample) -> str:
-    """One line of the table under ``HEADER``."""
+    """Return a line of the table that ``HEADER`` begins."""
     minutes, seconds = divmod(int(sample.at_s), 60)
     return (
         f"{minutes:>5}:{seconds:02} {sample.life:>5} {sample.ledgers:>8} {_mb(sample.written_bytes):>11} "

@@ -16,13 +16,13 @@ from bookie.runtime.clock import Clock
 
 WRITERS: Final = 2
 WRITER_BYTES_PER_S: Final = 2_000_000
-"""Half an hour writes 7 GB: a hundred write caches."""
+"""The rate of writes. Half an hour writes 7 GB, which is a hundred write caches."""
 ENTRIES: Final = 300
 KEPT: Final = 24
-"""Closed ledgers kept without deletion: each has about five megabytes."""
+"""How many closed ledgers are kept. Each has about five megabytes."""
 _SIZES: Final = (100, 700, 4_000, 60_000)
 _UNDER_WAY_MAX: Final = 64
-"""Entries of a ledger waiting for their acknowledgement."""
+"""The most entries of a ledger that wait for their acknowledgement."""
 _READ_ENTRIES: Final = 100
 _READ_PAUSE_S: Final = 0.2
 _DELETE_PAUSE_S: Final = 0.5
@@ -34,7 +34,7 @@ class WrongBytesError(Exception):
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
-    """The bytes of an entry; no two entries have the same."""
+    """Return the bytes of an entry, which differ for all entries."""
     text = f"{ledger_id}/{entry_id} ".encode()
     return (text * (_SIZES[(ledger_id + entry_id) % len(_SIZES)] // len(text))) or text
 
@@ -47,7 +47,7 @@ class Written:
     bytes: int = 0
 
     def add(self, size: int) -> None:
-        """One more was acknowledged."""
+        """Record that one more entry was acknowledged."""
         self.entries += 1
         self.bytes += size
 
@@ -62,7 +62,7 @@ class Workload:
     written_bytes: int = 0
     read_entries: int = 0
     open: dict[LedgerId, Written] = field(default_factory=dict)
-    """Ledgers being written, or interrupted by the end of the bookie."""
+    """Ledgers that are being written, or whose writer the end of the bookie interrupted."""
     closed: dict[LedgerId, Written] = field(default_factory=dict)
     doomed: dict[LedgerId, Written] = field(default_factory=dict)
     """Ledgers whose deletion was requested, but not answered."""
@@ -72,7 +72,7 @@ class Workload:
 
     @property
     def live_bytes(self) -> int:
-        """Return the bytes of the ledgers without an answered deletion."""
+        """Return the bytes of the ledgers whose deletion has not been confirmed."""
         return sum(one.bytes for group in (self.open, self.closed, self.doomed) for one in group.values())
 
     def take_deleted(self) -> int:
@@ -82,7 +82,7 @@ class Workload:
         return size
 
     async def recover(self, client: BookKeeper) -> None:
-        """Recover and read the interrupted ledgers, and repeat the deletions without a confirmed result.
+        """Recover and read the interrupted ledgers, and repeat the deletions that were not confirmed.
 
         Raises:
             WrongBytesError: an acknowledged entry is missing, or an entry has other bytes.

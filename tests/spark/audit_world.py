@@ -1,4 +1,4 @@
-"""A cluster in a real ZooKeeper for the tests of whole audit runs, seen through a separate session."""
+"""A cluster in a real ZooKeeper for tests of whole audit runs, and a separate session to inspect it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed(*members: str, last: int = 9) -> LedgerMetadata:
 
 
 class Place:
-    """One cluster in the shared ZooKeeper, seen through a separate session."""
+    """One cluster in the shared ZooKeeper, and a separate session to inspect it."""
 
     def __init__(self, runner: asyncio.Runner, store: ZooKeeperStore, cluster: Cluster, hosts: str, path: Path) -> None:
         self.uri = f"zk://{hosts}{cluster.root}"
@@ -104,7 +104,7 @@ def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
 
 
 def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
-    """Run ``act`` after the audit has listed the bookies ``count`` times."""
+    """Run ``act`` as soon as the audit has listed the bookies ``count`` times."""
     real = ClusterView.bookies
     listings = 0
 
@@ -120,5 +120,5 @@ def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[],
 
 
 def kept_by(spark: SparkSession) -> int:
-    """Return how many sets of rows Spark keeps for later use."""
+    """Return how many sets of rows Spark has cached."""
     return int(spark.sparkContext._jsc.sc().getPersistentRDDs().size())

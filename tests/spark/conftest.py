@@ -1,4 +1,4 @@
-"""Fixtures for several files of this ring, beside the session."""
+"""Fixtures that several files of this ring use, in addition to the session."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.lent_session import lend_session
 
 @pytest.fixture
 def running(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make commands in this process use the existing session."""
+    """Make commands in this process use the existing Spark session."""
 
     lend_session(monkeypatch, spark)

@@ -1,7 +1,7 @@
-"""A standalone Spark cluster of processes: a master and workers of pyspark's own jars, on loopback.
+"""A standalone Spark cluster of processes on loopback: a master and workers, from pyspark's jars.
 
-Executors have no access to this checkout: the workers start in a separate folder with an empty ``PYTHONPATH``. An
-executor can import the modules of its Python environment, which the driver chooses (``PYSPARK_PYTHON``).
+Executors cannot import from this checkout: the workers start in a separate folder with an empty ``PYTHONPATH``. An
+executor imports modules from its Python environment, which the driver chooses (``PYSPARK_PYTHON``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CONF: Final = {
     "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Every run begins with all executors, so the effect of losing one does not depend on its start time. Without a
-    # maximum of cores, Spark would not wait for any.
+    # Every run begins with all executors, so the effect of a lost executor does not depend on when it started. If no
+    # maximum of cores is set, Spark does not wait for executors.
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{STATE_S:g}s",
 }
-"""Small executors, and a driver reachable by all of them."""
+"""Settings for small executors, and for a driver that all of them can reach."""
 _DAEMON: Final = {
     "SPARK_DAEMON_MEMORY": "128m",
     "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -49,13 +49,13 @@ _DAEMON: Final = {
 
 
 def executor_conf() -> Mapping[str, str]:
-    """Settings of a driver, with an archive of loaded classes for the executors if this process has one."""
+    """Return the settings of a driver, with an archive of loaded classes for the executors if this process has one."""
     java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '-XX:+UseSerialGC')} -XX:TieredStopAtLevel=1"
     return CONF | {"spark.executor.extraJavaOptions": java}
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark, which is a whole distribution of Spark."""
+    """Return the folder of the installed pyspark, which is a complete distribution of Spark."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -73,16 +73,16 @@ def build_wheel(folder: Path) -> Path:
 def make_environment(folder: Path, wheel: Path | None) -> Path:
     """Make a virtual environment with all dependencies of bkheal, and return its Python.
 
-    The dependencies are those of this process's environment: a ``.pth`` file names their folder. This adds the packages
-    in it, and not the checkout installed there in editable form.
+    The dependencies come from this process's environment: a ``.pth`` file names their folder. This makes the packages
+    in the folder importable, but not the checkout that is installed there in editable form.
 
     Args:
-        folder: of the environment.
-        wheel: of bkheal, to install; None: the environment lacks the package.
+        folder: the folder for the environment.
+        wheel: bkheal's wheel, which is installed; None: the environment lacks bkheal.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=PROGRAM_S)
     python = folder / "bin" / "python"
-    if wheel is not None:  # before the other packages: pip then finds no bkheal to replace
+    if wheel is not None:  # before the other packages, so that pip finds no bkheal to replace
         command = [*_PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
         subprocess.run(command, check=True, capture_output=True, timeout=PROGRAM_S)
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -94,11 +94,12 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def driver_environment(python: Path, executor_python: Path | str | None = None) -> Mapping[str, str]:
-    """Variables of a driver outside this checkout.
+    """Return the environment variables of a driver outside this checkout.
 
     Args:
-        python: of the driver.
-        executor_python: of the executors; relative to the working folder of each executor, or absolute. None: the same.
+        python: the Python of the driver.
+        executor_python: the Python of the executors, absolute or relative to the working folder of each executor;
+            None: the same as the driver's.
     """
     return {
         **java_environment(find_java()),
@@ -135,11 +136,11 @@ class StandaloneCluster:
         """Start the processes, which end with ``stack``, and wait until the master lists every worker.
 
         Args:
-            stack: ends them.
-            folder: for logs and for the files of the executors.
-            workers: their number.
-            cores: of each worker.
-            hosts: loopback addresses of the workers; by default all have the same.
+            stack: ends the processes.
+            folder: the folder for logs and for the files of the executors.
+            workers: the number of workers.
+            cores: the number of cores of each worker.
+            hosts: the loopback addresses of the workers; by default all have the same.
         """
         master = _start("master", [_MASTER, "--host", LOOPBACK, "--port", "0", "--webui-port", "0"], folder)
         await stack.enter_async_context(master)
@@ -161,7 +162,7 @@ class StandaloneCluster:
         return cluster
 
     async def state(self) -> Mapping[str, Any]:
-        """The master's JSON page."""
+        """Return the master's state, from its JSON page."""
         return await asyncio.to_thread(_read_json, f"{self.page}/json/")
 
     async def alive(self) -> Sequence[str]:
@@ -177,7 +178,7 @@ class StandaloneCluster:
 
 @contextmanager
 def started_cluster(folder: Path, hosts: Sequence[str] = ()) -> Iterator[StandaloneCluster]:
-    """A cluster of two workers with one core each; see ``StandaloneCluster.start``."""
+    """Start a cluster of two workers with one core each; see ``StandaloneCluster.start``."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -215,6 +216,6 @@ def _read_json(url: str) -> Mapping[str, Any]:
 def _words(process: psutil.Process) -> Sequence[str]:
     try:
         words: Sequence[str] = process.cmdline()
-    except psutil.NoSuchProcess:  # it ended after the listing
+    except psutil.NoSuchProcess:  # the process ended after it was listed
         return ()
     return words

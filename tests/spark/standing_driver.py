@@ -1,6 +1,6 @@
 """``bkheal_audit.py`` with a pause after it has listed the bookies for the n-th time, until a file appears.
 
-It is run by its path, by a Python with bkheal from a wheel: ``standing_driver.py N FILE AUDIT_ARGUMENT...``.
+A Python with bkheal from a wheel runs this file by its path: ``standing_driver.py N FILE AUDIT_ARGUMENT...``.
 """
 
 from __future__ import annotations

@@ -152,6 +152,22 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     assert (first, again.summary.image.suspects) == (FINAL, 0), "the loss was audited, so nothing is read twice"
 
 
+def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spark: SparkSession, place: Place) -> None:
+    place.audit(spark)
+    changed(place)
+
+    def repair(event: ProgressEvent) -> None:
+        if event.phase is Phase.CHECK and 3 in place.marked():  # the pass has read all ledgers
+            moved(place, 3, closed("a:1", "b:1", "c:1"))
+            for ledger_id in (3, 4):  # the mark of 4 is deleted without a repair
+                place.do(place.store.delete(task_path(place.cluster.root, LedgerId(ledger_id)), ANY_VERSION))
+
+    result = run_audit(spark, AuditSettings(place.uri, place.report_dir), repair)
+    assert set(place.marked()) == FINAL - {3}
+    assert (result.summary.published.ledgers, result.summary.published.tasks_changed) == (6, 8)
+    assert place.audited() == {"x:1"}
+
+
 def test_a_dry_run_after_a_loss_marks_nothing_by_the_image(spark: SparkSession, place: Place) -> None:
     place.audit(spark)
     place.unregister("x:1")

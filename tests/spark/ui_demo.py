@@ -1,4 +1,4 @@
-"""A Spark session with the tab and the twin of an auditor, until standard input ends; prints the UI's address."""
+"""Run a Spark session with the tab and the twin of an auditor until stdin ends; print the UI's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small auditor for tests of the tab: its runs are real Spark jobs in threads, and change no cluster."""
+"""A small auditor for tests of the tab. Its runs are real Spark jobs in threads, and change no cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, Ki
 STEPS = 5
 ENDLESS_STEPS = 400
 ENDLESS = RunKind.REPLICAS
-"""Runs of this kind continue until they are cancelled."""
+"""The kind of runs that continue until they are cancelled."""
 
 
 def _slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -38,7 +38,7 @@ class AuditorTwin:
         self._records: dict[str, RunRecord] = {}
         self.threads: list[threading.Thread] = []
         self.may_end = threading.Event()
-        """Cleared by tests that need a run to last during their checks."""
+        """Cleared by tests whose checks need a run that does not end."""
         self.may_end.set()
 
     def snapshot(self) -> TabState:
@@ -113,7 +113,7 @@ class AuditorTwin:
         while (record := self._records[run_id]).done < STEPS or record.kind is ENDLESS or not self.may_end.is_set():
             if record.state is RunState.CANCELLED:
                 return
-            # No results here: PySpark 4.1 leaves the sockets for received results to the garbage collector.
+            # The job returns no results: PySpark 4.1 leaves the sockets that receive results to the garbage collector.
             rows = self._spark.range(0, 2, 1, 2).mapInArrow(_slowly, "id long")
             rows.write.format("noop").mode("overwrite").save()
             with self._lock:

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback as a replacement for another program's admin API."""
+"""A small HTTP server on loopback that replaces the admin API of another program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Asked:
 
     method: str
     path: str
-    """The sent path, with its query."""
+    """The requested path with its query."""
     headers: dict[str, str]
     body: bytes
 
@@ -40,7 +40,7 @@ class AdminApi:
 
 @contextmanager
 def serving(reply: Callable[[Asked], Reply] = lambda asked: Reply(), host: str = "127.0.0.1") -> Iterator[AdminApi]:
-    """Serve until the end of the block, with concurrent answers."""
+    """Serve until the end of the block. Requests are answered concurrently."""
     api = AdminApi(reply)
 
     class Handler(BaseHTTPRequestHandler):

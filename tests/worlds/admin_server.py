@@ -19,11 +19,11 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=lambda: {"last_zxid": "0x200000005"})
     sent: int | None = None
-    """Number of sent bytes of the body; None: all."""
+    """How many bytes of the body are sent; None: all."""
     then: threading.Event | None = None
-    """The server is silent after ``sent`` bytes until this is set; with no bytes, it sends no headers before."""
+    """The server pauses after ``sent`` bytes until this is set. If ``sent`` is 0, it pauses before the headers."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Paths and authorizations of requests."""
+    """The paths and authorizations of the received requests."""
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Administered:
 async def open_administered(
     home: Path, access: AdministrationAccess, port: int, unsent_bytes: Callable[[], int] = lambda: 0
 ) -> tuple[MemoryCluster, AdministrationServicer, Node, RegistrationKeeper]:
-    """Open a registered bookie with its administration, not served yet. The caller stops the keeper in the end."""
+    """Open a registered bookie with its administration, without a server. The caller must stop the keeper."""
     clock, rng = SystemClock(), random.Random(1)
     cluster = await MemoryCluster(clock).found()
     bookie = await open_bookie(clock)

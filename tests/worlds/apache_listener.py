@@ -67,7 +67,7 @@ def long_poll(beyond: int, wait_ms: int | None, *, entry_id: int = -1, wants_ent
 
 
 class ProtocolWorld:
-    """A bookie for requests in frames. Use ``create``, and ``close`` in the end."""
+    """A bookie for requests in frames. Make it with ``create``, and ``close`` it."""
 
     def __init__(self, bookie: MemoryBookie) -> None:
         self.storage, self.service, self.index = bookie.storage, bookie.service, bookie.index

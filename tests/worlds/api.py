@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 NOW_MS = EPOCH_MS
 EVIL = '<script>alert("x")</script>'
-"""A hostile name from outside."""
+"""A hostile name, as an attacker might choose it."""
 
 
 class TwinControl:
@@ -73,7 +73,7 @@ class TwinControl:
         self.problems: tuple[str, ...] = ()
         self.windows: tuple[Window, ...] = ()
         self.may_start = asyncio.Event()
-        """The start of a run waits for it."""
+        """The start of a run waits until this is set."""
         self.may_start.set()
         self.leader = "auditor-0:3181"
         self.started = 0
@@ -314,7 +314,7 @@ class TwinUpkeep:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer received over the wire."""
+    """An answer from the API."""
 
     status: int
     headers: Mapping[str, str]
@@ -326,7 +326,7 @@ class Reply:
 
     @property
     def problem(self) -> str:
-        """The name of its problem."""
+        """The name of the problem that it reports."""
         assert self.headers["Content-Type"].startswith("application/problem+json")
         jsonschema.validate(self.json, dict(SCHEMAS["Problem"]))
         assert self.json["status"] == self.status
@@ -350,7 +350,7 @@ class ApiWorld:
     async def ask(
         self, method: str, path: str, *, token: str | None = None, headers: Mapping[str, str] = {}, **options: Any
     ) -> Reply:
-        """Send one request, redirects not followed."""
+        """Send one request, without following redirects."""
         sent = dict(headers)
         if token is not None:
             sent["Authorization"] = f"Bearer {token}"

@@ -1,4 +1,4 @@
-"""The clocks of the tests: a manual one, moved by the test, and a virtual one with the time of an event loop."""
+"""The clocks of the tests: a manual one, which the test moves, and a virtual one with the time of an event loop."""
 
 from __future__ import annotations
 

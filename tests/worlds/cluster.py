@@ -75,7 +75,7 @@ async def open_bookie(
     limits: ServiceLimits | None = None,
     copying: Copying | None = None,
 ) -> MemoryBookie:
-    """Open a bookie on empty disks. It copies from others if it has ``copying``."""
+    """Open a bookie on empty disks. With ``copying``, it can copy from other bookies."""
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     storage = await LedgerStorage.open(journal, ledgers, index, settings or StorageSettings(), clock or SystemClock())
     service = BookieService(storage, ledgers, BookieIdentity(incarnation, VERSION), limits or ServiceLimits(), copying)
@@ -83,7 +83,7 @@ async def open_bookie(
 
 
 class MemoryCluster:
-    """A cluster without a bookie. Call ``found`` before anything else, and ``close`` in the end.
+    """A cluster without bookies. Call ``found`` first and ``close`` last.
 
     Attributes:
         store: the test's own session with the metadata store; the services of the cluster use it.
@@ -103,7 +103,7 @@ class MemoryCluster:
         self.storages: dict[BookieId, LedgerStorage] = {}
         self.services: dict[BookieId, BookieService] = {}
         self.copying: set[str] = set()
-        """Bookies that register the ability to copy from others."""
+        """The bookies that register as able to copy from others."""
         self._sessions: list[MemoryStore] = []
         self._transports: list[MemoryTransport] = []
         self.store = self.session()
@@ -129,7 +129,7 @@ class MemoryCluster:
             await self.register(name, incarnation=incarnation)
 
     async def start_bookie(self, name: str, *, incarnation: str = "") -> None:
-        """Let a bookie serve from empty disks, perhaps in place of its present ones."""
+        """Start a bookie on empty disks. If it runs already, the empty disks replace its present ones."""
         bookie_id = BookieId(name)
         if (before := self.storages.get(bookie_id)) is not None:
             await before.close()

@@ -32,7 +32,7 @@ from tests.worlds.repair import Bookies, RepairWorld
 
 
 class BehindStore(MemoryStore):
-    """A session with a server that has seen nothing newer than ``past`` before its first ``sync``."""
+    """A session with a lagging server: until its first ``sync``, it shows the state of ``past``."""
 
     def __init__(self, cell: MemoryCell, past: MemoryCell) -> None:
         super().__init__(cell)
@@ -49,7 +49,7 @@ class BehindStore(MemoryStore):
 
 
 class CommandCluster:
-    """Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 9 is marked, and not parked."""
+    """A cluster with the bookies c and d. Ledgers 7 and 8 lost every copy and are parked; 9 is marked, not parked."""
 
     def __init__(self) -> None:
         self.cell = MemoryCell()
@@ -82,7 +82,7 @@ class CommandCluster:
 
     @contextmanager
     def behind(self, past: MemoryCell) -> Iterator[None]:
-        """Let the commands begun in the context use a server that has seen nothing newer than ``past``."""
+        """Let the commands that start in the context use a server that shows the state of ``past`` until a ``sync``."""
         self._past = past
         try:
             yield
@@ -136,7 +136,7 @@ class CommandCluster:
             return [task.ledger_id for task in await client.ports.tasks.list()]
 
     async def lock(self, ledger_id: int) -> None:
-        """Lock a ledger as a worker that continues to run."""
+        """Lock a ledger as a worker does, and keep the lock."""
         tasks = UnderReplication(self.keeper, await open_cluster(self.keeper, ROOT), self.clock)
         assert await tasks.locks.lock(LedgerId(ledger_id), "worker-1") is not None
 

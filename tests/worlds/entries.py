@@ -17,7 +17,7 @@ _HEADER: Final = struct.Struct(">qqqq")
 def raw_entry(
     ledger_id: int, entry_id: int, payload: bytes = b"payload", *, last_add_confirmed: int | None = None
 ) -> bytes:
-    """An entry with a header and without a digest, for storage: it reads the ids alone.
+    """Return an entry with a header but no digest, for tests of the storage, which reads only the ids.
 
     The last add confirmed is the entry before, unless it is given.
     """
@@ -28,10 +28,10 @@ def raw_entry(
 def packed_entry(
     ledger_id: int, entry_id: int, payload: bytes = b"payload", *, last_add_confirmed: int = NO_ENTRY
 ) -> bytes:
-    """An entry of a ledger with CRC32C and an empty password, as packed by its writer."""
+    """Return an entry of a ledger with CRC32C and an empty password, as its writer packs it."""
     return pack(DIGEST, LedgerId(ledger_id), EntryId(entry_id), last_add_confirmed, len(payload), payload)
 
 
 def numbered_payload(ledger_id: int, entry_id: int, times: int) -> bytes:
-    """A payload that names its ledger and entry this many times."""
+    """Return a payload that names its ledger and entry this many times."""
     return f"{ledger_id}/{entry_id} ".encode() * times

@@ -1,4 +1,4 @@
-"""The contents of a page as in a browser."""
+"""The contents of a page as a browser shows them."""
 
 from __future__ import annotations
 

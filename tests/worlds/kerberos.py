@@ -1,4 +1,4 @@
-"""A Kerberos server of MIT on this machine during a test: one realm, principals, and their keys in files."""
+"""An MIT Kerberos server on this machine for the time of a test: one realm, principals, and their keys in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledgers of the tests: names, metadata in one line, and entries as packed by their writer."""
+"""Ledgers for tests: names, metadata in one line, and entries as their writer packs them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def closed_ledger(*members: BookieId) -> LedgerMetadata:
 def make_packets(
     ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
 ) -> dict[EntryId, bytes]:
-    """Return the stored forms of entries 0 to ``count - 1``, as packed by their writer."""
+    """Return the stored forms of entries 0 to ``count - 1``, as their writer packs them."""
     digest = digest_for(digest_type, PASSWORD)
     rng = random.Random(ledger_id)
     return {
@@ -57,7 +57,7 @@ def make_packets(
 
 
 def should_hold(metadata: LedgerMetadata, bookie: str, entry_ids: Iterable[EntryId]) -> list[EntryId]:
-    """Return the entries placed on a bookie by the metadata, ascending."""
+    """Return the entries that the metadata places on a bookie, in ascending order."""
     return [
         entry_id
         for entry_id in sorted(entry_ids)

@@ -1,4 +1,4 @@
-"""Bookies in memory, many clients with sessions of their own, and an eye on what logs must never show (T13)."""
+"""Bookies in memory, many clients with their own sessions, and a check of what logs must never show (T13)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=4, 
 SMALL = LogOptions(LedgerOptions(3, 3, 2), ledger_bytes_max=100, ledger_age_s_max=60)
 
 decoded = functools.lru_cache(maxsize=1024)(decode)
-"""Every request has the world looked at, so the same bytes are decoded many times."""
+"""A cache: the world is checked after every request, so the same bytes would be decoded many times."""
 
 FaultHook = Callable[[str, str], Awaitable[Fault | None]]
 
 
 class Client(BookKeeper):
-    """A client with a session and connections of its own."""
+    """A client with its own session and connections."""
 
     def __init__(self, ports: ClientPorts, store: MemoryStore, transport: MemoryTransport) -> None:
         super().__init__(ports)
@@ -48,7 +48,7 @@ class Client(BookKeeper):
 
 
 class LogWorld(MemoryCluster):
-    """Bookies in memory, clients with sessions of their own, and an eye on the log."""
+    """Bookies in memory, clients with their own sessions, and a check of the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class LogWorld(MemoryCluster):
         return Client(self.client_ports(transport, SETTINGS, store, seed=seed), store, transport)
 
     def look(self) -> None:
-        """OnlyOneLedgerOpenAtATime, as of now."""
+        """Check now that at most one ledger is open (the property OnlyOneLedgerOpenAtATime)."""
         listed = self.listed_now()
         if listed is not None:
             states = [self.ledger_now(ledger_id) for ledger_id in listed.list.ledgers]
@@ -91,7 +91,7 @@ class LogWorld(MemoryCluster):
         return Versioned(ledger_id, decoded(node.data), node.stat.version)
 
     async def log_ledgers(self) -> list[LedgerId]:
-        """Return every ledger in the store made for the log."""
+        """Return every ledger in the store that was made for the log."""
         client = self.client(99)
         return [ledger_id async for ledger_id in client.ledgers(custom={LOG_METADATA_KEY: NAME.encode()})]
 

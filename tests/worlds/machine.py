@@ -30,7 +30,7 @@ SMALL = StorageSettings(
     read_ahead_bytes=400,
     read_ahead_entries=3,
 )
-"""Small settings: a short history reaches every bound many times."""
+"""Small settings, so that a short history reaches every limit many times."""
 
 
 class PowerSwitch:
@@ -76,7 +76,7 @@ class Machine:
     index: MemoryIndex = field(default_factory=MemoryIndex)
     settings: StorageSettings = SMALL
     more: list[MemoryDisk] = field(default_factory=list)
-    """Ledger directories beside the first one."""
+    """The ledger directories other than the first one."""
     more_journals: list[MemoryDisk] = field(default_factory=list)
 
     async def run(self, work: Coroutine[Any, Any, None], switch: PowerSwitch) -> bool:

@@ -1,4 +1,4 @@
-"""The fault in a decoder's reason, found with the patterns that the check of metadata gives to Spark."""
+"""Find the fault that a decoder's message names, by the patterns that the metadata check passes to Spark."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from bookie.model.metadata_faults import REASONS, MetadataFault
 
 
 def fault_of(reason: str) -> MetadataFault | None:
-    """The fault in the decoder's reason for refusing metadata; None for damaged or inaccessible bytes."""
+    """Return the fault that the decoder's message names; None if the bytes are damaged or cannot be read."""
     return next((fault for fault, pattern in REASONS if re.search(pattern, reason)), None)

@@ -66,7 +66,7 @@ def cursor(ledger_id: int = -1, compacted: int | None = None, bucket: int | None
 
 
 def partitioned(shadow_of: str | None = None) -> bytes:
-    """Return the node of a partitioned topic, as written by Pulsar."""
+    """Return the node of a partitioned topic, as Pulsar writes it."""
     if shadow_of is None:
         return b'{"partitions":2,"deleted":false}'
     return b'{"partitions":2,"deleted":false,"properties":{"PULSAR.SHADOW_SOURCE":"%s"}}' % shadow_of.encode()

@@ -32,7 +32,7 @@ PAYLOAD = 10
 Asked = AddBatch | AnyRequest
 GoOn = Callable[[], Awaitable[Any]]
 Intercept = Callable[[Asked, GoOn], Awaitable[Any]]
-"""A function of a request to a bookie and of the call to send it on; returns the reply."""
+"""Takes a request to a bookie and a function that forwards it; returns the reply."""
 
 
 class Intercepting(Transport):
@@ -70,7 +70,7 @@ class Intercepting(Transport):
 
 
 def packet(entry_id: int, *, lac: int | None = None, payload: bytes | None = None, length: int | None = None) -> bytes:
-    """Return the stored form of an entry; by default, as by a writer with one entry under way."""
+    """Return the stored form of an entry. By default, it is that of a writer with one entry in flight."""
     data = payload if payload is not None else bytes([65 + entry_id % 26]) * PAYLOAD
     total = (entry_id + 1) * PAYLOAD if length is None else length
     return pack(DIGEST, LEDGER, EntryId(entry_id), entry_id - 1 if lac is None else lac, total, data)
@@ -115,7 +115,7 @@ class RecoveryWorld(MemoryCluster):
             assert (await self.storages[BookieId(bookie)].add(batch)).status is Status.OK
 
     async def put_all(self, ledger: Versioned, first: int, last: int) -> None:
-        """Store entries ``first..last`` on exactly their bookies by the metadata."""
+        """Store the entries ``first..last`` on exactly the bookies that the metadata names for them."""
         metadata = ledger.metadata
         for entry_id in range(first, last + 1):
             fragment = metadata.fragments[metadata.fragment_index(EntryId(entry_id))]
@@ -123,7 +123,7 @@ class RecoveryWorld(MemoryCluster):
                 await self.put(fragment.members[(entry_id + i) % metadata.ensemble_size], packet(entry_id))
 
     async def put_through(self, ledger: Versioned, entry_id: int) -> None:
-        """Send an entry to its write set as a writer would, to answer long polls."""
+        """Send an entry to its write set as a writer does, which answers long polls."""
         metadata = ledger.metadata
         for i in range(metadata.write_quorum):
             name = metadata.last_fragment.members[(entry_id + i) % metadata.ensemble_size]

@@ -74,7 +74,7 @@ class Tampering(BookieHandler):
     read_status: Status | None = None
     """The status of every read as a whole."""
     add_replies: list[Status] = field(default_factory=list)
-    """Answers to the next adds, instead of the bookie's."""
+    """The answers to the next adds, instead of the bookie's."""
     list_replies: list[ListReply] = field(default_factory=list)
     has_no_lists: bool = False
     """Whether it answers as a transport does for an Apache bookie: it has no lists, and an I/O error is its only answer
@@ -161,12 +161,12 @@ def _as_it_is(result: EntryResult) -> EntryResult:
 
 
 def answers(status: Status) -> Tamper:
-    """Return a change of an entry's result to this status."""
+    """Return a function that replaces the result of an entry by this status."""
     return lambda result: EntryResult(result.entry_id, status)
 
 
 def flipped(result: EntryResult) -> EntryResult:
-    """Return the result with one wrong bit in the payload, unnoticed by the bookie."""
+    """Return the result with one wrong bit in the payload, which the bookie has not noticed."""
     packet = bytearray(result.packet)
     packet[-1] ^= 1
     return EntryResult(result.entry_id, result.status, bytes(packet))
@@ -226,7 +226,7 @@ class Bookies:
             await node.storage.close()
 
     async def fill(self, ledger: Versioned, packets: Mapping[EntryId, bytes]) -> None:
-        """Store ``packets`` on exactly their bookies by the metadata, as the writer would."""
+        """Store ``packets`` on exactly the bookies that the metadata names for them, as the writer does."""
         for bookie in sorted(ledger.metadata.members()):
             mine = should_hold(ledger.metadata, bookie, packets)
             await self.put(bookie, ledger.ledger_id, [packets[entry_id] for entry_id in mine])
@@ -240,7 +240,7 @@ class Bookies:
 
 
 class Recorder:
-    """A sink that keeps every event, with the value of ``look`` at its time."""
+    """A sink that keeps every event together with the value that ``look`` then returns."""
 
     def __init__(self, look: Callable[[LedgerId], Any] = lambda _: None) -> None:
         self.results: list[TaskResult] = []
@@ -274,7 +274,7 @@ class RepairWorld(MemoryCluster):
         self.bookies = Bookies()
         self.network = self.bookies.network
         self.has_circuits = True
-        """Whether workers remember silent bookies, as real processes do."""
+        """Whether workers use circuit breakers for silent bookies, as real processes do."""
 
     async def start(self, bookies: str) -> None:
         await self.found(seed=0)
@@ -323,7 +323,7 @@ class RepairWorld(MemoryCluster):
             self.bookies.hang_up(name)
 
     async def lose(self, *bookies: str) -> None:
-        """End bookies, and mark ``LEDGER`` as short of them."""
+        """End bookies, and mark ``LEDGER`` as missing them."""
         await self.kill(*bookies)
         await self.tasks.marking.mark(LEDGER, names(" ".join(bookies)))
 

@@ -1,4 +1,4 @@
-"""Reports of runs with findings, as by audits: a bookie is lost, repair makes progress, metadata is damaged."""
+"""Reports like those of audits with findings: a bookie is lost, repair makes progress, metadata is damaged."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(day: int, rows: Sequence[Row] = (), *, lost: Sequence[str] = (), of: Run
 def write(
     report_dir: Path, summary: RunSummary, rows: Sequence[Row] = (), *, kept: Kept = EVERYTHING, parts: int = 2
 ) -> None:
-    """Write the report of a run that marked its findings, in several files, as by Spark."""
+    """Write the report of a run that marked its findings, in several files as Spark does."""
     directory = writing.prepare(report_dir, summary.run_id)
     write_findings(directory, rows, parts=parts)
     marks = MarkLog(directory / "tasks.parquet", summary.run_id)

@@ -1,4 +1,4 @@
-"""The part of S3 used by pyarrow's file system, on loopback and in memory, for tests without any other server.
+"""The part of S3 that pyarrow's file system uses, on loopback and in memory, for tests without another server.
 
 A test can read and change its objects. The server can deny every request or stay silent.
 """
@@ -27,7 +27,7 @@ class S3Objects:
         self.objects: dict[str, bytes] = {}
         self.is_denied = False
         self.answers = threading.Event()
-        """While it is cleared, the server answers no request."""
+        """The server answers no request while this is not set."""
         self.answers.set()
         self.requests: list[str] = []
         self.endpoint = ""

@@ -36,12 +36,12 @@ class Secured:
 
     @property
     def both(self) -> ZooKeeperAccess:
-        """Access with a client certificate and a login, and ACLs for the client alone."""
+        """Access with a client certificate and a login, and ACLs that permit only the client."""
         return full_access(self.directory)
 
 
 def full_access(directory: Path) -> ZooKeeperAccess:
-    """Return an access with the files of ``make_security``: certificate and login, and ACLs for the client alone."""
+    """Return an access with the files of ``make_security``: a certificate, a login, and ACLs for only this client."""
     return replace(_with_login(_with_certificate(directory), directory), acl="creator")
 
 

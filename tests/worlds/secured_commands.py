@@ -1,4 +1,4 @@
-"""Commands and a client with access to a secured ZooKeeper by the environment, and the owners of its nodes."""
+"""Commands and a client that access a secured ZooKeeper by environment variables, and the owners of its nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.deadlines import PROGRAM_S
 from tests.worlds.secured import environment_of
 
 ENTRIES: Final = 20
-"""Number of entries in a ledger of ``write_ledger``."""
+"""The number of entries in a ledger of ``write_ledger``."""
 
 
 def set_access(monkeypatch: pytest.MonkeyPatch, given: ZooKeeperAccess) -> None:
@@ -59,7 +59,7 @@ def bkheal(uri: str, *words: str) -> str:
 
 
 def owners_below(connect_string: str, login: ZooKeeperAccess, *roots: str) -> dict[str, set[tuple[str, str]]]:
-    """Return the users of each node at and below these roots, by its ACL. ``login`` is without TLS."""
+    """Return the users in the ACL of each node at and below these roots. ``login`` connects without TLS."""
     client = KazooClient(connect_string, sasl_options=sasl_options(login))
     client.start()
     found: dict[str, set[tuple[str, str]]] = {}

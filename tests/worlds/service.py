@@ -1,4 +1,4 @@
-"""A cluster on the in-memory store with auditors on virtual time, and a check that takes time but no Spark."""
+"""A cluster on the in-memory store with auditors on virtual time, and a check that takes time but needs no Spark."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SESSION_TIMEOUT_S = 10.0
 
 
 class Pace(TypedDict):
-    """How often a leader does what it does without an event."""
+    """The intervals of a leader's periodic work."""
 
     session_timeout_s: float
     backlog_interval_s: float
 
 
 UNHURRIED: Pace = {"session_timeout_s": 40.0, "backlog_interval_s": 3600.0}
-"""Settings of a leader that leads for hours: it confirms its vote and counts the backlog less often."""
+"""Settings for tests of many hours: a leader confirms its vote and counts the backlog less often."""
 
 P = ParamSpec("P")
 
@@ -69,7 +69,7 @@ class ServiceWorld(MemoryCluster):
         self.bookies: dict[BookieId, MemoryStore] = {}
         self.marked: list[Marked] = []
         self.critical_marked: list[Marked] = []
-        """Audits with marks only for the critical ledgers of these bookies."""
+        """The audits that marked only the critical ledgers of these bookies."""
         self.check_s = 1.0
         self.failures: list[Exception] = []
         self.auditors: list[Auditor] = []
@@ -128,7 +128,7 @@ def in_service_world(
 
         run_virtual(main())
 
-    # pytest must not take the world for a fixture
+    # pytest must not see the world as a fixture
     signature = inspect.signature(test)
     shown: Any = run
     shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
@@ -165,7 +165,7 @@ class Auditor:
         self.runner = FakeCheck(self)
         self.counted = Counted()
         self.spark: list[str] = []
-        """The actions on the session: started, stopped."""
+        """What happened to the session: started, stopped."""
         self.settings = ServiceSettings(
             **{  # type: ignore[arg-type]
                 "metadata_uri": "zk://h:1/ledgers",

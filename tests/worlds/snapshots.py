@@ -1,4 +1,4 @@
-"""Snapshots of ZooKeeper in the exact format, for the tests of the snapshot reader."""
+"""Snapshots in ZooKeeper's exact format, for the tests of the snapshot reader."""
 
 from __future__ import annotations
 

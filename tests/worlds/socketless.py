@@ -1,4 +1,4 @@
-"""A transport of asyncio without a socket, which counts as its own socket."""
+"""An asyncio transport without a socket: it also takes the place of the socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SocketlessTransport(asyncio.Transport):
-    """Notes whether its connection reads."""
+    """A transport that records whether its connection reads."""
 
     def __init__(self) -> None:
         super().__init__()

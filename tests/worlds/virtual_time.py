@@ -1,4 +1,4 @@
-"""An event loop with virtual time, to test code that waits without waiting."""
+"""An event loop with virtual time, so that tests of code that waits do not wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(base_events.BaseEventLoop):
-    """A loop that runs ready callbacks at once and jumps to the next timer; ``turns`` counts its turns."""
+    """A loop that runs ready callbacks and then jumps to the next timer; ``turns`` counts its turns."""
 
     _ready: Collection[asyncio.Handle]
     _scheduled: Sequence[asyncio.TimerHandle]
@@ -29,7 +29,7 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         return self._now_s
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass without a run of the process."""
+        """Let time pass while the process does not run."""
         self._now_s += seconds
 
     def next_change_s(self) -> float:
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 600, 
 
 
 async def when(condition: Callable[[], bool], seconds: float = 600) -> None:
-    """Wait as ``until`` does, for a condition without a wait of its own."""
+    """Wait as ``until`` does, for a condition that is not a coroutine."""
 
     async def holds() -> bool:
         return condition()

@@ -1,4 +1,4 @@
-"""A cluster in virtual time with bookies scripted by the test, and a check of all acknowledged entries."""
+"""A cluster in virtual time whose bookies the test scripts, and a check of all acknowledged entries."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ScriptedBookie:
 
     incarnation: str = ""
     refusal: Status | None = None
-    """Its answer instead of a store."""
+    """If set, the bookie answers this and stores nothing."""
     is_silent: bool = False
-    """It neither stores nor answers."""
+    """Whether the bookie neither stores nor answers."""
     is_reply_lost: bool = False
-    """It stores and does not answer."""
+    """Whether the bookie stores but does not answer."""
     latency_s: float = 0.001
     busy_left: int = 0
-    """Number of next adds refused as too busy."""
+    """How many of the next adds are refused because the bookie is too busy."""
     stored: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     batches: list[AddBatch] = field(default_factory=list)
     """Every received batch."""
@@ -230,7 +230,7 @@ def in_world(count: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]],
         def run(**kwargs: Any) -> None:
             run_virtual(main(**kwargs))
 
-        # pytest must not take the world for a fixture
+        # pytest must not see the world as a fixture
         del run.__wrapped__
         return run
 

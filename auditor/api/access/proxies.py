@@ -1,8 +1,8 @@
-"""Headers of proxies count only if they come from an address named in the settings.
+"""Headers of proxies, which count only if they come from an address named in the settings.
 
 Every client can send ``X-Forwarded-For``. If the header always counted, a client could give each request its own rate
 limit and a false address in the log. A named proxy appends the address of its client to this header, or adds another
-header with this name. Therefore the last address not belonging to a named proxy is the client's.
+header with this name. Therefore the client's address is the last one that does not belong to a named proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_proxies(text: str) -> tuple[Network, ...]:
-    """Read addresses and networks separated by commas.
+    """Parse addresses and networks separated by commas.
 
     Raises:
         ValueError: an item is neither an address nor a network.

@@ -1,4 +1,4 @@
-"""TLS of the servers. Certificates are read again after their files change, which short-lived ones require."""
+"""TLS of the servers. Certificates are read again after their files change, because they may be short-lived."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadingContext:
-    """An SSL context whose certificate follows its files."""
+    """An SSL context whose certificate is updated from its files."""
 
     def __init__(self, tls: ServerTls) -> None:
         """Read the files.
@@ -31,7 +31,7 @@ class ReloadingContext:
             self._load_ca(tls.client_ca)
 
     def refresh(self) -> bool:
-        """Use changed files for new connections and return whether there were any; unusable files change nothing."""
+        """Use changed files for new connections. Return whether any have changed; unusable files change nothing."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:

@@ -1,4 +1,4 @@
-"""Values to messages of the control service, and kinds back. Pure."""
+"""Converts values to messages of the control service, and kinds in both directions. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATES: Final = {
 
 
 def run_message(record: RunRecord) -> pb.Run:
-    """Return one run."""
+    """Return the message of one run."""
     return pb.Run(
         run_id=record.run_id,
         kind=KINDS[record.kind],
@@ -59,7 +59,7 @@ def run_message(record: RunRecord) -> pb.Run:
 
 
 def status_message(status: ServiceStatus) -> pb.Status:
-    """Return the service and its cluster."""
+    """Return the message of the service and its cluster."""
     severities = {severity.label: part.ledgers for severity, part in status.backlog.severities.items()}
     return pb.Status(
         version=status.version,

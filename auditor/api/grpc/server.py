@@ -34,11 +34,11 @@ READINESS: Final = "readiness"
 _HEALTH_CHECK_S: Final = 1.0
 _STOP_GRACE_S: Final = 1.0
 _MESSAGE_BYTES_MAX: Final = 64 * 1024
-"""The largest request is some hundred bytes. Answers are not bounded by it."""
+"""Size limit of requests, of which the largest has some hundred bytes. It does not limit answers."""
 _REQUESTS_AT_ONCE: Final = 64
-"""Beside the streams of watchers, of runs and of health."""
+"""Concurrent requests, in addition to the streams that watch runs and health."""
 CONNECTIONS_MAX: Final = 1_024
-"""Connections at once, as of HTTP. One more is closed: without a bound, they would use up the files of this process."""
+"""Open connections, as of HTTP. A further one is closed, because they use the limited open files of this process."""
 
 
 class GrpcApi:
@@ -48,7 +48,7 @@ class GrpcApi:
     """
 
     def __init__(self, control: Control, settings: ApiSettings, clock: Clock) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             control: the service.
@@ -69,7 +69,7 @@ class GrpcApi:
         """Listen.
 
         Raises:
-            ConfigurationError: the settings would admit everyone, or cannot work.
+            ConfigurationError: the settings would admit every client, or cannot work.
             TlsFilesError: the TLS files cannot be used.
             AddressInUseError: the address is not available.
         """
@@ -99,7 +99,7 @@ class GrpcApi:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Stop listening; requests under way have a moment, streams end. Idempotent."""
+        """Stop listening. Requests under way have a short time to complete; streams end. Idempotent."""
         await self.say_stopping()
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
@@ -132,13 +132,13 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 def _options(settings: ApiSettings) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # two services on one port must clash
+        ("grpc.so_reuseport", 0),  # a second service on the port must fail
         ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
         ("grpc.max_metadata_size", settings.header_bytes_max),
         ("grpc.max_concurrent_streams", _REQUESTS_AT_ONCE),
         ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of the limit on clients' pings
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", 30_000),  # finds watchers whose machine vanished
+        ("grpc.keepalive_time_ms", 30_000),  # detects watchers whose machine has failed
         ("grpc.keepalive_timeout_ms", 10_000),
     ]

@@ -1,4 +1,4 @@
-"""The control service's methods: admit, call ``Control``, turn errors into status codes."""
+"""The control service's methods: they check access, call ``Control``, and turn errors into status codes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CODES: Final = {
     "outcome-unknown": grpc.StatusCode.ABORTED,
     "conflict": grpc.StatusCode.ABORTED,
 }
-"""By the name of the problem; any other is INTERNAL."""
+"""Status codes by the name of the problem; for any other it is INTERNAL."""
 
 
 class ControlServicer(rpc.AuditorServiceServicer):
@@ -63,7 +63,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
         self._watchers = 0
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.Status:  # noqa: N802 (gRPC's name)
-        """The methods are documented in the ``.proto`` file."""
+        """Return the status. The ``.proto`` file documents all methods."""
 
         async def work() -> pb.Status:
             return status_message(self._control.status())
@@ -119,7 +119,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
         return await self._change(context, "cancel_run", request.run_id, self._control.cancel_run)
 
     async def PauseRun(self, request: pb.ChangeRunRequest, context: Context) -> pb.Run:  # noqa: N802
-        """Hold a run."""
+        """Pause a run."""
         return await self._change(context, "pause_run", request.run_id, self._control.pause_run)
 
     async def ResumeRun(self, request: pb.ChangeRunRequest, context: Context) -> pb.Run:  # noqa: N802

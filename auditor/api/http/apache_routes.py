@@ -1,6 +1,6 @@
 """Paths of Apache BookKeeper's admin server, for existing scripts. Answers have Apache's shapes.
 
-Differences: errors are problem documents with fitting codes (Apache answers 404 or 500 to most), and a boolean
+Differences: errors are problem documents with fitting codes (Apache answers most errors with 404 or 500), and a boolean
 parameter other than true or false is refused instead of counting as false. A list of marked ledgers has at most
 ``LISTED_MAX`` ids. If there are more, the header ``Link`` names the next page.
 """
@@ -27,7 +27,7 @@ from bookie.runtime.access.tokens import Role
 _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"
 LISTED_MAX: Final = 10_000
-"""Marked ledgers in one answer, which is built on the event loop of the leader."""
+"""Marked ledgers in one answer. The bound is needed because the answer is built on the event loop of the leader."""
 _FLAG: Final = {"type": "string", "pattern": TRUTH_PATTERN}
 _TYPES: Final = {"rw": BookieState.WRITABLE, "ro": BookieState.READ_ONLY}
 
@@ -41,7 +41,7 @@ class ApacheRoutes:
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         return (
             _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
                   Answer(200, "The switch.", JSON, "RecoverySwitch")),

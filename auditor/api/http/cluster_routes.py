@@ -1,4 +1,4 @@
-"""``/api/v1``: the service and its cluster as they are now."""
+"""``/api/v1``: the present state of the service and its cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bookie.model.run import RunRecord
 
 _PAGE_RUNS: Final = 20
 _PAGE_PATIENCE_S: Final = 2.0
-"""A person waits for the page, and a silent store would delay it beyond the timeouts of browsers."""
+"""Longest wait of the page for the store. Without it, a store that does not answer would exceed browsers' timeouts."""
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
 
@@ -35,7 +35,7 @@ class ClusterRoutes:
         self._operations = operations
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         return (
             Route("GET", "/api/v1/status", "get_status", "The service and its cluster.", self._status,
                   (Answer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),

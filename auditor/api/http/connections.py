@@ -1,6 +1,6 @@
-"""A bound on the connections of a listening port, which share the limit of open files with everything else (R134).
+"""A bound on the connections of a listening port, because they use the limited open files of the process (R134).
 
-A connection counts from its acceptance until its socket is closed, including the handshake of TLS.
+A connection counts from its acceptance until its socket is closed, so also during the TLS handshake.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.listening import accept_singly
 
 CONNECTIONS_MAX: Final = 1_024
-"""Connections at once. One more is closed at once: without a bound, they would use up the files of this process."""
+"""Open connections. A further one is closed at once, because they use the limited open files of this process."""
 UNREAD_S_MAX: Final = 30.0
-"""Longest time in which a client takes nothing of its answer. A few that never do would keep all places."""
+"""Longest time for which a client may read nothing of its answer. Otherwise clients that never read fill all places."""
 _LOG_INTERVAL_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ class Places:
     """The places for the connections of one port."""
 
     def __init__(self, count: int, clock: Clock) -> None:
-        """With places for ``count`` connections."""
+        """Make places for ``count`` connections."""
         self.taken = 0
         self._count = count
         self._clock = clock
         self._logged_s: float | None = None
 
     def take(self) -> bool:
-        """Return whether there is a place, which the caller then has. A refusal is logged once a minute at most."""
+        """Take a place and return True, or return False if there is none. Refusals are logged at most once a minute."""
         if self.taken < self._count:
             self.taken += 1
             return True
@@ -72,9 +72,9 @@ class _Listening(socket.socket):
         accepted, address = super().accept()
         if not self.places.take():
             accepted.close()
-            raise BlockingIOError  # to asyncio: there is no connection to accept
+            raise BlockingIOError  # for asyncio this means that there is no connection to accept
         connection = _Connection(self.family, self.type, self.proto, accepted.detach())
-        connection.leave = weakref.finalize(connection, self.places.leave)  # it runs once, even without a close
+        connection.leave = weakref.finalize(connection, self.places.leave)  # it runs exactly once, even without a close
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.unread_ms_max)
         return connection, address

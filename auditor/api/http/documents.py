@@ -1,6 +1,7 @@
-"""The JSON documents of the HTTP API, made of values. Pure.
+"""Makes the JSON documents of the HTTP API from values. Pure.
 
-``apiVersion`` and ``kind`` first; names in snake_case, times in RFC 3339, sizes in bytes; unknown values are null.
+They begin with ``apiVersion`` and ``kind``. Names are in snake_case, times in RFC 3339, sizes in bytes; unknown values
+are null.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_document(record: RunRecord) -> dict[str, Any]:
-    """Return one run."""
+    """Return the document of one run."""
     return document("Run", {"run": record.to_json()})
 
 
 def run_list(records: Iterable[RunRecord]) -> dict[str, Any]:
-    """Runs, the newest first."""
+    """Return the document of runs, the newest first."""
     return document("RunList", {"items": [record.to_json() for record in records]})
 
 
@@ -63,12 +64,12 @@ def status_document(status: ServiceStatus) -> dict[str, Any]:
 
 
 def schedule_document(kind: RunKind, pause: KindPause | None) -> dict[str, Any]:
-    """Return the schedule of a kind, and whether it is paused."""
+    """Return the document of a kind's schedule, with its pause."""
     return document("Schedule", {"check": kind.value, **_pause(pause)})
 
 
 def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
-    """Return a page of marked ledgers; ``backlog`` is their last count, if there is one."""
+    """Return the document of a page of marked ledgers; ``backlog`` is their last count, if there is one."""
     return document(
         "UnderReplicatedLedgerList",
         {
@@ -81,7 +82,7 @@ def task_list(page: TaskPage, backlog: Backlog) -> dict[str, Any]:
 
 
 def bookie_list(bookies: Sequence[BookieView], lost: Sequence[LostBookie]) -> dict[str, Any]:
-    """Return every known bookie."""
+    """Return the document of every known bookie."""
     since = {known.bookie_id: known for known in lost}
     return document("BookieList", {"items": [_bookie(view, since.get(view.bookie_id)) for view in bookies]})
 

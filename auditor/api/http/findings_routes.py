@@ -35,7 +35,7 @@ _PAGE_MAX: Final = 1_000
 _SEVERITIES: Final = {severity.label: severity for severity in Severity}
 _KINDS: Final = {kind.value.lower(): kind for kind in FindingKind}
 _READERS: Final = 2
-"""Pages read at a time: each reads the whole table."""
+"""Pages that are read at a time, because each reads the whole table."""
 
 
 class FindingsRoutes:
@@ -46,7 +46,7 @@ class FindingsRoutes:
         self._readers = asyncio.Semaphore(_READERS)
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         page = Answer(200, "A page, by ledger.", JSON, "FindingList")
         return (
             Route("GET", "/api/v1/runs/{run_id}/findings", "list_findings",

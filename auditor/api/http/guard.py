@@ -40,9 +40,9 @@ _HEADERS: Final = {
 _POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 _HSTS: Final = "max-age=31536000"
 _TOO_MANY: Final = 429
-"""Not in the audit log: the sender of too many requests would decide how much is written there."""
+"""The status that is not written to the audit log, because otherwise a client could flood the log."""
 _SAME_SITE: Final = ("same-origin", "none")
-"""``none``: the person typed the address, or it is not a browser's page."""
+"""``none``: a person entered the address, or the request is not from a page."""
 
 
 class Guard:
@@ -76,7 +76,7 @@ class Guard:
             response.headers["Connection"] = "close"  # the library closes it, because it cannot read the body
 
     def unreadable(self, request: web.BaseRequest, error: HttpProcessingError) -> web.Response:
-        """Return the answer to what the HTTP library could not read."""
+        """Return the answer to a request that the HTTP library could not read."""
         is_line_too_long = isinstance(error, LineTooLong) and error.args[1] == self._settings.line_bytes_max
         response = _respond(request, http_problem(414 if is_line_too_long else 400, error.message, request.path))
         self._set_headers(response)
@@ -134,10 +134,10 @@ class Guard:
 
 
 def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
-    """Refuse a request sent by a browser for another site's page.
+    """Refuse a request that a browser sends for another site's page.
 
-    Browsers send ``Sec-Fetch-Site``, older ones an ``Origin`` other than ``host``, the requested name. Programs send
-    neither.
+    Browsers send ``Sec-Fetch-Site``, and older ones an ``Origin`` that differs from ``host``, the requested name. Other
+    programs send neither.
 
     Raises:
         CrossSiteError: it is such a request.
@@ -151,7 +151,7 @@ def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
 
 
 def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a foreign host name: a page whose name resolves to this machine would count as the same site.
+    """Refuse a foreign host name. Otherwise a page whose name resolves to this machine would count as the same site.
 
     Raises:
         CrossSiteError: it is neither a name of this machine nor one of ``allowed``.
@@ -168,7 +168,7 @@ def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
 
 
 def _parsed(url: str) -> SplitResult:
-    """Return the parts of a URL of a client; raise CrossSiteError if it is none, such as ``http://[``."""
+    """Return the parts of a client's URL. Raise CrossSiteError if it is not a URL, such as ``http://[``."""
     try:
         return urlsplit(url)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description, made of the routes themselves, so neither can lack a part of the other. Pure."""
+"""The OpenAPI 3.1 description, made from the routes, so that the description and the routes agree. Pure."""
 
 from __future__ import annotations
 

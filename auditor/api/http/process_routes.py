@@ -1,7 +1,7 @@
-"""Paths about the process itself: probes, metrics, version, and the description of all the others.
+"""Paths about the process itself: probes, metrics, version, and the description of all other paths.
 
 Probes follow Kubernetes: ``/livez`` reports whether this process answers, regardless of the metadata store, because a
-restart would not bring the store back; ``/readyz`` reports whether it can do its work.
+restart would not repair the store; ``/readyz`` reports whether it can do its work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProcessRoutes:
         self._is_stopping = True
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         ok, text = Answer(200, "Yes.", TEXT), "text/plain"
         verbose = (Parameter("verbose", "With each check.", {"type": "string"}),)
         return (

@@ -1,4 +1,4 @@
-"""Reading parameters and bodies of requests. Pure; every error names the accepted values."""
+"""Parses parameters and bodies of requests. Pure; every error names the accepted values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bookie.model.run import RunKind
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], what: str) -> None:
-    """Refuse unknown names: usually a typing error, which would go unnoticed.
+    """Refuse unknown names. They are usually typing errors, which would otherwise have no effect.
 
     Raises:
-        InvalidRequestError: names them and the known names.
+        InvalidRequestError: a name is unknown; the message has the unknown and the known names.
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -39,7 +39,7 @@ def whole_number(text: str, name: str, lowest: int, highest: int) -> int:
 
 
 TRUTH_PATTERN: Final = "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
-"""What ``truth`` reads."""
+"""The texts that ``truth`` accepts."""
 
 
 def truth(text: str, name: str) -> bool:
@@ -61,7 +61,7 @@ def json_object(body: bytes) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(body)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is valid JSON, and no text
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is valid JSON, but not valid text
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -76,7 +76,7 @@ class StartRequest:
     kind: RunKind
     is_dry_run: bool = False
     options: Mapping[str, bool | int | float] = field(default_factory=dict)
-    """Options of this run, by their names in ``AuditSettings``; the others have their defaults."""
+    """Options of this run by their names in ``AuditSettings``; other options have their defaults."""
 
     def __str__(self) -> str:
         """Return the request as text; equal requests have equal texts."""
@@ -91,8 +91,8 @@ RUN_OPTIONS: Final[Mapping[str, tuple[RunKind, ...]]] = {
     "sample": (RunKind.REPLICAS,),
     "sample_seed": (RunKind.REPLICAS,),
 }
-"""The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks that ask
-for better placement; the brake and the placement policy are settings of the service."""
+"""The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks that
+request better placement; the brake and the placement policy are settings of the service."""
 
 
 def run_request(body: bytes) -> StartRequest:
@@ -112,7 +112,7 @@ def run_options(kind: RunKind, fields: Mapping[str, Any]) -> Mapping[str, bool |
     """Read the options of a run of one kind; other fields are left out.
 
     Raises:
-        InvalidRequestError: the kind does not have one of the options, or its value is impossible.
+        InvalidRequestError: the kind does not have one of the options, or a value is invalid.
         ContradictionError: no ledger is in the range.
     """
     for name in RUN_OPTIONS.keys() & fields.keys():
@@ -126,7 +126,7 @@ def run_options(kind: RunKind, fields: Mapping[str, Any]) -> Mapping[str, bool |
 
 
 def json_integer(value: object, name: str, lowest: int, highest: int) -> int:
-    """Read a JSON number without a fraction, so also 60.0, within bounds, both inclusive.
+    """Read a JSON number without a fraction (60.0 is one) within bounds, both inclusive.
 
     Raises:
         InvalidRequestError: it is not such a number, or it is out of bounds.

@@ -1,10 +1,11 @@
-"""``/reports``: the files of reports, and nothing else of this machine.
+"""``/reports``: the files of reports, and no other files of this machine.
 
-A path is admitted by its form before the first access to the file system, and by its real target afterwards. Pages of
-reports show names chosen by others, so they are sent with a policy that lets them load and reach nothing.
+A path is checked by its form before the first access to the file system, and by its real target afterwards. Pages of
+reports contain names from untrusted sources, so they are sent with a policy under which they cannot load or send
+anything.
 
-A report missing here is requested from the other auditors of the service (``peer_port``). Only paths of an admitted
-form are requested, and type and policy of the answer are decided here.
+A report that is missing here is requested from the other auditors of the service (``peer_port``). Only paths with an
+allowed form are requested, and this process sets the type and the policy of the answer.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from spark_jobs.report.history import brief, latest, summaries
 _log = logging.getLogger(__name__)
 
 REPORTS_MAX: Final = 500
-"""In one page, and examined in a search for a report of one kind."""
+"""Reports in one page, and reports examined in a search for a report of one kind."""
 _LISTED_DEFAULT: Final = 100
-"""Each costs one file read."""
+"""Reports in one page by default; each needs one file read."""
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
-"""Hidden files are not served: they are incomplete."""
+"""One segment of a path. It excludes hidden files, because they are incomplete."""
 _DEPTH_MAX: Final = 8
 _KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
@@ -54,14 +55,14 @@ _TYPES: Final[Mapping[str, str]] = {
     ".png": "image/png",
     ".parquet": "application/vnd.apache.parquet",
 }
-"""Files with other endings are not served."""
+"""Content types by the ending of a file. Files with other endings are not served."""
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; "
     "sandbox allow-scripts allow-popups allow-top-navigation-by-user-activation"
 )
-"""A sandbox without an origin: even an injected script cannot send requests to this server in the name of the page's
-reader."""
+"""A sandbox without an origin: even an injected script cannot send requests to this server on behalf of the user who
+reads the page."""
 
 
 _PAGING: Final = (
@@ -78,12 +79,12 @@ class ReportRoutes:
     """Handlers over a directory."""
 
     def __init__(self, report_dir: Path, peers: PeerReports | None = None, report_store: str = "") -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             report_dir: of this auditor.
             peers: the other auditors of the service; None: there are none.
-            report_store: address of the store from which missing reports are fetched; empty: none.
+            report_store: address of the store from which missing reports are fetched; empty: there is none.
         """
         self._report_dir = report_dir
         self._peers = peers
@@ -91,7 +92,7 @@ class ReportRoutes:
         self._fetching = asyncio.Semaphore(1)
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         run, path = (RUN_ID,), segment("path", "Path below the report's directory.")
         page = (Answer(200, "A self-contained page.", HTML),)
         file = (Answer(200, "The file.", ""),)
@@ -134,7 +135,7 @@ class ReportRoutes:
         run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
         if run_id is None:
             run_id = await self._latest_elsewhere(call)
-        # Relative, so it is right also if a proxy serves this API under another path.
+        # The location is relative, because a proxy may serve this API under another path.
         return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
     async def _page(self, call: Call) -> web.StreamResponse:
@@ -145,7 +146,7 @@ class ReportRoutes:
         return await self._of_run(call, [f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
 
     async def _of_run(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
-        """Return the first of these files found here, or else the first one of another auditor."""
+        """Return the first of these files that exists here, or else the first one of another auditor."""
         found = await self._found(paths)
         if found is None and self._report_store and is_admitted(paths[0]):
             await self._fetch(paths[0].split("/")[0])
@@ -233,7 +234,7 @@ def find_file(report_dir: Path, path: str) -> Path | None:
 
 
 def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
-    """Id of the newest run with a report and, if given, of this kind; None: there is none among the newest."""
+    """Return the id of the newest run with a report, of ``kind`` if given; None: there is none among the newest."""
     newest = itertools.islice(summaries(report_dir), REPORTS_MAX)
     of_kind = (each for each in newest if kind is None or each.get("run_kind") == kind.value)
     found = latest(of_kind, round(time.time() * 1000))
@@ -241,7 +242,9 @@ def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
 
 
 def list_reports(report_dir: Path, limit: int = REPORTS_MAX, after: str | None = None) -> dict[str, Any]:
-    """Reports in the directory, the newest first by id, which begins with the time; none if it does not exist.
+    """Return the reports in the directory, the newest first by id, which begins with the time.
+
+    The result is empty if the directory does not exist.
 
     Args:
         report_dir: root of the reports.

@@ -23,18 +23,18 @@ _PATTERN: Final = re.compile(r":[^}]+(?=})")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One admitted request."""
+    """A request that passed the access checks."""
 
     request: web.Request
     who: Principal
     trail: Trail
-    """Written only for requests that would change something."""
+    """The audit log; written only for requests that change something."""
 
     async def body(self) -> bytes:
         """Return the body of the request.
 
         Raises:
-            InvalidRequestError: it is not encoded as its headers say, or the client left before its end.
+            InvalidRequestError: its encoding does not match its headers, or the client disconnected before its end.
         """
         try:
             return await self.request.read()
@@ -49,7 +49,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One way in which a request can succeed, or fail in a way of its own."""
+    """A possible answer: a success, or a failure that is specific to this route."""
 
     status: int
     description: str
@@ -72,7 +72,7 @@ class Parameter:
 
 
 def segment(name: str, description: str, **schema: Any) -> Parameter:
-    """Return a segment of a path, a text conforming to ``schema``."""
+    """Return a parameter for a segment of a path, a text that conforms to ``schema``."""
     return Parameter(name, description, {"type": "string", **schema}, "path", is_required=True)
 
 
@@ -87,12 +87,12 @@ class Route:
     path: str
     """``{name}`` stands for one segment."""
     operation: str
-    """Its name in the description, and the name of the action in the audit log."""
+    """Its name in the description and in the audit log."""
     summary: str
     handler: Handler
     answers: tuple[Answer, ...]
     role: Role | None = Role.READ
-    """None: open, not counted and never refused; for probes."""
+    """The required role; None: open to every client, not counted and never refused, for probes."""
     tag: str = "auditor"
     segments: tuple[Parameter, ...] = ()
     """One for each ``{name}`` of the path."""
@@ -100,11 +100,11 @@ class Route:
     body: str = ""
     """Name of the body's schema; empty: there is none."""
     is_limited: bool = True
-    """Counts for the rate of its client and for the requests in flight; false for the requests of monitors."""
+    """Whether it counts for the rate limit of its client and for the requests in flight; false for monitoring."""
     is_slash_optional: bool = False
-    """Also answers with a final slash, as in some paths of Apache's documentation."""
+    """Whether a final slash is accepted, as in some paths of Apache's documentation."""
     is_changing: bool = False
-    """Written into the audit log, and refused to pages of other sites."""
+    """Whether requests are written to the audit log, and refused from pages of other sites."""
 
     @property
     def described_path(self) -> str:
@@ -113,5 +113,5 @@ class Route:
 
 
 def changing(route: Route) -> bool:
-    """Return whether pages of other sites must not send this."""
+    """Return whether pages of other sites must not send this request."""
     return route.is_changing or route.method not in ("GET", "HEAD")

@@ -40,7 +40,7 @@ class RunRoutes:
         self._intents = intents
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         one = (RUN_ID,)
         changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
         paused = (Answer(200, "The schedule as it is now.", JSON, "Schedule"),)

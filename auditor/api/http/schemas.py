@@ -1,4 +1,4 @@
-"""JSON schemas of the documents, by name, for the description and for checks of answers against it."""
+"""JSON schemas of the documents, by name, for the description and for tests of the answers."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ WINDOW_TARGET_PATTERN: Final = (
 )
 """Targets of maintenance windows: the id of a bookie, or the location of a rack as in ``bookie.model.topology``."""
 DRAINS_MAX: Final = 50
-"""Bookies whose drains one request begins: so many of the longest ids fit into a body."""
+"""Bookies whose drains one request begins: this many of the longest ids fit into a body."""
 LEDGERS_MAX: Final = 100
-"""In one request: each costs several requests to the store."""
+"""Ledgers in one request, because each needs several requests to the store."""
 REASON_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
 _RATE_MAX: Final = 1 << 50
-"""Bytes per second: more than any network transfers."""
+"""Largest rate in bytes per second: more than any network can transfer."""
 LIMITS: Final[Mapping[str, int]] = {
     "bytes_per_second": _RATE_MAX,
     "requests_per_second": 10_000_000,

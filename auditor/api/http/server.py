@@ -40,13 +40,13 @@ _library_log = logging.getLogger(f"{__name__}.library")
 
 _CERTIFICATE_CHECK_S: Final = 10.0
 _LINGERING_S: Final = 1.0
-"""How long the rest of a refused body is read, to let its sender receive the answer."""
+"""How long the rest of a refused body is read, so that its sender receives the answer."""
 _SHUTDOWN_S: Final = 2.0
-"""For answers under way during the stop."""
+"""How long answers under way may take when the server stops."""
 
 
 def _is_of_service(record: logging.LogRecord) -> bool:
-    """Return whether a record of the HTTP library is about this service, not about a body that a client did not send.
+    """Return whether a record of the HTTP library is about this service, not about an incomplete body of a client.
 
     The library reads the rest of a body after the answer, and logs what it cannot read as an error.
     """
@@ -57,9 +57,9 @@ _library_log.addFilter(_is_of_service)
 
 
 class _Connection(web.RequestHandler):
-    """A connection whose client gets a problem document for what is not HTTP, and for what is too long.
+    """A connection that answers invalid HTTP and too long requests with a problem document.
 
-    The library would answer with text, and log the fault of the client as an error.
+    The library would answer with text, and log the client's mistake as an error.
     """
 
     __slots__ = ("_guard",)
@@ -100,7 +100,7 @@ class HttpApi:
         metrics: RenderMetrics | None = None,
         peers: PeerReports | None = None,
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             control: the service.
@@ -108,8 +108,8 @@ class HttpApi:
             settings: addresses, limits, files.
             upkeep: operators' work on the cluster.
             clock: for rates and the age of keys.
-            metrics: renders them for ``/metrics``; None: there are none.
-            peers: auditors that may have reports missing here; None: there are none.
+            metrics: renders the metrics for ``/metrics``; None: there are none.
+            peers: auditors that may have reports that are missing here; None: there are none.
         """
         self._control = control
         self._settings = settings
@@ -134,7 +134,7 @@ class HttpApi:
         """Listen.
 
         Raises:
-            ConfigurationError: the settings would admit everyone, or cannot work.
+            ConfigurationError: the settings would admit every client, or cannot work.
             TlsFilesError: the TLS files cannot be used.
             AddressInUseError: the address is not available.
         """

@@ -1,4 +1,4 @@
-"""The plain page at ``/status``: no script, nothing loaded, everything escaped. The template is in ``html``."""
+"""The page at ``/status``. It has no script and loads nothing; all values are escaped. The template is in ``html``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEMPLATES: Final = files("auditor.api.http").joinpath("html")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page and the policy to send it with."""
+    """A page and the security policy that is sent with it."""
 
     html: str
     policy: str
@@ -64,7 +64,7 @@ class RunLine:
 
     run_id: str
     quoted_id: str
-    """For the path of a URL."""
+    """The id, quoted for the path of a URL."""
     kind: str
     state: str
     started_by: str
@@ -86,7 +86,7 @@ class StatusView:
 
 
 def status_page(status: ServiceStatus, runs: Sequence[RunRecord]) -> Page:
-    """Return the page for people."""
+    """Return the rendered page."""
     css = _style()
     html = _environment().get_template("status.html").render(page=status_view(status, runs), css=css)
     policy = f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'"

@@ -1,4 +1,4 @@
-"""Reading the bodies and parameters of ``upkeep_routes``. Pure; every error names the accepted values."""
+"""Parses the bodies and parameters of ``upkeep_routes``. Pure; every error names the accepted values."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionReques
 
     Raises:
         InvalidRequestError: it is not such a body.
-        ContradictionError: the confirmation is of other ledgers, or missing.
+        ContradictionError: the confirmation is missing, or names other ledgers.
     """
     fields = json_object(body)
     refuse_unknown(fields, ("ledgers", "confirm", "reason", "dry_run"), "field")
@@ -122,7 +122,7 @@ def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionReques
 
 
 def limits_request(body: bytes) -> dict[str, Any]:
-    """Read limits on copying; limits that are not named stay.
+    """Read limits on copying; limits that are not named remain unchanged.
 
     Raises:
         InvalidRequestError: it is not such a body, or names none.

@@ -1,8 +1,8 @@
 """``/api/v1``: operators' reads and changes besides runs: dead letters, drains, stops, limits, boosts, delay.
 
 Changes with a risk of data loss, and changes that stop or speed up all repairs, need the role administer.
-``ok-to-stop`` answers by its status, so a hook needs no JSON: 200 yes, 409 no, and 503 with ``Retry-After`` while the
-metadata is being read.
+The status code of ``ok-to-stop`` is the answer, so a hook does not need to parse JSON: 200 yes, 409 no, and 503 with
+``Retry-After`` while the metadata is being read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PAGE_MAX: Final = 1_000
 _STOPPED_MAX: Final = 100
 """Bookies in one query."""
 _DRAIN: Final = "drain"
-"""First part of the keys of drains that begin; the second one is the tuple of their bookies."""
+"""First part of the keys of work that begins drains; the second part is the tuple of the bookies."""
 _DETAIL_MAX: Final = 500
 
 
@@ -48,12 +48,12 @@ class UpkeepRoutes:
     def __init__(self, upkeep: Upkeep) -> None:
         self._upkeep = upkeep
         self._recording = asyncio.Lock()
-        """Held while drains are recorded or stopped, on the loop of the work: no drain is stopped half-recorded."""
+        """Held on the loop of the work while drains are recorded or stopped, so that none is stopped half-recorded."""
         self._marking: dict[Hashable, set[BookieId]] = {}
-        """Beginnings with recorded drains, by the keys of their works, each with the bookies that are still drained."""
+        """The bookies that are still drained, by the key of the work that recorded their drains."""
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes, described."""
+        """Return the routes with their descriptions."""
         letters, boosts = f"{_API}/dead-letters", f"{_API}/boosts"
         return (
             _read(letters, "list_dead_letters", "Tasks that workers have set aside, by ledger id.", self._letters,
@@ -218,7 +218,7 @@ class UpkeepRoutes:
         bookie, actor = _bookie(call), _actor(call)
 
         def is_meant(key: Hashable) -> bool:
-            """Whether the work begins a drain of this bookie, and no other drain that it has recorded is left."""
+            """Return whether the work begins a drain of this bookie, and all its other drains were stopped."""
             is_of_bookie = isinstance(key, tuple) and key[:1] == (_DRAIN,) and bookie in key[1]
             return is_of_bookie and self._marking.get(key, {bookie}) <= {bookie}
 
@@ -392,7 +392,7 @@ def _actor(call: Call) -> Actor:
 
 
 def _bookie(call: Call) -> BookieId:
-    """Return the bookie named in the path; a text other than an id, such as another path, is not found."""
+    """Return the bookie named in the path. A text that is not an id, such as another path, is not found."""
     name = call.request.match_info["bookie_id"]
     call.trail.detail = name[:100]
     try:

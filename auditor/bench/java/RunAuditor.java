@@ -15,12 +15,12 @@ import org.apache.bookkeeper.stats.OpStatsLogger;
 import org.apache.bookkeeper.stats.StatsLogger;
 
 /**
- * Apache's auditor, elected and started as in its own daemon, that audits once for each line "audit" on its input.
+ * Apache's auditor, elected and started as in its own daemon. It audits once for each line "audit" on its input.
  *
- * <p>Arguments: file with settings. Prints one line of JSON for each event. Ends with its input.
+ * <p>Arguments: file with settings. Prints one line of JSON for each event. Ends when its input ends.
  */
 public final class RunAuditor {
-    /** Registered by Apache's auditor at the moment when the tasks of all lost bookies are published. */
+    /** The metric that Apache's auditor records when the tasks of all lost bookies are published. */
     private static final String PUBLISHED = "URL_PUBLISH_TIME_FOR_LOST_BOOKIE";
 
     private static final long QUIET_MS = 2000;
@@ -60,9 +60,9 @@ public final class RunAuditor {
     }
 
     /**
-     * The first audit is the one of the start, a later one is submitted as the auditor does when a bookie is lost. The
-     * start may be followed by another audit at once, because the list of bookies is new to it: that one is awaited,
-     * and not counted.
+     * The first audit is the one at the start. A later one is submitted as the auditor does when a bookie is lost. A
+     * second audit may follow the start at once, because the auditor has not seen the list of bookies before: that one
+     * is awaited, but not counted.
      */
     private static void audit(ServerConfiguration conf) throws Exception {
         if (elector == null) {
@@ -78,7 +78,7 @@ public final class RunAuditor {
         }
         Field executor = Auditor.class.getDeclaredField("executor");
         executor.setAccessible(true);
-        // The auditor has one thread: what is handed in now runs once the check is over.
+        // The auditor has one thread, so a task that is submitted now runs after the check.
         int before;
         do {
             before = published;
@@ -87,7 +87,7 @@ public final class RunAuditor {
         } while (published != before);
     }
 
-    /** Notes when tasks are published; everything else goes nowhere, as without statistics. */
+    /** Records when tasks are published, and discards all other statistics. */
     private static StatsLogger stats() {
         return (StatsLogger) Proxy.newProxyInstance(RunAuditor.class.getClassLoader(),
             new Class<?>[] {StatsLogger.class}, (self, method, arguments) -> switch (method.getName()) {

@@ -5,9 +5,9 @@ import org.apache.bookkeeper.conf.ServerConfiguration;
 import org.apache.bookkeeper.replication.ReplicationWorker;
 
 /**
- * Apache's replication worker alone, as its auto-recovery daemon starts it, until the end of its input.
+ * Only Apache's replication worker, started as in its auto-recovery daemon. It runs until its input ends.
  *
- * <p>Arguments: file with settings. Prints one line of JSON once it works or, while repair is disabled, waits.
+ * <p>Arguments: file with settings. Prints one line of JSON when it works, or when it waits because repair is disabled.
  */
 public final class RunReplicationWorker {
     public static void main(String[] arguments) {

@@ -1,4 +1,4 @@
-"""``bkheal audit``, ``report`` and the commands about runs of a service.
+"""``bkheal audit``, ``bkheal report`` and the commands about runs of a service.
 
 Start with ``command``.
 """

@@ -1,4 +1,4 @@
-"""``bkheal audit``: one check over the whole cluster, here and now or by a running service; and the runs so far."""
+"""``bkheal audit``: one check of the whole cluster, in this process or by a service; and commands about runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def audit(
 ) -> None:
     """The command; its help is above."""
     if context.invoked_subcommand is not None:
-        context.auto_envvar_prefix = None  # each command below has its own, and does not name it in its help
+        context.auto_envvar_prefix = None  # each subcommand has its own prefix, and its help does not show it
         _refuse_options(context)
         return
     shot = _shot(
@@ -150,7 +150,7 @@ _OF_THIS_SIDE: Final = frozenset(
 )
 """Options of ``run`` that keep their meaning with ``--at``, besides the options of the run itself."""
 _OF_A_RUN_HERE: Final = frozenset({"fail_on", "http_port", "metrics_file", "pushgateway"})
-"""Options of the caller that a run elsewhere cannot follow: with --at they are refused, wherever the value is from."""
+"""Options that only a run in this process can use. With --at they are refused, also from environment or file."""
 
 
 def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int | float]:
@@ -188,7 +188,7 @@ def _origin(context: typer.Context, name: str, source: str) -> str:
 
 
 def _settings(uri: str, given: Options) -> AuditSettings:
-    parse_uri(uri)  # a cluster that cannot be used is wrong configuration, a wrong option is wrong usage
+    parse_uri(uri)  # first, because a bad URI is wrong configuration (78), but a bad option is wrong usage (2)
     try:
         return audit_settings(uri, given)
     except ConfigurationError as error:
@@ -266,7 +266,7 @@ def _here(
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """Refuse options of the short form in front of a command, where they would have no effect."""
+    """Refuse options of the short form before a subcommand, where they would have no effect."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""``bkheal impact``: the namespaces and topics of Pulsar affected by the findings of an audit, worst first."""
+"""``bkheal impact``: the namespaces and topics of Pulsar that the findings of an audit affect, worst first."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def impact(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the topics of Pulsar affected by the findings of an audit, and the effect on them, worst first.
+    """List the topics of Pulsar that the findings of an audit affect, and the effect on them, worst first.
 
-    A topic is listed once for each severity, effect, component and subscription. With --at, the report is read from the
-    auditor there.
+    A topic is listed once for each severity, effect, component and subscription. With --at, the report is read from
+    that auditor.
 
     Example: `bkheal impact --namespace public/default`
     """

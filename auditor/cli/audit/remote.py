@@ -1,7 +1,7 @@
 """A client of a running auditor service's HTTP API, for commands: start a run and wait for it, list, cancel.
 
 Each request has a connection of its own: if several processes share one address, the next connection may reach the
-leader. Neither redirects nor the environment's proxies are followed: the token goes to the given address alone.
+leader. Redirects and proxies of the environment are not followed, so the token is sent only to the given address.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE: Final = "BKHEAL_TOKEN"  # noqa: S105  # a name
 RUNS_MAX: Final = 200
-"""Most runs in a service's list."""
+"""Largest number of runs in a service's list."""
 _EXPIRES_H_MAX: Final = 3650 * 24
 _APACHE: Final = "/api/v1/autorecovery/"
-"""Answers there have the form of Apache's."""
+"""Path below which answers have Apache's form."""
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
 _STILL_WORKING: Final = "urn:bkheal:problem:still-working"
@@ -51,21 +51,21 @@ class RemoteUnavailableError(TransientError):
 
 
 class RemoteNotLeaderError(RemoteUnavailableError):
-    """Every answering process follows another one, or the leader changes repeatedly."""
+    """No process that answers is the leader, or the leader changes repeatedly."""
 
 
 class RemoteStillWorkingError(RemoteUnavailableError):
-    """The service reads all metadata for the answer; the same request receives it later."""
+    """The service is reading all metadata for the answer; the same request receives the answer later."""
 
 
 class RemoteRefusedError(PermanentError):
-    """The service refused the request; ``status`` is HTTP's."""
+    """The service refused the request; ``status`` is the HTTP status."""
 
     def __init__(self, text: str, status: int, problem: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
         self.status = status
         self.problem = problem or {}
-        """The whole problem document."""
+        """The whole problem document of the service."""
 
 
 class RemoteBusyError(ConflictError):
@@ -89,21 +89,21 @@ class RemoteSettings:
     """Client certificate, if the service requires one; ``key`` belongs to it."""
     key: Path | None = None
     allow_plaintext_token: bool = False
-    """Send the token over http to another machine as well. Anyone with access to the traffic can then use it."""
+    """Send the token over http even to another machine. Anyone with access to the traffic can then use it."""
     timeout_s: float = 35.0
-    """For one answer; a little more than the service's own deadline."""
+    """Deadline of one answer; a little more than the service's own deadline."""
     leader_attempts: int = 10
-    """Connections to try for a request to the leader, a second apart."""
+    """Connections that are tried for a request to the leader, one per second."""
     work_patience_s: float = 1800.0
-    """How long to repeat a request while the service prepares the answer: a pass over all metadata of a large
-    cluster."""
+    """How long a request is repeated while the service prepares the answer: as long as a reading of all metadata of a
+    large cluster takes."""
     patience_s: float = 60.0
-    """How long ``wait`` continues while the service cannot be reached: a change of leader takes some seconds."""
+    """How long ``wait`` continues if the service cannot be reached: a change of leader takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """A run as the service shows it."""
+    """A run in the service's document."""
 
     fields: Mapping[str, Any]
 
@@ -126,7 +126,7 @@ class RemoteRun:
         return ExitCode.CANCELLED if self.state is RunState.CANCELLED else int(ExitCode.INTERNAL)
 
     def progress(self) -> str:
-        """Return one line for people."""
+        """One line of text with the progress."""
         run = self.fields
         amount = f" {run['done']}/{run['total']}" if run.get("total") else ""
         eta = f", done at {run['eta']}" if run.get("eta") else ""
@@ -164,11 +164,11 @@ class Remote:
         return self._base
 
     def status(self) -> Mapping[str, Any]:
-        """Return the service's status document. Raises as ``run``."""
+        """Return the service's status document. Raises the errors of ``run``."""
         return self._ask("GET", "/api/v1/status")
 
     def runs(self, limit: int = 50, kind: RunKind | None = None) -> Sequence[RemoteRun]:
-        """Return the newest runs first, at most ``RUNS_MAX``; None: of every kind. Raises as ``run``."""
+        """Return at most ``RUNS_MAX`` runs, the newest first; None: of every kind. Raises the errors of ``run``."""
         wanted = "" if kind is None else f"&kind={kind.value}"
         items = self._ask("GET", f"/api/v1/runs?limit={min(limit, RUNS_MAX)}{wanted}").get("items")
         if not isinstance(items, list):
@@ -179,7 +179,7 @@ class Remote:
         """Return the document that answers a request; the request is repeated while the service prepares the answer.
 
         Raises:
-            RemoteUnavailableError: no answer, or not now.
+            RemoteUnavailableError: no answer, or the service cannot answer now.
             RemoteRefusedError: the service refused it.
         """
         started_s = self._monotonic_s()
@@ -200,8 +200,8 @@ class Remote:
         """Return one run.
 
         Raises:
-            RemoteUnavailableError: no answer, or not now.
-            RemoteRefusedError: there is no such run, or the token is missing, unknown or has too small a role.
+            RemoteUnavailableError: no answer, or the service cannot answer now.
+            RemoteRefusedError: there is no such run, or the token is missing, is unknown, or has too small a role.
         """
         return self._one(self._ask("GET", f"/api/v1/runs/{quote(run_id, safe='')}"))
 
@@ -214,26 +214,25 @@ class Remote:
             kind: which check.
             is_dry_run: report only.
             options: of this run (``auditor.api.http.queries.RUN_OPTIONS``).
-            key: new for each intent; sent again with it, the request begins nothing twice.
+            key: a new one for each intent. A request that is repeated with the same key does not begin a second run.
 
         Raises:
             RemoteBusyError: a run of this kind is under way.
-            RemoteNotLeaderError, RemoteUnavailableError: no answer of a leader; the request may be sent again.
-            RemoteRefusedError: the service refused.
+            RemoteNotLeaderError, RemoteUnavailableError, RemoteRefusedError: see their documentation.
         """
         body = {"kind": kind.value, "dry_run": is_dry_run, **options}
         return self._one(self._ask_leader("POST", "/api/v1/runs", body, {"Idempotency-Key": key}))
 
     def change(self, run_id: str, state: RunState) -> RemoteRun:
-        """Bring a run into ``paused``, ``running`` or ``cancelled``. Raises as ``start``."""
+        """Change a run to ``paused``, ``running`` or ``cancelled``. Raises the errors of ``start``."""
         path = f"/api/v1/runs/{quote(run_id, safe='')}/state/{state.value}"
         return self._one(self._ask_leader("PUT", path))
 
     def change_schedule(self, kind: RunKind, state: RunState, span_s: int | None = None) -> Mapping[str, Any]:
-        """Bring the schedule of a kind into ``paused`` or ``running``; return its document. Raises as ``run``.
+        """Change the schedule of a kind to ``paused`` or ``running``; return its document. Raises as ``run``.
 
         Args:
-            kind: whose schedule.
+            kind: the kind.
             state: the new state.
             span_s: how long a pause lasts; None: the length in the service's options.
         """
@@ -248,12 +247,12 @@ class Remote:
         poll_s: float = 1.0,
         deadline_s: float | None = None,
     ) -> RemoteRun:
-        """Return a run after its end.
+        """Wait for the end of a run, and return it.
 
         Args:
-            run_id: which.
+            run_id: the run.
             on_change: called with the run at first, and after each visible change.
-            poll_s: how often to ask.
+            poll_s: pause between two requests, in seconds.
             deadline_s: how long to wait; None: as long as it takes.
 
         Raises:
@@ -307,13 +306,13 @@ class Remote:
     def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] = {}
     ) -> Mapping[str, Any]:
-        import httpx  # a tenth of a second, for commands with --at alone
+        import httpx  # takes a tenth of a second, and only commands with --at need it
 
-        # A compressed answer would be larger than the counted bytes.
+        # The bound counts received bytes, and a compressed answer could become much larger.
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if self._settings.token:
             sent["Authorization"] = f"Bearer {self._settings.token}"
-        end_s = time.monotonic() + self._settings.timeout_s  # real time: it bounds a wait of this thread
+        end_s = time.monotonic() + self._settings.timeout_s  # real time, because it bounds a wait of this thread
         try:
             with (
                 httpx.Client(verify=self._tls, timeout=self._settings.timeout_s, trust_env=False) as client,
@@ -326,7 +325,7 @@ class Remote:
             ) from error
 
     def _read(self, response: httpx.Response, end_s: float) -> bytes:
-        """Return the body; a service may send it slowly, or without an end."""
+        """Read the body, within bounds of time and size: a service may send it slowly, or endlessly."""
         data = bytearray()
         for chunk in response.iter_raw():
             data += chunk
@@ -379,7 +378,7 @@ class Remote:
 
 
 def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """Return the token to send: of the file, else of ``$BKHEAL_TOKEN``, else none.
+    """Return the token to send: from the file, else from ``$BKHEAL_TOKEN``, else none.
 
     Raises:
         ConfigurationError: the file cannot be read, or the text found is not a token.
@@ -429,7 +428,7 @@ def auditor_token(
 
 
 def _expiry_ms(expires: str) -> int:
-    """Return the end of a time span from now, epoch milliseconds; 0 for an empty text."""
+    """Return the end of a time span that begins now, epoch milliseconds; 0 for an empty text."""
     if not expires:
         return 0
     match = re.fullmatch(r"([1-9]\d{0,4})([hd])", expires)
@@ -475,7 +474,7 @@ def tls_context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
         ConfigurationError: a TLS file cannot be used.
     """
     if base.startswith("http:"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; it trusts no authority
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; it trusts no authority
     try:
         context = ssl.create_default_context(cafile=settings.ca)
         if settings.cert is not None:

@@ -44,7 +44,7 @@ def list_reports(
     *,
     service: Service | None = None,
 ) -> None:
-    """List the runs with a report, the newest first. With --at, the runs with a report at this auditor."""
+    """List the runs with a report, the newest first. With --at, the runs with a report at that auditor."""
     rows = reports_there(service, limit) if service else _listed(report_dir, limit)
     where = "with the service" if service else f"in {report_dir.absolute()}"
     print_page(
@@ -123,7 +123,8 @@ def compare(
 ) -> None:
     """Show the changes between two runs of one check on one cluster.
 
-    A single run is compared with the latest; without arguments, the latest is compared with the complete one before it.
+    If one run is given, it is compared with the latest run. Without arguments, the latest run is compared with the
+    complete run before it.
     """
     from spark_jobs.report.diff import diff
     from spark_jobs.report.history import NoSuchReportError
@@ -166,7 +167,7 @@ def fetch(
     report_dir: ReportDirOption = Path("reports"),
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of newest reports to check.")] = 50,
 ) -> None:
-    """Copy the reports missing on this machine from a store, and add them to the tables of all runs.
+    """Copy the reports that are missing on this machine from a store, and add them to the tables of all runs.
 
     After that, every command about reports works with them. Example: `bkheal report fetch s3://bkheal/reports`
     """
@@ -201,7 +202,7 @@ def open_page(
         print_line(str(page))
         address = page.as_uri()
     else:
-        run_id = summary_there(service, run_there(service, run)).run_id  # or the refusal, with its reason
+        run_id = summary_there(service, run_there(service, run)).run_id  # fails if there is no report
         address = f"{service.base}/reports/{run_id}/"
         print_line(address)
     if not webbrowser.open(address):

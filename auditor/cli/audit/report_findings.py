@@ -1,4 +1,4 @@
-"""``bkheal report findings``: findings of a run, or of all runs since a moment, with filters, in pages."""
+"""``bkheal report findings``: findings of a run, or of all runs since a time, with filters, in pages."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _findings_since_there(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    """As ``_findings_since``, of the reports still available at the service."""
+    """Return findings as ``_findings_since`` does, from the reports that the service still has."""
     from spark_jobs.report.finding_filter import cursor_of
 
     first, slash, within = (after or "").partition("/")
@@ -154,7 +154,7 @@ def _findings_since_there(
             continue
         start = within if run == first else None
         if len(rows) == limit:
-            # The page is full, and the next run begins the next page, if it has anything.
+            # The page is full. The next page begins with this run, if the run has any finding.
             if _findings_there(service, run, wanted, 1, start)["items"]:
                 return {"items": rows, "next_after": f"{rows[-1]['run_id']}/{cursor_of(rows[-1])}"}
             continue

@@ -13,7 +13,7 @@ from bookie.model.severity import Severity
 from bookie.runtime.human import printable
 
 SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
-"""The severities by their names in documents."""
+"""The severities, named as in documents."""
 
 ReportDirOption = Annotated[
     Path,
@@ -28,7 +28,7 @@ RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins,
 
 
 def note_if_empty(report_dir: Path) -> None:
-    """Print a note if the tables of a directory contain no run: their empty answer says nothing about a cluster."""
+    """Print a note if the tables of a directory contain no run, because an empty answer then has no meaning."""
     from spark_jobs.report.table_files import table_files
     from spark_jobs.report.table_schemas import RUNS
 

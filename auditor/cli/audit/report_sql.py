@@ -1,4 +1,4 @@
-"""``bkheal report sql``: questions in SQL about all runs. Needs neither Spark nor a cluster."""
+"""``bkheal report sql``: SQL queries over all runs. Needs neither Spark nor a cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _QUESTION_MAX: Final = 1 << 20
 
 
 class AnswerFormat(enum.StrEnum):
-    """Values of ``--output`` for the answer to a question."""
+    """Values of ``--output`` for the answer to a query."""
 
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
-    """The rows alone, one JSON object in a line."""
+    """Only the rows, one JSON object per line."""
     CSV = "csv"
 
 
@@ -48,10 +48,10 @@ def sql(
         typer.Option("--output", "-o", help="A table for people, JSON, one JSON object in a line, or CSV."),
     ] = AnswerFormat.TABLE,
 ) -> None:
-    """Ask in SQL about the runs, the findings and the bookies of all reports.
+    """Query the runs, the findings and the bookies of all reports in SQL.
 
-    The dialect is DuckDB's. Nothing can be changed, and only the tables can be read. Times are in UTC. The tables and
-    their columns are in docs/reports.md.
+    The dialect is DuckDB's. A query can only read these tables, and change nothing. Times are in UTC. docs/reports.md
+    describes the tables and their columns.
 
     Example: `bkheal report sql "SELECT day, count(*) FROM findings WHERE severity = 'critical' GROUP BY day"`
     """

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 LATEST: Final = "latest"
 _WHOLE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
-"""Ids of ``bookie.model.run.new_run_id``."""
+"""The form of the ids that ``bookie.model.run.new_run_id`` makes."""
 _PAGE: Final = 100
 _LOOKED_AT_MAX: Final = 2_000
-"""Most reports examined in a search for one."""
+"""Largest number of reports that are examined in a search for one."""
 
 
 def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
-    """Return the newest reports of a service, with the members of their summaries used in lists.
+    """Return the newest reports of a service, with the members of their summaries that lists use.
 
-    A report that the service cannot read is left out, as in a directory.
+    A report that the service cannot read is omitted, as in a list of a directory.
     """
     found: list[dict[str, Any]] = []
     for row in _rows(service, limit):
@@ -37,7 +37,7 @@ def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
 
 
 def rows_there(service: Service) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the newest reports of a service, the newest first, ``_LOOKED_AT_MAX`` at most."""
+    """Return the rows of the newest reports of a service, the newest first, at most ``_LOOKED_AT_MAX``."""
     return _rows(service, _PAGE)
 
 
@@ -64,7 +64,7 @@ def run_there(service: Service, name: str) -> str:
     if name == LATEST:
         return latest_there(service)
     if _WHOLE.fullmatch(name):
-        return name  # no listing, in which each row costs the service a file
+        return name  # without a list, for which the service reads a file per row
     found = []
     for row in _rows(service, _PAGE):
         if row["run_id"] == name:
@@ -73,7 +73,7 @@ def run_there(service: Service, name: str) -> str:
             found.append(str(row["run_id"]))
     if len(found) > 1:
         raise typer.BadParameter(f"{len(found)} runs begin with {name!r}: {', '.join(found[:4])}")
-    return found[0] if found else name  # another auditor may have a report missing in this list
+    return found[0] if found else name  # another auditor may have a report that this list lacks
 
 
 def summary_there(service: Service, run_id: str) -> RunSummary:
@@ -81,7 +81,7 @@ def summary_there(service: Service, run_id: str) -> RunSummary:
 
     Raises:
         RemoteRefusedError: the service has no such report.
-        DamagedReportError: it cannot be read.
+        DamagedReportError: the report cannot be read.
     """
     from spark_jobs.report.decoding import decode_summary
     from spark_jobs.report.files import SUMMARY
@@ -105,7 +105,7 @@ def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
 
 
 def _rows(service: Service, page: int, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows, the newest first, requested in pages, ``_LOOKED_AT_MAX`` at most."""
+    """Yield the rows, the newest first, at most ``_LOOKED_AT_MAX``. They are requested in pages."""
     seen = 0
     while seen < _LOOKED_AT_MAX:
         answer = service.ask("GET", "/reports", {"limit": min(page, _PAGE), "after": after})

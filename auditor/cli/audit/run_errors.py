@@ -1,4 +1,4 @@
-"""The end of a command by an error of its run in this process: one sentence on standard error, and an exit code."""
+"""Ends a command after an error of its run in this process: one sentence on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def exit_after_error() -> Iterator[None]:
-    """Exit after an error of the body with the code that the record of the run has; the log has an unforeseen error.
+    """Exit after an error of the body with the exit code in the record of the run. Unexpected errors are logged.
 
     Raises:
         ModuleNotFoundError: an extra of this package is not installed.

@@ -1,4 +1,4 @@
-"""``bkheal audit list, show, cancel, pause, resume``: runs on record, and those of a running service."""
+"""``bkheal audit list, show, cancel, pause, resume``: recorded runs, and those of a running service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RECORDS_MAX: Final = 500
-"""Most runs read in a search for those of one kind."""
+"""Largest number of runs that are read in a search for those of one kind."""
 
 
 def list_runs(
@@ -68,7 +68,7 @@ def list_runs(
 
 
 def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
-    """Return both for people. The owner of the reaction to a loss is the list of lost bookies."""
+    """Return cause and owner as text. The owner of the reaction to a loss is the list of lost bookies."""
     owner = printable(run["owner"])
     return (f"loss of {owner}", "-") if run["cause"] == RunCause.BOOKIE_LOSS.value else (run["cause"], owner)
 
@@ -170,7 +170,7 @@ def resume(
     client_cert: opt.ClientCertOption = None,
     client_key: opt.ClientKeyOption = None,
 ) -> None:
-    """Let a paused run of a service, or with --kind the paused schedule of a check, continue."""
+    """Let a paused run of a service continue, or with --kind the paused schedule of a check."""
     remotes = services(at, token_file, ca, client_cert, client_key)
     _change_either(remotes, run_id, kind, RunState.RUNNING, uri, config, None)
 
@@ -182,7 +182,7 @@ def services(
     client_cert: Path | None = None,
     client_key: Path | None = None,
 ) -> list[Remote]:
-    """Clients of the auditors at ``urls``.
+    """Return clients of the auditors at ``urls``.
 
     Raises:
         ConfigurationError: a URL, the token or a file cannot be used.
@@ -207,7 +207,7 @@ def start(
     """Start a run at the first available auditor, and return the exit code: the run's, if the command waits for it."""
     from auditor.cli.audit.remote import RemoteBusyError
 
-    key = uuid.uuid4().hex  # one intent, carried out by either
+    key = uuid.uuid4().hex  # one key for all auditors, so that only one run begins
     try:
         remote, run = first_answer(
             remotes, lambda remote: (remote, remote.start(kind, is_dry_run=is_dry_run, options=options, key=key))
@@ -225,7 +225,7 @@ def start(
 
 
 def _span_s(span: str) -> int | None:
-    """Seconds of a time span; None for an empty text."""
+    """Return the seconds of a time span; None for an empty text."""
     from auditor.operating.runs import PAUSE_S_MIN, SPAN_S_MAX
 
     if not span:
@@ -274,7 +274,7 @@ def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:
 
 
 def first_answer(remotes: Sequence[Remote], ask: Callable[[Remote], T]) -> T:
-    """Return the answer of the first service able to give one; raise the last error if none is."""
+    """Return the answer of the first service that can give one; raise the last error if none can."""
     from auditor.cli.audit.remote import RemoteUnavailableError
 
     for remote in remotes[:-1]:
@@ -321,7 +321,7 @@ async def _request_cancel(uri: str, run_id: str) -> RunRecord | None:
 
 
 async def _pause_kind(uri: str, kind: RunKind, span_s: int | None) -> dict[str, Any]:
-    """Pause the schedule of a kind, or resume it if there is no span."""
+    """Pause the schedule of a kind, or resume it if ``span_s`` is None."""
     from auditor.operating.client import Actor
     from auditor.operating.runs import pause_schedule, resume_schedule
 

@@ -1,4 +1,4 @@
-"""``bkheal audit shadow``: our bookies check as a dry run, compared with the marks of the cluster's own auditor."""
+"""``bkheal audit shadow``: compares the bookies check as a dry run with the marks of the cluster's own auditor."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def shadow(
     from spark_jobs.session import SessionSettings
 
     target = metadata_uri(uri, config)
-    parse_uri(target)  # a cluster that cannot be used is wrong configuration, a wrong option is wrong usage
+    parse_uri(target)  # first, because a bad URI is wrong configuration (78), but a bad option is wrong usage (2)
     try:
         settings = AuditSettings(target, report_dir, is_dry_run=True, missing_share_max=missing_share_max)
     except ConfigurationError as error:
@@ -111,7 +111,7 @@ def _compared(shot: OneShot, rows_max: int, settle_s: float) -> tuple[AuditResul
     with shown_progress() as progress:
 
         def then(spark: Any, result: AuditResult, gate: Gate) -> None:
-            from spark_jobs.shadow.run import compare  # imports Spark, which must wait for its environment
+            from spark_jobs.shadow.run import compare  # imports Spark, so only after its environment is set
 
             if result.summary.held_because is None:
                 clock = SystemClock()

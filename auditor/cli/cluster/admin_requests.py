@@ -1,9 +1,9 @@
-"""Requests to the admin APIs of other programs, Pulsar's and a bookie's, for commands.
+"""Requests of commands to the admin APIs of other programs: Pulsar's, and that of a bookie.
 
 The token goes to the given address, and otherwise only to permitted targets of redirects: to the same request at
-another address, never from https to http, and with a token never to another machine in the clear. Pulsar's brokers
+another address, never from https to http, and with a token never unencrypted to another machine. Pulsar's brokers
 redirect to the broker of a topic. Each request has one deadline for all its redirects, and a bounded answer. No error
-contains the token, even if the other side repeats it.
+contains the token, even if the server's answer contains it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 REDIRECTS_MAX: Final = 5
 ANSWER_BYTES_MAX: Final = 64 << 10
-"""Errors have a sentence, other answers a few fields."""
+"""Size limit of an answer: errors have one sentence, other answers a few fields."""
 _SAID_MAX: Final = 300
-"""Most characters of an answer repeated in an error."""
+"""Largest number of characters of an answer that an error contains."""
 _TRY_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class AdminUnavailableError(TransientError):
-    """No request was sent, or the answer was that it cannot be carried out now."""
+    """No request was sent, or the server answered that it cannot carry it out now."""
 
 
 class AdminOutcomeUnknownError(OutcomeUnknownError):
@@ -42,7 +42,7 @@ class AdminOutcomeUnknownError(OutcomeUnknownError):
 
 
 class AdminConflictError(ConflictError):
-    """The state does not permit it now."""
+    """The state of the server does not permit the request now."""
 
 
 class AdminRefusedError(PermanentError):
@@ -50,7 +50,7 @@ class AdminRefusedError(PermanentError):
 
 
 class AdminLoginError(AdminRefusedError):
-    """The server requires a token, or another one. It refuses every other request as well."""
+    """The server requires a token, or a different one. It would refuse every other request as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Answer:
     """The answer of a server."""
 
     url: str
-    """The answering address, without a query."""
+    """The address that answered, without a query."""
     status: int
     said: str
-    """Its reason, ready for a sentence; empty if it gave none."""
+    """The reason that it contains, in a form for a sentence; empty if there is none."""
     document: Mapping[str, Any] | None
-    """None if the body is no JSON object."""
+    """The body; None if it is not a JSON object."""
     is_list: bool = False
     """Whether the body is a JSON array."""
 
@@ -82,7 +82,7 @@ class Answer:
 
 
 class AdminClient:
-    """One server. Use it as an asynchronous context manager."""
+    """A client of one server, used as an asynchronous context manager."""
 
     def __init__(self, settings: RemoteSettings) -> None:
         """Read the TLS files; nothing is sent.
@@ -95,11 +95,11 @@ class AdminClient:
         self._timeout_s = settings.timeout_s
         self.base = base_url(settings)
         """The address without a user name."""
-        self._tls = tls_context(settings, "https:")  # in any case: a redirect may lead to https
+        self._tls = tls_context(settings, "https:")  # even for http, because a redirect may lead to https
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> AdminClient:
-        import httpx  # a tenth of a second, for these commands alone
+        import httpx  # takes a tenth of a second, and only these commands need it
 
         self._http = httpx.AsyncClient(verify=self._tls, timeout=self._timeout_s, trust_env=False)
         return self
@@ -111,7 +111,7 @@ class AdminClient:
             await self._http.aclose()
 
     async def ask(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Answer:
-        """Send a request; the answer has any status except a redirect.
+        """Send a request, and return the answer; its status may be any except a redirect.
 
         Args:
             method: of HTTP.
@@ -144,7 +144,7 @@ class AdminClient:
 
     async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> Answer:
         assert self._http is not None, "enter the client first"
-        # A compressed answer would be larger than the counted bytes.
+        # The bound counts received bytes, and a compressed answer could become much larger.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -185,7 +185,7 @@ def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
         has_token: whether the request has a token.
 
     Raises:
-        ValueError: it must not be followed; the text is the end of a sentence about ``at``.
+        ValueError: it must not be followed; the message is the end of a sentence about ``at``.
     """
     if not location:
         raise ValueError("without an address")

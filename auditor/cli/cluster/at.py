@@ -1,4 +1,4 @@
-"""``--at URL`` for commands about a cluster: the auditor there does the work, so no access to ZooKeeper is needed."""
+"""``--at URL`` for commands about a cluster: that auditor does the work, so no access to ZooKeeper is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 
 class Service:
-    """The auditors at the addresses of ``--at``; the first one that can gives the answer."""
+    """The auditors at the addresses of ``--at``; the first one that can answer does so."""
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self._remotes = remotes
@@ -38,7 +38,7 @@ class Service:
         Args:
             method: of HTTP.
             path: below ``/api/v1``.
-            query: parameters; None values are left out, a sequence is repeated.
+            query: parameters; None values are omitted, and a sequence becomes a repeated parameter.
             body: of the request.
 
         Raises:
@@ -52,7 +52,7 @@ class Service:
         return document
 
     def document(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the whole document that answers a request for a path of the server. Raises as ``ask``."""
+        """Return the whole document that answers a request for a path of the server. Raises the errors of ``ask``."""
         return dict(first_answer(self._remotes, lambda remote: remote.ask(method, path, body)))
 
     @property

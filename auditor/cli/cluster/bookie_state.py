@@ -1,9 +1,9 @@
-"""Making Apache bookies read-only through their HTTP servers, before they are drained.
+"""Makes Apache bookies read-only through their HTTP servers, before they are drained.
 
-The server does not report which bookie it belongs to. So the change counts only after the bookie itself is registered
-as read-only. If it is not, the address is another bookie's, which is made writable again: a wrong address takes no
-bookie out of service. So is every other one if the beginning fails or is interrupted before the drains are recorded,
-except bookies that another command drains by now: that drain relies on their state.
+The server does not report which bookie it belongs to. So the change counts only after the intended bookie is registered
+as read-only. If it is not, the address belongs to another bookie, which is made writable again, so a wrong address
+takes no bookie out of service. All bookies are made writable again if the command fails or is interrupted before the
+drains are recorded, except bookies that another command drains by then, because that drain relies on their state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from bookie.runtime.clock import Clock
 
 REQUEST_S: Final = 20.0
-"""The bookie changes its registration before it answers."""
+"""Deadline of a request. It includes the change of the registration, which the bookie makes before it answers."""
 _REGISTERED_S: Final = 10.0
-"""The time until the registration appears here."""
+"""Longest wait until the changed registration appears here."""
 _LOOK_S: Final = 0.25
 _PATH: Final = "/api/v1/bookie/state/readonly"
 
@@ -42,24 +42,25 @@ async def with_read_only(
     note: Callable[[str], None],
     begin: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
-    """Make these bookies read-only and then ``begin`` the drains; if not, each bookie is writable again (R75).
+    """Make these bookies read-only and then ``begin`` the drains; after a failure make them writable again (R75).
 
-    An error and a cancellation count alike. A request under way and ``begin`` are waited for: both have a deadline, and
-    the state after a cancelled one is not known. If the outcome of ``begin`` is not known, the bookies stay read-only.
-    So does a bookie whose drain another command has recorded, and every bookie if the drains cannot be read.
+    A cancellation is handled like an error. A request under way and ``begin`` are awaited even then: both have a
+    deadline, and the state after a cancelled one would be unknown. If the outcome of ``begin`` is unknown, the bookies
+    stay read-only. So does a bookie whose drain another command has recorded, and every bookie if the drains cannot be
+    read.
 
     Args:
         servers: the HTTP server of each bookie.
         registrations: of the cluster.
         drains: of the cluster.
         clock: for the time until a registration appears.
-        note: receives sentences about bookies made writable again, or staying read-only.
+        note: receives sentences about bookies that were made writable again, or stay read-only.
         begin: records the drains.
 
     Raises:
         AdminRefusedError, AdminUnavailableError, AdminOutcomeUnknownError, StoreUnavailableError: see
             ``_make_read_only``; no drain was begun.
-        Exception: raised by ``begin``.
+        Exception: any error of ``begin``.
     """
     asked: dict[BookieId, AdminClient] = {}
     is_kept = False
@@ -84,12 +85,12 @@ async def with_read_only(
 async def _make_read_only(
     admin: AdminClient, bookie: BookieId, registrations: Registrations, clock: Clock, asked: dict[BookieId, AdminClient]
 ) -> None:
-    """Return after ``bookie`` is registered as read-only; at once if it is not registered as writable.
+    """Make ``bookie`` read-only and wait for its registration; do nothing if it is not registered as writable.
 
-    The server is added to ``asked`` before the bookie there may change.
+    The server is added to ``asked`` before its bookie can change.
 
     Raises:
-        AdminRefusedError: refused, or the server is not this bookie's; the drain has not begun.
+        AdminRefusedError: the request was refused, or the server belongs to another bookie; the drain has not begun.
         AdminUnavailableError, AdminOutcomeUnknownError: no answer; the bookie may have become read-only.
         StoreUnavailableError: no answer.
     """
@@ -110,7 +111,7 @@ async def _make_read_only(
 def http_address(info: ServiceInfo | None) -> str:
     """Return the address of the HTTP server in an Apache bookie's registration; empty if there is none (pure).
 
-    The host of the registration is the server's listening address. If it is the wildcard, the bookie's own host counts.
+    The registration contains the server's listening address. If that is the wildcard, the bookie's own host is used.
     """
     server = info.endpoint(PROTOCOL_HTTP) if info is not None else None
     if info is None or server is None or not 0 < server.port <= 65535:
@@ -127,9 +128,9 @@ def http_address(info: ServiceInfo | None) -> str:
 async def _undo(
     asked: Mapping[BookieId, AdminClient], registrations: Registrations, drains: Drains, note: Callable[[str], None]
 ) -> None:
-    """Make the bookies at these servers writable, at the same time, except those that another command drains.
+    """Make the bookies at these servers writable, concurrently, except those that another command drains.
 
-    If a bookie is registered as writable, its server is that of another bookie, which is made writable.
+    If a bookie is registered as writable, its server belongs to another bookie, and that bookie is made writable.
     """
     try:
         drained = (await drains.current()).bookies - (await registrations.list()).writable
@@ -161,7 +162,7 @@ def _try_to_note(note: Callable[[str], None], text: str) -> None:
 
 
 async def _state(admin: AdminClient, method: str, what: str, *, is_read_only: bool | None = None) -> bool:
-    """Return whether the bookie there is read-only; after a change if ``is_read_only`` is given."""
+    """Return whether the server's bookie is read-only; if ``is_read_only`` is given, change the state first."""
     answer = await admin.ask(method, _PATH, what, None if is_read_only is None else {"readOnly": is_read_only})
     found = (answer.document or {}).get("readOnly")
     if answer.status != 200 or not isinstance(found, bool) or is_read_only not in (None, found):

@@ -1,4 +1,4 @@
-"""``bkheal bookies`` and ``bkheal cluster``: list the bookies, create a cluster root, move the state of bkheal."""
+"""``bkheal bookies`` and ``bkheal cluster``: lists the bookies, creates a cluster root, moves the state of bkheal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bookies(
     *,
     service: Service | None = None,
 ) -> None:
-    """List bookies: every one that ever joined, its state, address and disk. Notes say since when one is lost.
+    """List every bookie that ever joined, with its state, address and disk. Notes contain when a bookie was lost.
 
     With --at, the figures are the auditor's, at most 15 seconds old.
     """
@@ -88,9 +88,9 @@ def move_state(
 ) -> None:
     """Move bkheal's own state to another state root. Stop all processes of bkheal first.
 
-    The present root is the one of this call (--state-root before the command). Running auditors, replicators, audits
-    and bookies of bkheal are refused; Apache's auditors have to be stopped as well. No process starts before the end of
-    the move. Repeat the command if it was interrupted.
+    The present root is the one of this call (--state-root before the command). The command fails while auditors,
+    replicators, audits or bookies of bkheal run; Apache's auditors have to be stopped as well. Until the move is
+    complete, no process of bkheal starts. Repeat the command if it was interrupted.
 
     Example: `bkheal --state-root /bkheal cluster move-state /pulsar/bkheal`
     """
@@ -108,7 +108,7 @@ def _bookies_there(service: Service) -> list[dict[str, Any]]:
 
 
 def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
-    """Return a bookie's row from the service's description, which has no incarnation and no reason of silence."""
+    """Return a bookie's row from the service's document, which has no incarnation, and no reason for no answer."""
     is_draining = view["state"] != "lost" and view["bookie_id"] in draining
     endpoint = f"{view['protocol']}://{view['host']}:{view['port']}" if view["protocol"] else None
     return {
@@ -167,7 +167,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
 
 
 def _why_silent(reply: InfoReply | None) -> str | None:
-    """Return the reason why a bookie gave no answer; None if it answered, or was not asked."""
+    """Return the reason why a bookie did not answer; None if it answered, or received no request."""
     if reply is None or reply.info is not None:
         return None
     return f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
@@ -197,8 +197,8 @@ async def _move_state(uri: str, source: str, target: str) -> int:
 async def _init(uri: str, *, is_if_absent: bool) -> bool:
     """Create the root and return True. With ``is_if_absent``, return False if there is a cluster already.
 
-    Such a cluster is looked for before the creation as well, because a process that may open a cluster may have no
-    permission to create one.
+    In that case it checks before the creation whether there is a cluster, because a process that may open a cluster may
+    have no permission to create one.
     """
     import random
 

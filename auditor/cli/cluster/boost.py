@@ -43,18 +43,18 @@ def boost(
     *,
     service: Service | None = None,
 ) -> None:
-    """Have marked ledgers repaired before all others of their own severity, for a limited time.
+    """Repair marked ledgers before all others of the same severity, for a limited time.
 
     Workers order ledgers by the number of copies left. A boosted ledger comes before every ledger with the same number,
-    and never before a ledger with fewer copies. Workers of bkheal follow the boost with their next listing, after a few
-    seconds; copies in flight are not interrupted, and Apache's workers ignore boosts. A boost does not end the park of
-    a ledger: see `bkheal dead-letters retry`.
+    and never before a ledger with fewer copies. Workers of bkheal apply the boost at their next listing, after a few
+    seconds; copies in flight are not interrupted, and Apache's workers ignore boosts. A parked ledger stays parked: see
+    `bkheal dead-letters retry`.
 
     At most 100 ledgers are boosted at a time. Boosting a ledger again moves the end of its boost.
 
     Exit codes: 0 boosted (or ended), 1 refused: a ledger is not marked (nothing was changed), or too many are boosted,
     2 wrong usage, 3 the store did not answer. With --at, the ledgers before a refused one stay boosted, and those after
-    it are not tried; 69 the auditor did not answer.
+    it are not boosted; 69 the auditor did not answer.
 
     Example: `bkheal underreplicated boost 17 18 --for 2h`
     """
@@ -79,7 +79,7 @@ def boost(
 def _changed_there(
     service: Service, ledgers: Sequence[LedgerId], seconds: int | None
 ) -> tuple[dict[str, Any], ExitCode]:
-    """Have a service change one ledger after the other, up to the first problem; return also its exit code.
+    """Request the change of one ledger after the other, up to the first problem; also return its exit code.
 
     Raises:
         RemoteUnavailableError, RemoteRefusedError: the first ledger was refused, or there was no answer.
@@ -126,7 +126,7 @@ def _text(row: dict[str, Any], would: str) -> str:
 
 
 async def _boost(uri: str, ledgers: Sequence[LedgerId], seconds: int | None, *, is_dry_run: bool) -> dict[str, Any]:
-    """Boost ledgers, or end their boosts if there is no span."""
+    """Boost ledgers, or end their boosts if no span is given."""
     from auditor.operating.boosting import boost_ledgers, end_boosts
     from auditor.operating.client import Actor, NoSuchObjectError
 

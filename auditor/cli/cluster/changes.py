@@ -1,4 +1,4 @@
-"""``bkheal changes``: who changed what, by command or by API."""
+"""``bkheal changes``: the record of changes by commands and by the API."""
 
 from __future__ import annotations
 

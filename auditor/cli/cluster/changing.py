@@ -27,12 +27,12 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def bookie_ids(names: Sequence[str]) -> tuple[BookieId, ...]:
-    """Return the bookies of a command line, each once."""
+    """Return the bookies named on the command line, each once."""
     return tuple(dict.fromkeys(bookie_id(name) for name in names))
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask on standard error, and end the command on anything but yes, or a signal. Nothing was changed by then."""
+    """Ask on standard error. End the command after a signal or any answer but yes; nothing has been changed by then."""
     if is_sure:
         return
     with ended_by_signals():
@@ -41,14 +41,14 @@ def confirm(question: str, *, is_sure: bool) -> None:
         except typer.Abort:  # the end of the input, or Ctrl-C
             if _is_terminal():
                 raise
-            sys.stderr.write("\n")  # after the question
+            sys.stderr.write("\n")  # ends the line of the question
             refuse("standard input ended without an answer. Use --yes; nothing was changed", ExitCode.USAGE)
     if not is_confirmed:
         raise typer.Abort
 
 
 def confirm_ledgers(question: str, ledgers: Sequence[int], *, is_sure: bool) -> None:
-    """Ask at the terminal to type each ledger id, and end the command on anything else. Nothing was changed by then."""
+    """Ask the operator to type each ledger id. End the command after any other text, before anything is changed."""
     if is_sure:
         return
     if not _is_terminal():
@@ -75,7 +75,7 @@ def text_only(value: str) -> str:
 
 
 def whoami() -> str:
-    """Return user and host, for the record of a change."""
+    """Return the user and the host for the record of a change."""
     return f"{user_name()}@{socket.gethostname()}"
 
 
@@ -86,7 +86,7 @@ def refuse(reason: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
 
 
 def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Sequence[str]) -> None:
-    """Print a result, for programs or for people."""
+    """Print a result, as JSON or as text."""
     if output is OutputFormat.JSON:
         print_json(kind, **document)
         return
@@ -95,12 +95,12 @@ def show(output: OutputFormat, kind: str, document: dict[str, Any], lines: Seque
 
 
 def age_s(epoch_ms: int) -> int:
-    """Return the whole seconds since a time."""
+    """Return the whole seconds since a time in epoch milliseconds."""
     return max(0, int(time.time() - epoch_ms / 1000))
 
 
 def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
-    """End the command if a name is not a bookie of the cluster: most likely it is misspelt."""
+    """End the command if any of ``names`` is not in ``known``: most likely it is misspelt."""
     strangers = [name for name in names if name not in known]
     if strangers:
         refuse(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")
@@ -108,7 +108,7 @@ def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None
 
 @asynccontextmanager
 async def connected(uri: str, **options: Any) -> AsyncIterator[ConnectedBookKeeper]:
-    """A client of the cluster, closed in the end. See ``connect`` for errors and options."""
+    """Open a client of the cluster for the body. See ``connect`` for errors and options."""
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security(), **options) as client:

@@ -1,4 +1,4 @@
-"""``bkheal collection``: garbage collections held back by bookies because too much would be deleted."""
+"""``bkheal collection``: garbage collections that bookies hold back because too much would be deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_held(
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
 ) -> None:
-    """List the bookies that hold a garbage collection back, and the allowances.
+    """List the bookies that hold back a garbage collection, and the allowances.
 
     A bookie deletes nothing if more than half of its ledgers (`--collect-ratio-max`) would be deleted: if the metadata
     of the ledgers was lost by accident, the entries are needed to restore them.
@@ -73,9 +73,9 @@ def allow(
     ] = None,
     is_sure: YesOption = False,
 ) -> None:
-    """Allow a bookie to delete the ledgers it holds back.
+    """Allow a bookie to delete the ledgers that it holds back.
 
-    Allow it only if these ledgers were deleted on purpose, or moved to other bookies. The bookie deletes them in its
+    Allow it only if these ledgers were deleted on purpose, or moved to other bookies. The bookie continues with its
     next collection, which begins within `--collect-interval`, without a restart. It still checks each ledger by itself:
     it deletes ledgers without metadata in two reads under one mark, and closed ones that neither name nor reserve it.
 
@@ -94,7 +94,7 @@ def allow(
         f"{name} would delete {held['ledgers']} of its {counted(held['known'], 'ledger')} permanently. Allow {most}?",
         is_sure=is_sure,
     )
-    # Of the number in the question: it may have grown since.
+    # The allowance is for the number in the question, because the number may have grown since.
     document = run(_allow(at, name, seconds, usual_allowance(held["ledgers"]) if ledgers is None else ledgers))
     allowed = counted(document["allowed_ledgers"], "ledger")
     line = f"{name} may delete up to {allowed} until {document['allowed_until']}"

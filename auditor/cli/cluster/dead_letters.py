@@ -1,4 +1,4 @@
-"""``bkheal dead-letters``: tasks set aside by replicators, the reasons, and the decisions of operators about them."""
+"""``bkheal dead-letters``: tasks that replicators parked, the reasons, and the decisions of operators about them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SureOption = Annotated[
 
 _NOT_FOUND: Final = 404
 _SHOWN_MAX: Final = 20
-"""Most ledgers named in a line."""
+"""Largest number of ledgers named in a line."""
 _WHY_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
 
@@ -147,7 +147,7 @@ def retry(
     *,
     service: Service | None = None,
 ) -> None:
-    """Have replicators try parked tasks again: by ledger, by reason, or all. Another failure parks them again.
+    """Let replicators retry parked tasks: by ledger, by reason, or all. Another failure parks them again.
 
     Records of parked tasks that cannot be read are removed as well, except with --reason. With --all and --reason,
     tasks that are not parked any more are skipped.
@@ -215,8 +215,8 @@ def accept_loss(
 ) -> None:
     """Accept the loss of the entries of dead letters without a live copy, and close the tasks.
 
-    The record contains who accepted it, when, why, and the fragments, positions and bookies. Metadata and entries stay
-    as they are. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
+    The record contains who accepted it, when, why, and the fragments, positions and bookies. Metadata and entries are
+    not changed. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
     if one of these bookies returns. An entry that shares a position with a lost one keeps only its present copies.
 
     An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that also
@@ -250,7 +250,7 @@ def drop(
     """Remove dead letters and their tasks without accepting a loss, for instance before the ledger is deleted.
 
     The next audit marks the ledger again if it still lacks copies. If the loss of the ledger was accepted and it has no
-    task, the acceptance is withdrawn. Metadata and entries stay as they are. The operator is recorded. Repeating the
+    task, the acceptance is withdrawn. Metadata and entries are not changed. The operator is recorded. Repeating the
     command is safe.
 
     Exit codes: 0 dropped, also before, 1 refused or failed, 2 wrong usage, 3 the store did not answer, 75 a worker
@@ -272,7 +272,7 @@ def _page(
     after: int | None,
     reason: ParkReason | None,
 ) -> dict[str, Any]:
-    """Return a page of ``limit`` dead letters; the smaller pages of a service are joined."""
+    """Return a page of ``limit`` dead letters, joined from the smaller pages of a service if necessary."""
     return joined_pages(lambda size, begin: _part(service, uri, config, size, begin, reason), limit, after)
 
 
@@ -284,7 +284,7 @@ def _part(
     begin: int | None,
     reason: ParkReason | None,
 ) -> dict[str, Any]:
-    """Return a page of dead letters, perhaps a short one."""
+    """Return a page of dead letters; it may be short."""
     if service is None:
         return run(_list(metadata_uri(uri, config), size, begin, reason))
     wanted = reason.value if reason else None
@@ -293,7 +293,7 @@ def _part(
 
 
 def _all(service: Service | None, uri: str | None, config: Path | None) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return all dead letters, and the ledgers with an unreadable record (none from an older auditor)."""
+    """Return all dead letters, and the ledgers with an unreadable record (an older auditor reports none)."""
     unreadable: list[int] = []
 
     def ask(size: int, begin: int | None) -> dict[str, Any]:
@@ -305,15 +305,15 @@ def _all(service: Service | None, uri: str | None, config: Path | None) -> tuple
 
 
 def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, is_skipping: bool) -> None:
-    """Have a service remove records, some at a time, and add those ledgers to ``done`` at once.
+    """Request a service to remove records, in parts, and add the ledgers of each part to ``done`` at once.
 
     After an error in the middle of a request, the ledgers of this request that are not parked any more count as done.
 
     Args:
         service: the service.
-        chosen: which ones.
-        done: the result.
-        is_skipping: continue without those that are not parked any more.
+        chosen: the ledgers.
+        done: receives the ledgers whose records were removed.
+        is_skipping: skip ledgers that are not parked any more.
 
     Raises:
         RemoteUnavailableError, RemoteRefusedError: a request was refused, or there was no answer.
@@ -327,7 +327,7 @@ def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, i
             done += service.ask("POST", "/dead-letters/retry", body={"ledgers": part})["ledgers"]
             left = left[AT_ONCE_MAX:]
         except (RemoteRefusedError, RemoteUnavailableError) as error:
-            is_absent = isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND  # and nothing was changed
+            is_absent = isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND  # nothing was changed
             if is_absent and not is_skipping:
                 raise
             try:
@@ -338,7 +338,7 @@ def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, i
             if not is_absent:
                 done += [each for each in part if each not in parked]
                 raise
-            if parked.issuperset(part):  # so this ends
+            if parked.issuperset(part):  # no ledger was removed, so a retry would not end
                 raise
             left = [each for each in left if each in parked]
 
@@ -439,7 +439,7 @@ def _decided_there(
     is_dry_run: bool,
     is_sure: bool,
 ) -> dict[str, Any]:
-    """Request a dry run from a service, ask the operator, and then request the change."""
+    """Request a dry run from a service, ask the operator to confirm, and then request the change."""
     if len(ledgers) > AT_ONCE_MAX:
         raise typer.BadParameter(f"with --at, name at most {AT_ONCE_MAX} ledgers")
     asked: dict[str, Any] = {"ledgers": ledgers, "reason": reason}

@@ -1,4 +1,4 @@
-"""``bkheal debts``: ledgers with copies that repair had to put in places forbidden by the placement policy."""
+"""``bkheal debts``: ledgers with copies that repair had to put in places that the placement policy forbids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.metadata.tasks.debts import DEBTS_MAX
 from bookie.runtime.human import printable
 
 _LISTED_MAX: Final = 2 * DEBTS_MAX
-"""Many workers at a time may record some more than the bound."""
+"""Largest number of listed debts. Concurrent workers may record more than the bound, so this is twice the bound."""
 
 app = typer.Typer(help="Copies in places that the placement policy forbids.", no_args_is_help=True)
 
@@ -36,9 +36,9 @@ def list_debts(
 ) -> None:
     """List the ledgers with copies that repair had to put in a bad place, because no better bookie was registered.
 
-    This alone puts no entry at risk. Replicators move the copies by themselves when bookies register or the topology
-    changes, and a better place appears. Then the ledger is marked (`bkheal underreplicated list`), and the debt ends
-    with the move. A debt whose ledger was moved or deleted in another way ends within ten minutes.
+    A debt by itself puts no entry at risk. Replicators move the copies by themselves when a better place appears, after
+    bookies register or the topology changes. Then the ledger is marked (`bkheal underreplicated list`), and the debt
+    ends with the move. A debt whose ledger was moved or deleted in another way ends within ten minutes.
 
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """

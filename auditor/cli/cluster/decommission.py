@@ -38,12 +38,12 @@ def decommission(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
 ) -> None:
-    """Take bookies out of the cluster permanently: delete their cookies, and end their drains.
+    """Remove bookies from the cluster permanently: delete their cookies, and end their drains.
 
-    Refused while one of them is running, and while any ledger names one, so nothing is lost. Ledgers whose loss there
-    was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed. A damaged cookie is deleted
-    as well. Repeating it is safe. The history of a bookie's disks is kept, so a later bookie of the same name is
-    recognized as another one.
+    The command is refused while one of them is running, and while any ledger names one, so nothing is lost. Ledgers
+    whose loss on these bookies was accepted (`bkheal dead-letters accept-loss`) do not count; their number is printed.
+    A damaged cookie is deleted as well. Repeating the command is safe. The history of a bookie's disks is kept, so a
+    later bookie of the same name is recognized as another one.
 
     Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, or the cluster has no record of
     such a bookie, 3 the store did not answer, 5 refused because some metadata cannot be read and may name one of them.
@@ -111,7 +111,8 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             for bookie in bookies:
                 if (version := versions[bookie]) is not None:
                     await cookies.delete(bookie, version)
-            # A bookie that started just now got past its cookie: then the drain stays, and no ledgers are placed on it.
+            # A bookie that has just started may have checked its cookie before the deletion. The drain then stays, so
+            # that no ledgers are placed on it.
             await _refuse_running(client, bookies)
             for bookie in bookies:
                 await downs.forget(bookie)

@@ -1,4 +1,4 @@
-"""``bkheal doctor``: the operations that would fail from this machine, and what to do next."""
+"""``bkheal doctor``: shows the operations that would fail from this machine, and the remedies."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def doctor(
 ) -> None:
     """Check everything that bkheal needs from this machine, and show what would fail and what to do.
 
-    The configuration file; each ZooKeeper server; the cluster and its layout; whether bkheal's state is of an earlier
-    cluster; the permission to write in each part of the tree written by bkheal; the clock; every registered bookie,
-    with the TLS and login settings of this call; and ports.
+    It checks the configuration file; each ZooKeeper server; the cluster and its layout; whether bkheal's state is from
+    an earlier cluster; the permission to write to each part of the tree that bkheal writes; the clock; every registered
+    bookie, with the TLS and login settings of this call; and ports.
 
     Nothing in the cluster is changed: permissions are tested by transactions that always fail. Only `doctor` below the
     state root (`/bkheal`) is written, to compare the clock.

@@ -1,4 +1,4 @@
-"""``bkheal drain``: empty bookies while they serve, before they are stopped and removed."""
+"""``bkheal drain``: moves all data off bookies that still serve it, before they are stopped and removed."""
 
 from __future__ import annotations
 
@@ -93,21 +93,21 @@ def start(
     *,
     service: Service | None = None,
 ) -> None:
-    """Begin to drain bookies: they become read-only and are no longer chosen, and their entries are marked.
+    """Begin to drain bookies: they become read-only and are no longer chosen, and the ledgers on them are marked.
 
     An Apache bookie does not support drains and stays as it is. While it is writable, replicators and our writers do
     not choose it, but Apache's writers do. Make it read-only by Apache's own means first, and keep it read-only until
-    the end of the drain; notes name the bookies concerned. With --bookie-http, this command makes it read-only through
-    its HTTP server. If this fails or is interrupted, nothing is begun, and the bookie is made writable again, unless
+    the end of the drain; notes name the affected bookies. With --bookie-http, this command makes it read-only through
+    its HTTP server. If this fails or is interrupted, no drain begins, and the bookie is made writable again, unless
     another command drains it by then or the drains cannot be read.
 
-    Nothing is at risk during a drain: a drained bookie serves its copies until each of them has another home. Ledgers
-    with a writer are left to it; it leaves a read-only bookie with the next write. Starting again is safe and marks
-    ledgers missed before.
+    Nothing is at risk during a drain: a drained bookie serves each copy until the copy exists on another bookie.
+    Ledgers with a writer are not moved; the writer leaves a read-only bookie at its next write. Starting again is safe
+    and marks ledgers that were missed before.
 
     With --wait, this one command does the whole drain: it makes Apache bookies read-only through the HTTP servers in
-    their registrations, begins the drain, waits as `bkheal drain status --wait`, and ends with a pass over all ledgers,
-    none of which names the bookies any more. With --pulsar-admin, it has Pulsar unload the topics whose open ledgers
+    their registrations, begins the drain, waits as `bkheal drain status --wait`, and finally reads all ledgers, none of
+    which names the bookies any more. With --pulsar-admin, it requests Pulsar to unload the topics whose open ledgers
     are left; the admin API must answer and accept the token before anything is changed. Without it, the commands to
     unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
@@ -154,7 +154,7 @@ def stop(
     *,
     service: Service | None = None,
 ) -> None:
-    """Cancel drains: the bookies become writable again. Copies already moved stay in their new place.
+    """Cancel drains: the bookies become writable again. Copies that were already moved stay in their new places.
 
     An Apache bookie made read-only for the drain stays read-only until its own setting is reversed.
 
@@ -300,7 +300,7 @@ async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict
 async def _to_the_end(
     uri: str, asked: Beginning, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
 ) -> None:
-    """Begin, wait, and print the data left; the document of the beginning is a part of the last one."""
+    """Begin the drain, wait, and print the data left; the final document includes the document of the start."""
     from auditor.operating.drain_status import status_document
 
     async with AsyncExitStack() as stack:
@@ -338,7 +338,7 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], stopped: list[str], *, 
 async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[dict[str, Any], BkhealError | None]:
-    """Return the last observed state, and why topics cannot be unloaded."""
+    """Return the last observed state, and the reason why topics cannot be unloaded."""
     from auditor.operating.client import NoSuchObjectError, check_named
     from auditor.operating.drain_status import status_document
 

@@ -1,4 +1,4 @@
-"""The beginning of drains: the checks, the first changes, and the remaining work for a person."""
+"""The start of drains: the checks, the first changes, and notes about work that is left to the operator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Beginning:
 
     bookies: tuple[BookieId, ...]
     by: str
-    """The operator, for the record of changes."""
+    """The requester."""
     is_dry_run: bool
     is_sure: bool
     """Whether no question is asked."""
@@ -71,7 +71,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
 
 @dataclass(slots=True)
 class _Recording:
-    """The steps between the check and the recorded drains; if they are repeated, an operator is asked only once."""
+    """The steps between the check and the recorded drains. It asks the question once, and records the change once."""
 
     client: ConnectedBookKeeper
     asked: Beginning
@@ -80,7 +80,7 @@ class _Recording:
     _is_noted: bool = field(default=False, init=False)
 
     async def record(self, seen: DrainListing | None) -> None:
-        """Ask, make Apache bookies read-only, and record the drains, unless others began or ended since ``seen``."""
+        """Ask, make Apache bookies read-only, and record the drains, unless other drains changed since ``seen``."""
         from auditor.operating.client import Actor
         from auditor.operating.drains import check_unchanged, record_change, record_drains, stay_as_they_are
         from bookie.metadata.bookies.drains import Drains
@@ -96,7 +96,7 @@ class _Recording:
                 through = {bookie: admin.base for bookie, admin in servers.items()}
                 confirm(question(bookies, stay_writable, stay_read_only, through), is_sure=asked.is_sure)
                 self._is_confirmed = True
-            await check_unchanged(client, seen)  # during the question; before any bookie is changed
+            await check_unchanged(client, seen)  # the question took time, and no bookie is changed yet
             if not self._is_noted:
                 await record_change(client, actor, bookies)
                 self._is_noted = True
@@ -108,7 +108,7 @@ class _Recording:
 async def _servers(
     client: ConnectedBookKeeper, asked: Beginning, stay_writable: Sequence[BookieId], stack: AsyncExitStack
 ) -> dict[BookieId, AdminClient]:
-    """Return the HTTP servers of bookies to make read-only, entered."""
+    """Return entered clients of the HTTP servers of the bookies to make read-only."""
     if asked.bookie_http is not None:
         return {asked.bookies[0]: await stack.enter_async_context(asked.bookie_http)}
     found = {}
@@ -145,7 +145,7 @@ def question(
     stay_read_only: Sequence[BookieId],
     through: Mapping[BookieId, str] | None = None,
 ) -> str:
-    """Return the question for a person; ``through`` has the addresses used to make Apache bookies read-only."""
+    """Return the question; ``through`` has the addresses through which Apache bookies are made read-only."""
     through = through or {}
     stay_writable = [bookie for bookie in stay_writable if bookie not in through]
     turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only, *through)]
@@ -159,7 +159,7 @@ def question(
 
 
 def stay_read_only_note(bookies: Sequence[str]) -> str:
-    """Return the note about bookies already read-only by their own setting."""
+    """Return the note about bookies that are already read-only by their own setting."""
     return (
         f"{', '.join(bookies)}: an Apache bookie, which is read-only by its own setting or for lack of space, not by "
         "the drain. Keep it read-only until the drain has ended (forceReadOnlyBookie=true in its bk_server.conf): once "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _OPEN: Final = "open_ledger"
 _COMMANDS_MAX: Final = 50
-"""Most commands printed before a wait."""
+"""Largest number of commands that are printed before a wait."""
 
 
 async def look_or_wait(
@@ -40,11 +40,11 @@ async def look_or_wait(
     pulsar: AdminClient | None,
     on_first: OnFirst | None = None,
 ) -> tuple[DrainLook, BkhealError | None]:
-    """Return the last observed state, and why topics cannot be unloaded. See ``watch`` for arguments and errors.
+    """Return the last observed state, and the reason why topics cannot be unloaded. For errors see ``watch``.
 
     Args:
         client: of the cluster.
-        bookies: which ones.
+        bookies: the drained bookies.
         drains: the recorded ones.
         is_waiting: see ``watch``.
         timeout_s: see ``watch``.
@@ -59,7 +59,7 @@ async def look_or_wait(
 
 
 def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: float | None) -> None:
-    """End the command with an exit code for the data left, if there is any."""
+    """End the command with the exit code for the data left, if there is any."""
     if document["ledgers_left"]:
         if failure is not None:
             refuse(f"{failure}; the drain continues", exit_code_of(failure))
@@ -72,7 +72,7 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return the document as lines for people, with the commands to close the ledgers left open."""
+    """Return the document as lines of text, with the commands that close the open ledgers."""
     lines = []
     for bookie in document["bookies"]:
         begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
@@ -111,7 +111,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _marking(bookies: Sequence[Mapping[str, Any]]) -> str:
-    """Return which commands mark the ledgers: a bookie that is lost cannot be drained."""
+    """Return which command marks the ledgers; it depends on the bookies, because a lost one cannot be drained."""
     lost = [row["bookie_id"] for row in bookies if row["state"] == "lost"]
     others = [row["bookie_id"] for row in bookies if row["state"] != "lost"]
     parts = (("recover", lost), ("drain start", others))

@@ -1,4 +1,4 @@
-"""``bkheal drain status --at``: the auditor checks the data left, and this process waits between the checks."""
+"""``bkheal drain status --at``: an auditor checks the data left, and this process waits between the checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bookie.model.ids import BookieId
 
 LOOK_S: Final = 10.0
-"""Shortest pause between two checks: each of them is a pass of the auditor over all ledgers."""
+"""Shortest pause between two checks, because the auditor reads all ledgers for each of them."""
 
 
 def status_there(
@@ -25,11 +25,11 @@ def status_there(
     sleep: Callable[[float], None] = time.sleep,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """Return the document ``DrainStatus``; if ``is_waiting``, request it until nothing is left, or time is up.
+    """Return the document ``DrainStatus``; if ``is_waiting``, request it until nothing is left, or the time has passed.
 
     Args:
         service: the auditor.
-        bookies: which ones; none: all drained ones.
+        bookies: the bookies; none: all drained ones.
         is_waiting: whether to repeat the request.
         timeout_s: the longest wait, seconds; None: as long as it takes.
         sleep: waits.

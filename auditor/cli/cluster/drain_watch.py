@@ -1,4 +1,4 @@
-"""Waiting for the end of drains: one pass over all ledgers, repeated checks of those left, and a last pass."""
+"""Waits for the end of drains: it reads all ledgers, checks the remaining ones repeatedly, and reads all again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_SHARE: Final = 0.2
 """Largest share of the time spent on checks."""
 OnFirst = Callable[["Left"], None]
 REMARK_S: Final = 30.0
-"""How often ledgers without a task are marked. This leaves time to a worker after it completed a task."""
+"""Time between two marks of ledgers without a task. It is long enough for a worker that has just completed a task."""
 
 
 async def watch(
@@ -34,14 +34,14 @@ async def watch(
     unloading: TopicUnloading | None = None,
     on_first: OnFirst | None = None,
 ) -> DrainLook:
-    """Check the data left on ``bookies``; if ``is_waiting``, repeat this until nothing is left, or time is up.
+    """Check the data left on ``bookies``; if ``is_waiting``, repeat this until nothing is left, or the time has passed.
 
     With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
-    ``on_first`` receives the result of the first pass. If nothing is left, the last pass was over all ledgers.
+    ``on_first`` receives the result of the first check. If nothing is left, the last check has read all ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
-        WriteOutcomeUnknownError, ConflictError: marking again did not work; watch again.
+        WriteOutcomeUnknownError, ConflictError: marking again failed; watch again.
     """
     from auditor.operating.drain_status import accepted_on, left_on, looked
     from auditor.safety.draining import Left, judge, mark_unmarked, still_there
@@ -59,7 +59,7 @@ async def watch(
         while is_waiting and not left.is_nothing:
             before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
             if not before and not left.scanned.is_complete:
-                break  # waiting does not make metadata readable
+                break  # unreadable metadata does not become readable by waiting
             if left.unmarked and begun_s - marked_s >= REMARK_S:
                 await mark_unmarked(ports, left)
                 marked_s = begun_s

@@ -1,4 +1,4 @@
-"""``bkheal maintenance``: take bookies down for a limited time without having their ledgers copied."""
+"""``bkheal maintenance``: announces that bookies will be down for a limited time, so their ledgers are not copied."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def end(
 
 
 def line(window: dict[str, Any]) -> str:
-    """Return the document of a window in one line for people."""
+    """Return the document of a window as one line of text."""
     critical = ", holds critical ledgers" if window["hold_critical"] else ""
     bookies = "" if window["bookies"] == [window["target"]] else f" ({', '.join(window['bookies'])})"
     note = f": {window['note']}" if window["note"] else ""

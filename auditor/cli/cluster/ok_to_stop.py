@@ -46,11 +46,11 @@ def ok_to_stop(
 ) -> None:
     """Check whether these bookies may be stopped now, all at once.
 
-    Yes if every written entry keeps a live copy elsewhere, in every past and present ensemble of each ledger, and if
-    enough writable bookies (and racks) are left for the widest ensemble of the open ledgers.
+    They may if every written entry keeps a live copy elsewhere, in every past and present ensemble of each ledger, and
+    if enough writable bookies (and racks) are left for the widest ensemble of the open ledgers.
 
-    Reads all metadata, changes nothing, needs no Spark. With --at, the topology and the policy of the auditor there
-    count, so options for them are refused.
+    The command reads all metadata, changes nothing, and needs no Spark. With --at, it uses the topology and the policy
+    of that auditor, so options for them are refused.
 
     Exit codes: 0 they may be stopped, 1 they may not, 2 wrong usage, 3 the store did not answer, 5 some metadata could
     not be read.
@@ -71,7 +71,7 @@ def ok_to_stop(
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """Refuse given options that have no effect with ``--at``: the answer could be a yes that they would not allow."""
+    """Refuse options that have no effect with ``--at``: with them, the answer could be no, and without them yes."""
     for name in _OF_THIS_SIDE:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

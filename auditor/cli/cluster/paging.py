@@ -1,4 +1,4 @@
-"""Lists in pages: the same options, the same note about the rest, and one way to print them."""
+"""Common parts of commands that print lists in pages: options, the note about the rest, and the output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AfterOption = Annotated[
 
 
 def joined_pages(ask: Callable[[int, int | None], dict[str, Any]], limit: int, after: int | None) -> dict[str, Any]:
-    """Return one page of ``limit`` rows, joined from as many short pages as necessary."""
+    """Return one page of ``limit`` rows, joined from as many shorter pages as necessary."""
     rows: list[dict[str, Any]] = []
     while True:
         page = ask(limit - len(rows), after)
@@ -49,13 +49,14 @@ def print_page(
 
     Args:
         output: the form.
-        kind: of the document; the kind of a line is the same without ``List``.
+        kind: kind of the document; without ``List`` it is the kind of a row's document.
         page: the document, with ``items``.
         headings: of the table.
         cells: of a row.
         right: the columns with numbers.
-        nothing: the line that replaces an empty table.
-        member: the name of the row in a line, if rows have a ``kind`` of their own; empty: the line is the row.
+        nothing: the line that is printed instead of an empty table.
+        member: the member of a row's document with the row, if rows have a ``kind`` of their own; empty: the document
+            is the row.
     """
     if output is StreamFormat.JSON:
         print_json(kind, **page)

@@ -1,4 +1,4 @@
-"""``bkheal progress``: the progress of repairs, read from ZooKeeper alone."""
+"""``bkheal progress``: the progress of repairs, read only from ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "RepairProgress"
 _SHOWN_MAX: Final = 20
-"""Most ledgers in flight shown in the text."""
+"""Largest number of ledgers in flight in the text."""
 
 
 @reachable
@@ -41,11 +41,11 @@ def progress(
     They are "unknown" until a ledger was completed. The rate covers the last five minutes at most. The remaining time
     assumes no further marks and no failures; parked ledgers are not part of it.
 
-    The progress of a copy is recorded once in 64 MiB or 10 seconds, so a small copy shows none. Workers keep the times
-    of their next attempts in memory, so they are not shown.
+    The progress of a copy is recorded every 64 MiB or 10 seconds, so a small copy shows none. Workers keep the times of
+    their next attempts in memory, so they are not shown.
 
-    On a terminal --watch refreshes the text in place. Elsewhere it prints one line for each update, and with `--output
-    jsonl` (or json) one document in a line.
+    On a terminal, --watch refreshes the text in place. Otherwise it prints one line for each update, and with `--output
+    jsonl` (or json) one document per line.
     """
     if service is None:
         run(_progress(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
@@ -84,7 +84,7 @@ async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIte
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """Return the document as text for people."""
+    """Return the document as text."""
     made = [f"looked      {document['looked']}"]
     if not document["recovery_enabled"]:
         made.append("recovery    DISABLED: nothing is repaired; `bkheal recovery enable`")
@@ -110,7 +110,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def one_line(document: dict[str, Any]) -> str:
-    """Return the document in one line, for logs."""
+    """Return the document as one line of text, for logs."""
     parts = [f"{part['severity']} {part['ledgers']}" for part in document["backlog"]["severities"]]
     levels = f" ({', '.join(parts)})" if parts else ""
     return (

@@ -1,4 +1,4 @@
-"""Pulsar's admin API, for commands: its options."""
+"""The options of commands that use Pulsar's admin API."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ PulsarCaOption = Annotated[
 
 
 def pulsar_admin(url: str | None, token_file: Path | None, ca: Path | None, *, is_waiting: bool) -> AdminClient | None:
-    """Return the admin API of these options; None if there is none. Nothing is sent yet.
+    """Return a client of the admin API in these options; None if there is none. Nothing is sent yet.
 
     Raises:
-        typer.BadParameter: the options do not fit together.
+        typer.BadParameter: the options contradict each other.
         ConfigurationError: see ``AdminClient`` and ``read_token``.
     """
     if url is None:

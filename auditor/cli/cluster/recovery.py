@@ -1,4 +1,4 @@
-"""``bkheal recovery``: the cluster-wide switches shared with Apache's tools. And ``bkheal recover``: do not wait."""
+"""``bkheal recovery``: the cluster-wide switches shared with Apache's tools. ``bkheal recover``: repairs at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def enable(
     *,
     service: Service | None = None,
 ) -> None:
-    """Let audits publish tasks and replicators copy again. Fails if it is on already."""
+    """Let audits mark ledgers and replicators copy again. Fails if repair is already on."""
     _switched(service, uri, config, output, is_on=True, is_dry_run=is_dry_run)
 
 
@@ -62,7 +62,7 @@ def disable(
     *,
     service: Service | None = None,
 ) -> None:
-    """Stop publishing and copying everywhere, promptly; nothing is lost. Fails if it is off already."""
+    """Stop marking and copying in the whole cluster, promptly; nothing is lost. Fails if repair is already off."""
     _switched(service, uri, config, output, is_on=False, is_dry_run=is_dry_run)
 
 
@@ -100,8 +100,8 @@ def delay(
 ) -> None:
     """Show or set how long a bookie must be missing before its ledgers are marked (Apache's lostBookieRecoveryDelay).
 
-    0 means at once. Rolling restarts need more than the duration of a restart, and at least a minute. Setting the
-    present value again makes the auditor that leads, bkheal's or Apache's, start an audit.
+    0 means at once. Rolling restarts need more than the duration of a restart, and at least a minute. If you set the
+    present value again, the leading auditor starts an audit; so does Apache's auditor.
 
     Example, one hour of maintenance: `bkheal recovery delay 1h`
     """
@@ -130,8 +130,8 @@ def recover(
 ) -> None:
     """Mark every ledger of these lost bookies for repair now, without waiting for the delay or for an audit.
 
-    For bookies that will not return. A running bookie is refused: see `bkheal drain`. Ledgers whose loss on these
-    bookies was accepted (`bkheal dead-letters accept-loss`) are not marked; their number is printed.
+    Use it for bookies that will not return. A running bookie is refused: see `bkheal drain`. Ledgers whose loss on
+    these bookies was accepted (`bkheal dead-letters accept-loss`) are not marked; their number is printed.
 
     Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
     not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
@@ -192,7 +192,7 @@ def _status(service: Service | None, uri: str | None, config: Path | None) -> di
 def _set_delay(
     service: Service | None, uri: str | None, config: Path | None, seconds: int | None, *, is_dry_run: bool
 ) -> int | None:
-    """Set the delay, unless there is nothing to set; return the previous one."""
+    """Set the delay if one is given, and return the previous one."""
     if seconds is None:
         return int(_status(service, uri, config)["lost_bookie_delay_seconds"])
     if service is None:
@@ -248,7 +248,7 @@ async def _recover(
         accepted = await accepted_on(client, bookies)
         with counting("ledgers", await count(ports.ledgers)) as advance:
             found, scanned = await holdings_of(ports.ledgers, bookies, advance, accepted)
-        registered = await ports.registrations.list()  # after the metadata (R2)
+        registered = await ports.registrations.list()  # read after the metadata (R2)
         unknown_names(bookies, known | registered.registered | found.named)
         if (reason := refusal(bookies, registered)) is not None:
             refuse(reason)
@@ -259,7 +259,7 @@ async def _recover(
                 f"Mark {counted(len(found.ledgers), 'ledger')} of {', '.join(bookies)} for repair now?", is_sure=is_sure
             )
             if (reason := refusal(bookies, await ports.registrations.list())) is not None:
-                refuse(reason)  # it returned during the question
+                refuse(reason)  # a bookie returned during the question
             detail = f"{', '.join(bookies)}: {counted(len(found.ledgers), 'ledger')}"
             await Actor(whoami(), "command").record(client, "recover", detail)
             with counting("marked", len(found.ledgers)) as advance:

@@ -1,4 +1,4 @@
-"""Time spans and moments on a command line: 90s, 30m, 2h, 1d, 2026-01-31T12:00. Pure."""
+"""Parses time spans and times of a command line: 90s, 30m, 2h, 1d, 2026-01-31T12:00. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def delay_s(text: str, longest_s: int, option: str) -> int:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Return a moment in UTC, or a span before ``now_ms``, in epoch milliseconds; stop the command on other text."""
+    """Return a time in UTC, or a span before ``now_ms``, in epoch milliseconds; stop the command on other text."""
     if match := _AGO.fullmatch(text):
         try:
             now = datetime.fromtimestamp(now_ms / 1000, UTC)

@@ -47,8 +47,9 @@ def status(
 ) -> None:
     """Show the state of the cluster: bookies, leader, backlog by severity, parked tasks, runs, brake, delay and pauses.
 
-    Everything is read from ZooKeeper, so no service is needed; with --at, an auditor reads it and the document is the
-    same. The remaining time needs two reads: use --watch. An auditor keeps its last reads.
+    Everything is read from ZooKeeper, so no service is needed; with --at, an auditor reads it, and the document is the
+    same. The remaining time needs two reads: use --watch. With --at this is not needed, because the auditor keeps its
+    last reads.
     """
     if service is None:
         run(_status(metadata_uri(uri, config), output, interval_s, is_watching=is_watching))
@@ -93,7 +94,7 @@ async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """Return the document as text for people."""
+    """Return the document as text."""
     bookies, backlog = document["bookies"], document["underreplicated"]
     made = [
         f"cluster     {document['ledgers_root']} (instance {document['instance_id']})",
@@ -143,7 +144,7 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def one_line(document: dict[str, Any]) -> str:
-    """Return the document in one line, for logs."""
+    """Return the document as one line of text, for logs."""
     bookies, backlog = document["bookies"], document["underreplicated"]
     parts = [f"{name} {part['ledgers']}" for name, part in backlog["severities"].items()]
     levels = f" ({', '.join(parts)})" if parts else ""
@@ -217,7 +218,7 @@ def _listed_there(service: Service, missing: str | None, limit: int, after: int 
 
 
 def _row_of(task: dict[str, Any], boosts: dict[int, str]) -> dict[str, Any]:
-    """Return the row of a marked ledger, from the service's description of it."""
+    """Return the row of a marked ledger from the service's document."""
     return {
         "ledger_id": task["ledger_id"],
         "state": task["state"],
@@ -242,7 +243,7 @@ async def _listed(uri: str, missing: str | None, limit: int, after: int | None) 
 
 
 async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
-    """Return the rows of the next places of the tree; the part may be short, or empty, although more follow."""
+    """Return the rows of the next places of the tree; the part may be short or empty even if more follow."""
     from auditor.operating.owners import with_owners
     from bookie.metadata.tasks.boosts import Boosts
     from bookie.metadata.tasks.locks import Task

@@ -98,7 +98,7 @@ def set_limits(
     *,
     service: Service | None = None,
 ) -> None:
-    """Set limits; the others stay as they are.
+    """Set limits; the others are not changed.
 
     The active replicators divide each limit equally. A replicator's own `bytes_per_second` applies as well. Apache's
     workers do not follow these limits.

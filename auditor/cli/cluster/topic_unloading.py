@@ -1,8 +1,8 @@
-"""Unloading of topics through Pulsar's admin API while a command waits for a drain.
+"""Unloads topics through Pulsar's admin API while a command waits for a drain.
 
 ``auditor.safety.unloading`` chooses the requests. Only a refused login ends the unloading at once; after other
-failures, other topics are requested, and replicators continue. A broker answers 401 also to a role that may log in but
-lacks the permission for a topic, so such an answer is followed by a request that needs no permission.
+failures, it continues with other topics, and replicators continue. A broker answers 401 also to a role that may log in
+but lacks the permission for a topic, so after such an answer a request that needs no permission is sent.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from bookie.runtime.clock import Clock
 
 REQUEST_S: Final = 30.0
-"""For the unloading of one topic: a broker waits for the writes under way, and closes cursors."""
+"""Deadline for the unloading of one topic: a broker waits for the writes under way, and closes cursors."""
 NOTES_MAX: Final = 10
-"""Most failures printed at once."""
+"""Largest number of failures that are printed."""
 _CLUSTERS: Final = "/admin/v2/clusters"
 """The list of clusters: a broker of Pulsar 4.0 sends it to each role that may log in, without a further permission, and
 no other server answers with a list here."""
 
 
 async def check_answers(admin: AdminClient, what: str = "nothing was begun") -> None:
-    """Return if the admin API answers and accepts the login. The permission to unload a topic remains unknown (R75).
+    """Check that the admin API answers and accepts the login. It does not check the permission for a topic (R75).
 
     Args:
         admin: Pulsar's.
         what: the operation that was not carried out, for the error.
 
     Raises:
-        AdminLoginError, AdminRefusedError: another server, another token, or a refusal.
+        AdminLoginError, AdminRefusedError: it is another server, the token is wrong, or the request was refused.
         AdminUnavailableError, AdminOutcomeUnknownError: no answer within ``REQUEST_S``.
     """
     answer = await admin.ask("GET", _CLUSTERS, what)
@@ -50,7 +50,7 @@ class TopicUnloading:
     """The requests of one command."""
 
     def __init__(self, admin: AdminClient, clock: Clock, note: Callable[[str], None]) -> None:
-        """``note`` receives a sentence for people, at most ``NOTES_MAX`` + 1 times."""
+        """Store the arguments; ``note`` receives sentences for the operator, at most ``NOTES_MAX`` + 1 of them."""
         self._admin = admin
         self._clock = clock
         self._note = note
@@ -61,7 +61,7 @@ class TopicUnloading:
         """Number of successful requests."""
 
     async def look(self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None) -> None:
-        """Unload the topics due; return after ``within_s`` at the latest, and after a bounded time in any case.
+        """Unload the topics that are due. Return after ``within_s`` at the latest, and always after a bounded time.
 
         Nothing is unloaded while one of the bookies is writable: the next ledger of a topic could be on it again.
         """
@@ -78,14 +78,14 @@ class TopicUnloading:
                 for topic in topics:
                     group.create_task(self._unload(topic, turns))
         except TimeoutError:
-            return  # the command's own time is up
+            return  # the command's own deadline has passed
 
     def failure(self, holdings: Holdings) -> BkhealError | None:
         """Return why further waiting is useless; None: it is not."""
         if self._refused is not None:
             return self._refused
         if len(holdings.unclosed) < len(holdings.ledgers):
-            return None  # replicators have work
+            return None  # replicators still move ledgers
         return hopeless(holdings.open_topics, self._attempts, self._clock.monotonic_s())
 
     async def _unload(self, topic: str, turns: asyncio.Semaphore) -> None:
@@ -93,7 +93,7 @@ class TopicUnloading:
             if self._refused is not None:
                 return
             before, asked_s = self._attempts.get(topic), self._clock.monotonic_s()
-            self._attempts[topic] = after(before, asked_s, None)  # a request cut short counts
+            self._attempts[topic] = after(before, asked_s, None)  # set now, so that an interrupted request counts
             error = await self._asked(topic)
             self._attempts[topic] = after(before, asked_s, error)
             if error is None:

@@ -1,4 +1,4 @@
-"""``--watch``: repeated updates, in place on a terminal, as lines elsewhere."""
+"""``--watch``: prints repeated updates, in place on a terminal, and otherwise as lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
 def shown(
     output: StreamFormat, one_line: Callable[[Document], str], lines: Callable[[Document], Sequence[str]], kind: str
 ) -> Iterator[Show]:
-    """Yield the function to show one update."""
+    """Yield the function that shows one update."""
     if output is not StreamFormat.TABLE:
         yield lambda document: print_json_line(kind, **document)
         return
@@ -63,6 +63,6 @@ def watched(
 
 
 def _print_at_once(line: str) -> None:
-    """Print and flush a line: a pipe would otherwise receive nothing for many updates."""
+    """Print and flush a line; otherwise a pipe would receive nothing for many updates."""
     print_line(line)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``bkheal what-if``: the ledgers lost, or short of copies, if some bookies or a rack failed now."""
+"""``bkheal what-if``: the ledgers that would be lost or short of copies if some bookies or a rack failed now."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def what_if(
 
     The severities are those of an audit. Ledgers whose severity would stay the same count as `already`, such as those
     that lack copies on bookies that are not running. All metadata is read and nothing is changed; no Spark is needed.
-    With --image, the ledgers come from the image written by audits, and only they are read: the answer contains the age
-    of the image.
+    With --image, the ledgers are taken from the image that audits write, and only they are read: the answer contains
+    the age of the image.
 
     Exit codes: 0 the answer is complete, 1 a bookie or rack does not exist, 2 wrong usage, 3 the store did not answer,
     5 some metadata could not be read, 78 the image cannot be used.
@@ -110,7 +110,7 @@ def _check_image(image: str | None) -> None:
 
 
 def _named(client: ConnectedBookKeeper, image: str, bookies: Sequence[BookieId]) -> NamedLedgers:
-    """Return the ledgers that an image names for the bookies."""
+    """Return the ledgers that the image names for the bookies."""
     from auditor.operating.named_by_image import named_by_image
     from spark_jobs.image.manifest import ImageError
 

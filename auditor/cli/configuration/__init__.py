@@ -1,4 +1,4 @@
-"""Options and configuration files: the source of a value, its check, ``bkheal config``.
+"""Options and configuration files: the sources of values, their checks, ``bkheal config``.
 
 Start with ``sources``.
 """

@@ -31,7 +31,7 @@ CONFIGURED: Final = (("auditor",), ("audit", "run"), ("exporter",), ("replicator
 """Commands whose options belong in a file: long-running or scheduled ones."""
 
 _ANY_URI: Final = "zk://localhost:2181/ledgers"
-"""The cluster's address may come from elsewhere."""
+"""A placeholder, because the file does not need to contain the cluster's address."""
 
 _URLS: Final = frozenset({"pushgateway", "snapshot_url"})
 """Options with the URL of another server, perhaps with a user and password in it."""
@@ -51,10 +51,10 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Only values that are set, with their source.")] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show each option of the long-running commands: its value, and whether environment, file or default gave it.
+    """Show each option of the long-running commands, with its value and its source: environment, file or default.
 
     Also show when a change of the file takes effect: live (in running processes), at a restart, or at the next call.
-    Of a URL with a user, a password or a query, only host and port are shown.
+    If a URL has a user, a password or a query, only its host and port are shown.
     """
     path = config_file(config, os.environ)
     content = read_config(path) if path is not None else {}
@@ -75,11 +75,11 @@ def show(
 
 @app.command("validate")
 def validate(context: typer.Context, config: FileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Check the config file: each key is an option of some command and of its type, and commands would start with it.
+    """Check the config file: each key is an option of a command, with a valid value, and commands would start with it.
 
-    For the auditor, one-shot audits, the exporter, replicators and bookies: no options contradict each other, and all
-    files exist. Environment variables count as for the commands; flags are not considered. Nothing is sent over the
-    network. Every problem is printed; the exit code is 78 if there is one.
+    For the auditor, one-shot audits, the exporter, replicators and bookies, no options may contradict each other, and
+    all files must exist. Environment variables count as for the commands; flags are not considered. Nothing is sent
+    over the network. Every problem is printed; the exit code is 78 if there is one.
 
     With --output json, the document on standard output lists the problems, in place of a sentence on standard error.
     """
@@ -115,13 +115,13 @@ def problems_of_file(path: Path, context: typer.Context) -> list[str]:
 
 
 def _print_verdict(path: Path | None, problems: Sequence[str]) -> None:
-    """Print the verdict. The file has a field of its own, so problems need not begin with it."""
+    """Print the verdict. The document has a field with the file, so its problems do not begin with the file."""
     listed = [problem.removeprefix(f"{path}: ") for problem in problems]
     print_json("ConfigurationVerdict", file=str(path) if path else None, valid=not listed, problems=listed)
 
 
 def configured(root: TyperGroup) -> Iterator[tuple[tuple[str, ...], Setting]]:
-    """Yield every setting of the commands in ``CONFIGURED``, with the command's words."""
+    """Yield every setting of the commands in ``CONFIGURED``, with the words of its command."""
     for words in CONFIGURED:
         command: Any = root
         for word in words:
@@ -145,7 +145,7 @@ def _rows(root: TyperGroup, content: Any) -> Iterator[_Row]:
 
 
 def _shown(setting: Setting, value: Any) -> Any:
-    """Return a value as it may be shown; a query may be a secret as well."""
+    """Return a value without its secrets; the query of a URL may be a secret as well."""
     if setting.key not in _URLS or not any(mark in str(value) for mark in "@?"):
         return value
     from auditor.metrics.export import without_secrets
@@ -154,7 +154,7 @@ def _shown(setting: Setting, value: Any) -> Any:
 
 
 def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:
-    """Yield the problems, beyond those of single options, for which the commands would refuse to start."""
+    """Yield the problems for which the commands would refuse to start, except those of single options."""
     yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
     for words, make in RULES.items():
         if not has_options(content, words):

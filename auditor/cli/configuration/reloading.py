@@ -1,4 +1,4 @@
-"""Reloading of the configuration file in a long-running command, by the rules of its start."""
+"""Reloads the configuration file of a long-running command, by the same rules as at its start."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from bookie.runtime.configuration.settings import (
 
 
 def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | None:
-    """Return the file given to a command, which follows its changes while it runs; None: there was none.
+    """Return the file that was given to a command, to follow its changes while it runs; None: there was none.
 
     Args:
         context: of the call.
-        make: refuses options that the command would not start with.
+        make: makes the settings, and refuses options with which the command would not start.
     """
     path, words = config_file(context.params["config"], os.environ), words_of(context)
     if path is None:
@@ -50,7 +50,7 @@ def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | 
 
 
 def _given(context: typer.Context, words: tuple[str, ...]) -> dict[str, str]:
-    """Return the flag or variable of each option with precedence over the file."""
+    """Return the flag or the variable of each option that takes precedence over the file."""
     given = {}
     for setting in settings_of(context.command, words):
         source = context.get_parameter_source(setting.key)

@@ -1,4 +1,4 @@
-"""Options before the command: how to reach ZooKeeper, and bookies which require TLS, a login or larger frames."""
+"""Options before the command: how to reach ZooKeeper, and bookies that require TLS, a login or larger frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bookie.wire.security import NO_FILES, BookieSecurity, SecurityFiles
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options for every command, and for every process started by it."""
+    """Options for every command, and for every process that it starts."""
 
     security: Annotated[SecurityFiles, Group()] = NO_FILES
     zookeeper: Annotated[ZooKeeperAccess, Group(heading="How to reach ZooKeeper")] = PLAIN_ACCESS
@@ -30,7 +30,7 @@ def set_for_this_call(files: SecurityFiles) -> None:
 def given_or_of_this_call(given: SecurityFiles) -> SecurityFiles:
     """Return a command's own options, or, if it has none, those before the command.
 
-    Certificates and login go together; the length of frames is apart from them.
+    Certificates and login are taken together; the length of frames is taken separately.
     """
     before, size = for_this_call(), given.frame_bytes_max
     secured = given if replace(given, frame_bytes_max=FRAME_BYTES_MAX) != NO_FILES else before

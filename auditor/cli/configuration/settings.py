@@ -1,4 +1,4 @@
-"""The combination of the options of a command: settings, or every problem with them at once.
+"""Makes settings from the options of a command, or reports all problems with them at once.
 
 A command uses this at its start, ``bkheal config validate`` for a file, and a running process for a changed file, so
 all three agree. Values come from the command line parser, by name.
@@ -22,24 +22,24 @@ from spark_jobs.settings import AuditSettings
 
 Options: TypeAlias = Mapping[str, Any]
 MakeSettings: TypeAlias = Callable[[str, Options], object]
-"""Settings from metadata URI and options. Raises ConfigurationError with every problem."""
+"""Makes settings from metadata URI and options. Raises ConfigurationError with every problem."""
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def bookie_settings(uri: str, given: Options) -> BookieSettings:
-    """Settings of ``bkheal bookie``.
+    """Return the settings of ``bkheal bookie``.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     return build(BookieSettings, given, metadata_uri=uri)
 
 
 def replicator_settings(uri: str, given: Options) -> ReplicatorSettings:
-    """Settings of ``bkheal replicator``.
+    """Return the settings of ``bkheal replicator``.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     is_json = given.get("output") is OutputFormat.JSON
     settings = build(ReplicatorSettings, given, metadata_uri=uri, is_output_json=is_json)
@@ -47,28 +47,28 @@ def replicator_settings(uri: str, given: Options) -> ReplicatorSettings:
 
 
 def auditor_settings(uri: str, given: Options) -> ServiceSettings:
-    """Settings of ``bkheal auditor``.
+    """Return the settings of ``bkheal auditor``.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     return build(ServiceSettings, given, metadata_uri=uri)
 
 
 def exporter_settings(uri: str, given: Options) -> ExporterSettings:
-    """Settings of ``bkheal exporter``.
+    """Return the settings of ``bkheal exporter``.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     return build(ExporterSettings, given, metadata_uri=uri)
 
 
 def audit_settings(uri: str, given: Options) -> AuditSettings:
-    """Settings of ``bkheal audit run``, and of the short form ``bkheal audit``, which has few of the options.
+    """Return the settings of ``bkheal audit run``, or of the short form ``bkheal audit``, which has fewer options.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     settings = build(AuditSettings, given, metadata_uri=uri)
     return replace(settings, security=given_or_of_this_call(settings.security))
@@ -85,7 +85,7 @@ RULES: Final[Mapping[tuple[str, ...], MakeSettings]] = {
     ("ledger", "write"): new_ledger,
     ("log", "create"): new_ledger,
 }
-"""Commands whose options contradict each other in some combinations."""
+"""Commands whose options can contradict each other, with the function that makes their settings."""
 
 LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
     ("auditor",): live_options(ServiceSettings),

@@ -1,6 +1,6 @@
-"""Options of a command made from a settings class.
+"""Makes the options of a command from a settings class.
 
-An option, its default, its range and its help are stated once, in the class of the settings.
+The settings class is the only place of an option, its default, its range and its help.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def with_options(
 
 
 def _parameter(option: SettingsOption, variables: str | None) -> inspect.Parameter:
-    """Typer's view of an option."""
+    """Return the parameter of an option for Typer."""
     declared, default = option.declared, option.default
     words: dict[str, Any] = {"help": option.help, "rich_help_panel": option.heading or None}
     if option.type in (int, float) and variables is None:

@@ -1,4 +1,4 @@
-"""The sources of a command's options: flag, environment, configuration file, default; the first one counts.
+"""The sources of a command's options: flag, environment, configuration file, default. The first that exists counts.
 
 The environment variable of an option is ``BKHEAL_<COMMAND>_<OPTION>`` (``BKHEAL_AUDITOR_HTTP_PORT``); in the file it is
 a key of the command's table (``[auditor]``, ``[audit.run]``), written with underscores. The file is the one in
@@ -20,7 +20,7 @@ from typer.core import TyperGroup, TyperOption
 from bookie.runtime.configuration.settings import URI_KEY, ConfigurationError, config_file, read_config
 
 Command: TypeAlias = Any
-"""A command as Typer made it; it has no public type."""
+"""A command made by Typer; its type is not public."""
 ENVIRONMENT_PREFIX: Final = "BKHEAL"
 
 _HIDDEN: Final = frozenset({"help", "config", "uri", "output"})
@@ -29,7 +29,7 @@ _CONTENT: Final = "bkheal.configuration"
 
 
 class TakesEffect(enum.Enum):
-    """When a change of the file counts."""
+    """When a change of the file takes effect."""
 
     LIVE = "live"
     """Within seconds, in running processes."""
@@ -51,13 +51,13 @@ class Setting:
 
 
 def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
-    """Callback of ``--config``, before any other option: name the variables, make the file's table the defaults.
+    """Set the names of variables, and the file's table as defaults. Callback of ``--config``, before other options.
 
     Raises:
         ConfigurationError: the file cannot be read, or its table has a key that is not an option of the command.
     """
     path, words = config_file(value, os.environ), words_of(context)
-    context.auto_envvar_prefix = _variable(*words)  # not earlier: each help text would name them all
+    context.auto_envvar_prefix = _variable(*words)  # only now: earlier, each help text would list all variables
     if path is not None:
         content = read_config(path)
         table = _table(content, words)
@@ -71,7 +71,7 @@ def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
     """Yield the settings of a command, in the order of its help.
 
     Args:
-        command: whose options.
+        command: the command.
         words: the words by which it is called, without the program's name.
     """
     for option in _options(command):
@@ -98,16 +98,17 @@ def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Con
 
 
 def has_options(content: Mapping[str, Any], words: tuple[str, ...]) -> bool:
-    """Return whether a file has options of a command itself, not only of those below it."""
+    """Return whether a file has options of a command itself, not only of its subcommands."""
     return any(not isinstance(entry, Mapping) for entry in _table(content, words).values())
 
 
 def options_of(
     content: Mapping[str, Any], words: tuple[str, ...], root: TyperGroup, context: typer.Context
 ) -> dict[str, Any]:
-    """Return the options of a call: environment, file, default. A value that is wrong by itself counts as the default.
+    """Return the options of a call from environment, file and defaults. An invalid value counts as the default.
 
-    A value that only a flag can give is replaced by the option's name, so it contradicts no other.
+    A required option without a value (a flag may give one) has its own name as its value, so that it contradicts no
+    other option.
     """
     command: Any = root
     for word in words:
@@ -137,12 +138,12 @@ def values_in(content: Mapping[str, Any], words: tuple[str, ...], context: typer
 
 
 def problems_of(content: Mapping[str, Any], words: tuple[str, ...], context: typer.Context) -> Iterator[str]:
-    """Report keys in the table of the called command that are not options of it, and values of the wrong type."""
+    """Yield problems in the table of the called command: keys that are not options, and values of the wrong type."""
     yield from _problems(_table(content, words), words, context.command, context)
 
 
 def content_at_start(context: typer.Context) -> Mapping[str, Any]:
-    """Return the content that the file had when the command was called; nothing without a file."""
+    """Return the content that the file had when the command was called; empty without a file."""
     content: Mapping[str, Any] = context.meta.get(_CONTENT, {})
     return content
 
@@ -158,7 +159,7 @@ def words_of(context: typer.Context) -> tuple[str, ...]:
 
 
 def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
-    from auditor.cli.configuration.settings import LIVE, STAYING  # the settings of all processes
+    from auditor.cli.configuration.settings import LIVE, STAYING  # imports the settings of all processes
 
     if words not in STAYING:
         return TakesEffect.NEXT_CALL
@@ -168,7 +169,7 @@ def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
 def _problems(
     table: Mapping[str, Any], words: tuple[str, ...], command: Command, context: typer.Context | None
 ) -> Iterator[str]:
-    """``context``: used to convert values; None leaves the conversion to the command itself."""
+    """Yield the problems of a table. ``context`` is used to convert values; None: values are not checked."""
     known = {option.name: option for option in _options(command)}
     below = command.commands if isinstance(command, TyperGroup) else {}
     for name, entry in table.items():

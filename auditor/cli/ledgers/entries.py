@@ -1,4 +1,4 @@
-"""``bkheal ledger write``, ``read`` and ``tail``: a ledger's entries by hand."""
+"""``bkheal ledger write``, ``read`` and ``tail``: write, print and follow the entries of a ledger."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.runtime.human import counted, size
 
 _TELL_S: Final = 0.2
-"""After this time the newest entries are announced to readers that follow the ledger, unless later entries do so."""
+"""Delay after which readers that follow the ledger learn of the newest entries, if no later entry announces them."""
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
-"""The last entry whose successor is a number of 63 bits as well."""
+"""The last entry id whose successor still has 63 bits."""
 FormatOption = Annotated[
     EntryFormat,
     typer.Option("--format", "-f", help="text: a line each; hex: a dump; json: an object a line; raw."),
@@ -56,7 +56,7 @@ def write(
     entry_bytes: EntryBytesOption = 1024,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Create a ledger, write one entry per line of a file or standard input (or --entries random ones), close it.
+    """Create a ledger, write one entry per line of a file or standard input (or --entries random ones), and close it.
 
     Examples: `bkheal ledger write lines.txt --custom app=shop`; `dmesg | bkheal ledger write -e 5 -w 3 -a 2`;
     `bkheal ledger write -n 10000 --size 1024`.
@@ -128,7 +128,7 @@ def tail(
 
 
 def describe(ledger: int, metadata: LedgerMetadata) -> dict[str, Any]:
-    """Return metadata as JSON-ready fields, without the password."""
+    """Return metadata as fields for JSON, without the password."""
     return {
         "ledger_id": ledger,
         "state": metadata.state.name,
@@ -171,7 +171,7 @@ async def _write(
                         added = await writer.submit(payload)
                         advance(1)
                     if added is not None:
-                        await added  # acknowledged in order: the last one completes all
+                        await added  # entries are acknowledged in order, so after the last one all are
                 except BaseException:
                     print_note(f"ledger {writer.ledger_id} was begun; `bkheal ledger show {writer.ledger_id}` shows it")
                     raise

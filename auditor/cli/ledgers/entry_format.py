@@ -32,9 +32,9 @@ class EntryFormat(enum.StrEnum):
     HEX = "hex"
     """The position and a hex dump."""
     JSON = "json"
-    """One JSON object per line, the payload in base64, and as text if it is UTF-8."""
+    """One JSON object per line, with the payload in base64, and also as text if it is UTF-8."""
     RAW = "raw"
-    """The payloads, nothing between them."""
+    """The payloads without anything between them."""
 
 
 def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> bytes:
@@ -56,7 +56,7 @@ def formatted(place: dict[str, object], payload: bytes, form: EntryFormat) -> by
 
 
 def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIterator[bytes]:
-    """Random entries if a number is given; else the lines of a file (``-`` or None: standard input).
+    """Yield random entries if a number is given, else the lines of a file (``-`` or None: standard input).
 
     Raises:
         typer.BadParameter: there is no such file, or both are given.
@@ -77,7 +77,7 @@ def payloads_from(file: Path | None, entries: int, entry_bytes: int) -> AsyncIte
 
 
 def custom_pairs(pairs: list[str]) -> dict[str, bytes]:
-    """Custom metadata from ``key=value`` arguments.
+    """Return custom metadata from ``key=value`` arguments.
 
     Raises:
         typer.BadParameter: one has no ``=`` or no key, its key is not UTF-8, or two have the same key.
@@ -134,11 +134,11 @@ async def _lines(file: Path | None) -> AsyncIterator[bytes]:
         for line in lines:
             number += 1
             yield _checked(line, number)
-        _checked(rest, number + 1)  # its end may never come
+        _checked(rest, number + 1)  # now, because the end of the line may never come
     if rest:
         yield rest
     if file is not None:
-        os.close(descriptor)  # only here: elsewhere a thread may still read from it
+        os.close(descriptor)  # only at the end, because before that a thread may still read from it
 
 
 def _checked(line: bytes, number: int) -> bytes:
@@ -150,7 +150,7 @@ def _checked(line: bytes, number: int) -> bytes:
 
 
 async def _read_some(descriptor: int) -> bytes:
-    """Read the available bytes, b"" at the end. It can be cancelled at once: a thread at a terminal is abandoned."""
+    """Read the available bytes; b"" at the end. A cancelled call returns at once, and abandons the reading thread."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bytes] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""``bkheal ledger``: show, close and delete ledgers. Entries are in ``entries``, copies in ``verify``."""
+"""``bkheal ledger``: shows, closes and deletes ledgers. ``entries`` is about their entries, ``verify`` about copies."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def list_ledgers(
     if after_ms is not None and before_ms is not None and after_ms >= before_ms:
         raise typer.BadParameter(f"--created-after {created_after} is not before --created-before {created_before}")
     target = metadata_uri(uri, config)
-    if output is StreamFormat.JSONL:  # line by line: a cluster has millions of ledgers
+    if output is StreamFormat.JSONL:  # printed one by one, because a cluster may have millions of ledgers
         run(_list(target, where, limit, lambda row: print_json_line("Ledger", **row)))
         return
     rows: list[dict[str, Any]] = []
@@ -146,10 +146,10 @@ def recover(
 ) -> None:
     """Find the end of a ledger whose writer is dead, and close it.
 
-    It is safe to repeat; a closed ledger stays as it is.
+    It is safe to repeat; a closed ledger is not changed.
 
-    If the writer is still alive, it is fenced out: it cannot add anything from then on. All acknowledged entries stay.
-    Exits with 69 while too few bookies answer to find the end; run it again after they return.
+    If the writer is still alive, it is fenced: it cannot add entries any more. All acknowledged entries are kept. The
+    exit code is 69 while too few bookies answer to find the end; run it again after they return.
     """
     row = run(_recover(metadata_uri(uri, config), ledger, os.fsencode(password) or None))
     if output is OutputFormat.JSON:
@@ -166,7 +166,7 @@ def close(
     password: PasswordOption = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Close a ledger. Only its writer has its end; for any other client this is `recover`: fence, find, close."""
+    """Close a ledger as `recover` does: fence it, find its end, close it. Only its writer can close it directly."""
     recover(ledger, uri, config, password, output)
 
 
@@ -191,10 +191,10 @@ def delete(
 
 
 async def _list(uri: str, where: Any, limit: int, take: Callable[[dict[str, Any]], None]) -> None:
-    """Hand over the rows, each as soon as it is read.
+    """Pass each row to ``take`` as soon as it is read.
 
     Raises:
-        NoSuchObjectError: there is none, and no bookie with the requested name.
+        NoSuchObjectError: there is no row, and no bookie has the requested name.
     """
     from auditor.operating.client import check_names
     from bookie.client.connect import connect

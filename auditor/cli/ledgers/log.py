@@ -1,4 +1,4 @@
-"""``bkheal log``: endless logs made of ledgers."""
+"""``bkheal log``: endless logs, each a sequence of ledgers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ app = typer.Typer(
 )
 
 _TELL_S: Final = 0.2
-"""After this time the newest entries are announced to readers that follow the log, unless later entries do so."""
+"""Delay after which readers that follow the log learn of the newest entries, if no later entry announces them."""
 NameArgument = Annotated[str, typer.Argument(callback=text_only, help="Name of the log.")]
 
 
@@ -117,7 +117,7 @@ def read(
     form: FormatOption = EntryFormat.TEXT,
     password: PasswordOption = "",
 ) -> None:
-    """Print a log's entries up to its present end.
+    """Print a log's entries up to its current end.
 
     A position is printed with --format json or hex. Example: `bkheal log read orders --from 17:0 --limit 10`.
     """
@@ -136,7 +136,7 @@ def tail(
     form: FormatOption = EntryFormat.TEXT,
     password: PasswordOption = "",
 ) -> None:
-    """Print entries as they are appended, over new ledgers and new writers, until Ctrl-C is pressed."""
+    """Print entries as they are appended, across new ledgers and new writers, until Ctrl-C is pressed."""
     run(_print(metadata_uri(uri, config), name, first, limit, form, os.fsencode(password) or None, is_tailing=True))
 
 
@@ -204,7 +204,7 @@ def truncate(
     config: ConfigOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Free the entries before a position, in whole ledgers: the position's own ledger and the log's last one stay."""
+    """Free the entries before a position, in whole ledgers. The position's ledger and the log's last one are kept."""
     from bookie.client.log.values import LogPosition
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
@@ -257,7 +257,7 @@ async def _append(
                 appended += 1
                 advance(1)
             if first is not None and last is not None:
-                return await first, await last, appended  # acknowledged in order: the last one completes all
+                return await first, await last, appended  # entries are acknowledged in order
     return None, None, 0
 
 

@@ -12,10 +12,10 @@ from bookie.runtime.configuration.settings import ConfigurationError
 
 
 def new_ledger(uri: str, given: Mapping[str, Any]) -> None:
-    """Only check the options of a command that creates ledgers; there is no settings object for these commands.
+    """Check the options of a command that creates ledgers; there is no settings object for these commands.
 
     Raises:
-        ConfigurationError: with every problem.
+        ConfigurationError: contains every problem.
     """
     problems = []
     for look in (
@@ -42,10 +42,10 @@ def digest_named(name: str) -> DigestType:
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[int, int, int]:
-    """Return the three as one value.
+    """Return the three numbers as one value.
 
     Raises:
-        typer.BadParameter: no ledger can have them.
+        typer.BadParameter: no ledger can have these numbers.
     """
     if not ensemble_size >= write_quorum >= ack_quorum:
         shape = f"{ensemble_size}/{write_quorum}/{ack_quorum}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SEED: Final = 1
 _DELETE_DEADLINE_S: Final = 10.0
-"""A person waits for the end; the ledger can be deleted later."""
+"""Short, because a person waits for the end, and the ledger can be deleted later."""
 
 
 class WrongEntryError(FatalError):
@@ -58,7 +58,7 @@ def simpletest(
 ) -> None:
     """Write a ledger, read everything back, compare it, and delete the ledger: a quick proof that the cluster works.
 
-    The ledger is deleted even if the test fails or is interrupted; if this is impossible, a note contains the command.
+    The ledger is deleted even if the test fails or is interrupted; if that fails, a note contains the command for it.
 
     Example: `bkheal simpletest -e 3 -w 3 -a 2 -n 10000`.
     """
@@ -94,12 +94,12 @@ async def _test(
 async def prove(
     client: BookKeeper, options: LedgerOptions, entries: int, entry_bytes: int, *, uri: str, is_kept: bool = False
 ) -> dict[str, Any]:
-    """Run the command on a cluster, and return the row of results.
+    """Run the test on a cluster, and return the row of results.
 
     Raises:
         WrongEntryError: a read entry differs from the written one.
         LedgerLeftError: everything succeeded except the deletion of the ledger.
-        BkhealError: of the client. In every case the ledger is deleted, or standard error contains the command.
+        BkhealError: an error of the client. In every case, the ledger is deleted, or standard error has the command.
     """
     writer = await client.create_ledger(options)
     ledger_id = writer.ledger_id

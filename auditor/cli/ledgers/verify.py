@@ -1,4 +1,4 @@
-"""``bkheal ledger verify``: read every copy of ledgers, and mark the ledgers with bad ones."""
+"""``bkheal ledger verify``: reads every copy of ledgers, and marks ledgers with bad copies."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def verify(
 ) -> None:
     """Read every entry of ledgers on every bookie that should have it, and verify its digest.
 
-    Apache's bookies do not verify what they serve. So a flipped bit on a disk is found only when a reader or a repair
-    meets it. If the log of a client names a ledger, this command shows which copies are bad, and --mark has exactly
-    these repaired.
+    Apache's bookies do not verify the entries that they serve. So a flipped bit on a disk is found only when a client
+    or a repair reads the entry. If the log of a client names a ledger, this command shows which copies are bad, and
+    --mark requests the repair of exactly these copies.
 
     A copy is damaged if its digest or its ids are wrong, if the bookie itself reports damage, or if an Apache bookie
     answers with an I/O error for an entry of a closed ledger. It is absent if the bookie denies it. If there is no
     answer, or the bookie is lost or in limbo, it is unknown. A damaged last entry makes Apache's bookies fail to read
     all others of the ledger.
 
-    Of a ledger that is not closed, only entries that cannot change any more are judged: those of former ensembles.
+    If a ledger is not closed, only entries that cannot change any more are judged: those of former ensembles.
 
     Without --mark, nothing is changed. With it, the ledger is marked for the bookies with damaged or absent copies, and
     for lost ones whose delay has passed; never for a bookie whose answer is unknown. Replicators then store good copies
     in place, or on another bookie: an Apache bookie that served wrong bytes loses its position, because it may serve
     them again. Verify the ledger again after `bkheal underreplicated list` does not contain it any more.
 
-    A ledger that is deleted meanwhile, or whose metadata cannot be read any more, is named as not verified, and the
-    others are verified. If the store does not answer any more, what is known by then is printed, with the names of the
-    ledgers that are left.
+    If a ledger is deleted during the command, or its metadata cannot be read any more, it is listed as not verified,
+    and the other ledgers are verified. If the store stops answering, the results until then are printed, with the names
+    of the remaining ledgers.
 
-    Exit codes: 0 all judged copies are good, 1 some are damaged or absent (also if they are marked now), there is no
-    such ledger, or it was deleted meanwhile, 2 wrong usage, 3 the store did not answer, 5 some are unknown and the
-    others good, 69 it is unknown whether a ledger is marked.
+    Exit codes: 0 all judged copies are good, 1 some are damaged or absent (even if they are marked now), there is no
+    such ledger, or it was deleted during the command, 2 wrong usage, 3 the store did not answer, 5 some are unknown and
+    the others good, 69 it is unknown whether a ledger is marked.
 
     Example: `bkheal ledger verify 17 18 --mark`
     """
@@ -123,7 +123,7 @@ async def _verify(
     *,
     is_marking: bool,
 ) -> None:
-    """Hand over the row of each ledger as soon as it is verified, and marked, or the reason why it is not verified."""
+    """Pass on the row of each ledger as soon as it is verified and marked, or the reason why it is not verified."""
     from auditor.operating.client import Actor
     from auditor.operating.verifying import BYTES_PER_SECOND_DEFAULT, Verifier, mark, verified_document
     from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
@@ -141,7 +141,7 @@ async def _verify(
         for ledger_id in ledgers:
             try:
                 result = await verifier.verify(ledger_id, partial(counting, f"ledger {ledger_id}"))
-            except (NoSuchLedgerError, UnreadableMetadataError) as error:  # they concern this ledger alone
+            except (NoSuchLedgerError, UnreadableMetadataError) as error:  # the other ledgers can still be verified
                 leave(ledger_id, str(error))
                 continue
             try:

@@ -17,16 +17,16 @@ from auditor.service.settings import ServiceSettings
 def auditor(context: typer.Context, uri: MetadataUriOption = None, config: ConfigOption = None, **options: Any) -> None:
     """Run the auditor until SIGTERM: audit by schedule, and whenever a bookie is lost.
 
-    Start two or more; one leads, the others take over within seconds (Apache's auditors vote in the same election). The
-    leader watches the bookies. When one is lost and does not return within the delay for lost bookies
+    Start two or more; one leads, and another one takes over within seconds (Apache's auditors vote in the same
+    election). The leader watches the bookies. If one is missing and does not return within the delay for lost bookies
     (`lostBookieRecoveryDelay`, 0 by default), every ledger with a missing copy is marked, and replicators repair it. If
     more than --missing-share-max of the bookies are missing, nothing is marked, and the status reports it.
 
     Open http://127.0.0.1:8080/status, start a run with `curl -X POST`, or use the tab Auditor in Spark's UI. Liveness
     is /livez, readiness /readyz, metrics /metrics.
 
-    Exit codes: 0 stopped as asked, 70 Spark is dead or does not start (restart the process), 78 wrong configuration, an
-    address in use, or no BookKeeper cluster there. An outage of ZooKeeper does not end the auditor: it waits and
+    Exit codes: 0 stopped on request, 70 Spark is dead or does not start (restart the process), 78 wrong configuration,
+    an address in use, or no BookKeeper cluster there. An outage of ZooKeeper does not end the auditor: it waits and
     continues by itself.
     """
     from auditor.service.main import run_auditor

@@ -54,9 +54,9 @@ __all__ = ["bookie_app"]
 
 _ID_DIGITS_MAX: Final = 19
 _DAMAGED_MAX: Final = 1000
-"""Largest number of damaged entries in a list; all are counted."""
+"""Largest number of damaged entries in a list; further ones are only counted."""
 _RUNS_MAX: Final = 100
-"""Largest number of runs of entries listed in one call."""
+"""Largest number of ranges of entries that one call lists."""
 
 JournalDirOption = Annotated[
     list[str],
@@ -92,7 +92,7 @@ def status(
 ) -> None:
     """Show the state and the data of a bookie, or of the directories of a stopped one.
 
-    Of a running bookie: queues, disks, why it is read-only, its scrub and its garbage collection.
+    For a running bookie, this includes queues, disks, why it is read-only, its scrub and its garbage collection.
 
     Example: `bkheal bookie status --at bk1:3181 --watch`
     """
@@ -197,7 +197,7 @@ def read(
     output: OutputOption = OutputFormat.TABLE,
     is_raw: Annotated[bool, typer.Option("--raw", help="Write the stored bytes to standard output.")] = False,
 ) -> None:
-    """Show an entry as stored by a bookie: its header, its size, and whether its checksum is right.
+    """Show an entry as a bookie stores it: its header, its size, and whether its checksum is correct.
 
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
     be served; the status is the reason.
@@ -248,7 +248,7 @@ def scrub(
     lists of the bookie, so `bkheal audit run --kind replicas` marks the ledger, and replicators store a good copy in
     their place.
 
-    The scrub of a stopped bookie changes nothing. With --bytes-max it is done in parts: each prints where the next one
+    The scrub of a stopped bookie changes nothing. With --bytes-max, it is done in parts: each prints where the next one
     begins.
 
     Exit codes: 0 nothing is damaged, 1 something is, or the call is refused, 2 wrong usage, 69 the running bookie did
@@ -318,12 +318,12 @@ def rebuild_index(
 ) -> None:
     """Rebuild the lost index of a stopped bookie from its entry logs.
 
-    The index also held the ledgers' keys, fences and the record of collected entries, which are not in the entry logs.
+    The index also had the ledgers' keys, fences and the record of collected entries, which are not in the entry logs.
     So the disks become a new incarnation that keeps its entries: at its next start the bookie answers "unknown" for all
     other entries, and every ledger that names it is marked for repair, which copies only missing entries. Entries of
     deleted ledgers reappear until the next garbage collection.
 
-    Damaged parts of the entry logs are listed and left out. The directories need space for a second index. The old
+    Damaged parts of the entry logs are listed and skipped. The directories need space for a second index. The old
     index is kept as `index.lost-…`; delete it when the bookie is complete again.
 
     Exit codes: 0 rebuilt, 1 refused, also while the bookie runs (nothing was changed), 2 wrong usage, 70 a disk failed;

@@ -67,7 +67,8 @@ def verify_cookies(
 ) -> None:
     """Compare the cookie of each directory with the one in ZooKeeper, field by field. Nothing is changed.
 
-    The bookie may run. The instance id of the cluster is compared too, and the incarnation of directories of bkheal.
+    The bookie may run. The instance id of the cluster is compared as well, and for directories of bkheal the
+    incarnation.
 
     Exit codes: 0 all are equal, 1 they differ, or ZooKeeper has no cookie of this bookie or a damaged one, 2 wrong
     usage, 3 the store did not answer.

@@ -34,12 +34,12 @@ def format_directories(
     is_dry_run: DryRunOption = False,
     is_sure: YesOption = False,
 ) -> None:
-    """Erase the directories of a stopped bookie, so they are like new. The data to be lost is printed first.
+    """Erase the directories of a stopped bookie, so they are like new. The data that will be lost is printed first.
 
-    As long as ZooKeeper has the bookie's cookie, the cluster expects its entries, and this is refused. The way without
-    a loss is a drain and then `bkheal decommission`, which deletes the cookie. --delete-cookie gives up the copies:
-    audits then mark the ledgers that name the bookie, and `bkheal changes` has a record of it. If the bookie id is used
-    again, the bookie answers "unknown" for its former entries.
+    As long as ZooKeeper has the bookie's cookie, the cluster expects its entries, and the command is refused. To lose
+    no copy, use a drain and then `bkheal decommission`, which deletes the cookie. With --delete-cookie, the copies are
+    lost: audits then mark the ledgers that name the bookie, and `bkheal changes` has a record of it. If the bookie id
+    is used again, the bookie answers "unknown" for its former entries.
 
     Exit codes: 0 erased, or there was nothing to erase, 1 refused (also while the bookie runs) or not confirmed, and
     nothing was changed, 2 wrong usage, 3 the store did not answer, 70 a disk failed: call it again.

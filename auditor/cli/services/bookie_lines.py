@@ -1,4 +1,4 @@
-"""The documents of a running bookie (``running_bookie``) as lines for people."""
+"""The documents of a running bookie (``running_bookie``) as lines of text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 SHOWN_MAX: Final = 100
-"""Largest number of damaged ledgers shown, and of entries of each."""
+"""Largest number of damaged ledgers that are shown, and of entries of each of them."""
 
 
 def status_lines(document: dict[str, Any]) -> list[str]:
-    """Return the state of a running bookie."""
+    """Return the lines for the state of a running bookie."""
     queues, disks = document["queues"], document["disks"]
     who = f"bookie {document['bookie_id']}, incarnation {document['incarnation']}, version {document['version']}"
     flushing = ", being flushed" if queues["is_flushing"] else ""
@@ -38,7 +38,7 @@ def _disk_line(disk: dict[str, Any]) -> str:
 
 
 def read_only_lines(document: dict[str, Any]) -> list[str]:
-    """Return the read-only mode, and the requester."""
+    """Return the lines for the read-only mode, with its requester."""
     mode = "read-only" if document["read_only"] else "writable"
     why = f": {', '.join(document['read_only_reasons'])}" if document["read_only_reasons"] else ""
     who = f" (by {document['read_only_asked_by']}, {document['read_only_asked_at']})"
@@ -46,7 +46,7 @@ def read_only_lines(document: dict[str, Any]) -> list[str]:
 
 
 def scrub_lines(document: dict[str, Any]) -> list[str]:
-    """Return a scrub, and the unrepaired damage."""
+    """Return the lines for a scrub, with the damage that it could not repair."""
     where = f" at {document['position']}" if document["position"] else ""
     entries = counted(document["entries"], "entry")
     verified = f"{entries}, {size(document['bytes'])} verified since {document['begun_at'] or '-'}"
@@ -63,7 +63,7 @@ def scrub_lines(document: dict[str, Any]) -> list[str]:
 
 
 def collection_lines(document: dict[str, Any]) -> list[str]:
-    """Return the running garbage collection, or the last one."""
+    """Return the lines for the running garbage collection, or the last one."""
     if document["running"]:
         return [f"garbage collection runs ({document['level']}) since {document['begun_at'] or '-'}"]
     if document["finished_at"] is None:

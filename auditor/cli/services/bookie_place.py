@@ -47,7 +47,7 @@ CHANGING_EXIT_CODES: Final = (
 def place_of(
     at: str | None, token_file: Path | None, journal_dir: list[str] | None, ledger_dir: list[str] | None
 ) -> RunningBookie | StoppedPlace:
-    """Return the bookie named by the options; if it is not exactly one, the command exits with code 2."""
+    """Return the bookie that the options name; if it is not exactly one, the command ends with exit code 2."""
     if at is not None:
         if journal_dir or ledger_dir:
             raise typer.BadParameter("is for a running bookie, directories are for a stopped one", param_hint="--at")
@@ -60,7 +60,7 @@ def place_of(
 
 
 def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[Path, ...]:
-    """Return the directories named by the option. Each must exist, unless ``may_be_new``, or the exit code is 2."""
+    """Return the directories in the option. If one is missing, and not ``may_be_new``, the exit code is 2."""
     found = directories_in(",".join(given))
     missing = [path for path in found if not path.is_dir() and (path.exists() or not may_be_new)]
     if not found or missing:
@@ -70,7 +70,7 @@ def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[
 
 
 def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:
-    """Return the directories named by the option. The first one must exist, else the command ends with exit code 2."""
+    """Return the directories in the option. The first one must exist, else the command ends with exit code 2."""
     found = directories_in(",".join(given))
     if not found or not found[0].is_dir():
         what = f"directory {found[0]} does not exist" if found else "no directory is named"

@@ -30,7 +30,7 @@ from bookie.model.exit_codes import ExitCode
 __all__ = ["bookie_app"]
 
 COLLECTED_WITHIN_S: Final = 3600.0
-"""Compaction reads up to 180 GB of entry logs in this time."""
+"""Longest wait for a collection. In this time, compaction reads up to 180 GB of entry logs."""
 
 
 @bookie_app.command("gc")
@@ -60,13 +60,13 @@ def collect(
 ) -> None:
     """Start a garbage collection of a running bookie, or show the last one.
 
-    A collection deletes the entries of ledgers deleted or moved to other bookies, after the same checks as each hour,
-    and then compacts entry logs. A major one frees more space and copies up to four bytes for each. A collection of a
-    stopped bookie is impossible: it needs ZooKeeper.
+    A collection deletes the entries of ledgers that were deleted or moved to other bookies, after the same checks as in
+    the hourly one, and then compacts entry logs. A major one frees more space, and copies up to four bytes for each
+    byte that it frees. A stopped bookie cannot collect, because a collection needs ZooKeeper.
 
     Exit codes: 0 shown, started, or completed; 1 refused (one runs already, or a token is missing), or with --wait: it
-    ended early, with the reason in the output, or with the process of the bookie; 2 wrong usage; 69 the bookie did not
-    answer; 75 with --wait: the collection did not end in time. It continues.
+    ended early, for the reason in the output, or because the bookie's process ended; 2 wrong usage; 69 the bookie did
+    not answer; 75 with --wait: the collection did not end in time, and continues.
 
     Example: `bkheal bookie gc --at bk1:3181 --major --wait`
     """
@@ -106,15 +106,15 @@ def collected(
     monotonic_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Query the bookie until no collection runs, or until the time is up, and return the last document.
+    """Query the bookie until no collection runs, or until the deadline, and return the last document.
 
-    A restart of the bookie ends it as well: another process does not continue the collection.
+    A restart of the bookie ends the wait as well, because the new process does not continue the collection.
 
     Args:
         document: the first answer.
         look: queries the bookie, with a deadline of its own.
         interval_s: the pause between two queries.
-        timeout_s: how long to wait; after it the bookie is queried once more.
+        timeout_s: how long to wait; after that the bookie is queried once more.
         monotonic_s: the clock.
         sleep: waits.
 
@@ -146,11 +146,11 @@ def readonly(
     token_file: TokenFileOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie refuse new data, end this, or show the mode and its reason.
+    """Make a bookie read-only, so that it refuses new data, end this mode, or show the mode and its reason.
 
-    It continues to serve reads, and to accept the copies of recoveries and repairs. The request is recorded in the
-    ledger directory, so a restart keeps it; for a stopped bookie it counts from the next start. `clear` ends only the
-    request of an operator: a full disk or a drain keeps the bookie read-only.
+    A read-only bookie still serves reads, and accepts the copies of recoveries and repairs. The request is recorded in
+    the ledger directory, so it remains after a restart; for a stopped bookie it counts from the next start. `clear`
+    ends only the request of an operator: a full disk or a drain keeps the bookie read-only.
 
     Example: `bkheal bookie readonly set --at bk1:3181`
     """
@@ -170,9 +170,9 @@ def readonly(
 def force(at: AtOption = None, token_file: TokenFileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
     """Let a running bookie move everything from its journal to its entry logs and its index, and sync both.
 
-    Every acknowledged entry is on the journal's disk without this. After it, the ledger directory alone has all entries
-    acknowledged before the call: use it before a copy of this directory is made, or before the journal's disk is
-    replaced.
+    Even without this command, every acknowledged entry is on the journal's disk. After it, all entries that were
+    acknowledged before the call are in the ledger directory: use it before you copy this directory or replace the
+    journal's disk.
 
     Exit codes: 0 done, 1 refused, 2 wrong usage, 69 the bookie did not answer, or not in time.
     """

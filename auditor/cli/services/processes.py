@@ -20,7 +20,7 @@ _IS_BELOW: Final = "bkheal.command_below"
 
 
 class _ProcessOrCommand(TyperGroup):
-    """A command with its own options, which count only if no command below it is called."""
+    """A command with its own options, which are used only if no subcommand is called."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -64,7 +64,7 @@ def replicator(
     ] = OutputFormat.TABLE,
     **options: Any,
 ) -> None:
-    """Run a replicator until SIGTERM: lock, make the missing copies, swap the ensemble, delete the task."""
+    """Run a replicator until SIGTERM: lock ledgers, make missing copies, change ensembles, delete tasks."""
     from replicator.main import run_replicator
 
     settings = replicator_settings(metadata_uri(uri, config), {**options, "output": output})

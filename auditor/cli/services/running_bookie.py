@@ -1,4 +1,4 @@
-"""The requests of the commands below ``bkheal bookie`` to a running bookie with ``--at``, as documents."""
+"""The requests of ``bkheal bookie`` commands to a running bookie (``--at``); the answers are documents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TokenFileOption = Annotated[
 
 
 def address_of(text: str) -> BookieAddress:
-    """Return the address in ``--at``; with an invalid one, the command exits with code 2."""
+    """Return the address in ``--at``; if it is invalid, the command ends with exit code 2."""
     from bookie.wire.resolver import BookieAddress
 
     host, _, port = text.rpartition(":")
@@ -168,7 +168,7 @@ class RunningBookie:
             return collection_document(await bookie.collect(request))
 
     async def read_only(self, action: str = "SHOW") -> dict[str, Any]:
-        """``SET``, ``CLEAR`` or show its read-only mode."""
+        """Set (``SET``), end (``CLEAR``) or show its read-only mode."""
         from bookie.wire import administration_pb2 as pb
 
         request = pb.SetReadOnlyRequest(action=action)
@@ -182,7 +182,7 @@ class RunningBookie:
 
 
 def read_only_document(state: pb.ReadOnlyState) -> dict[str, Any]:
-    """Return the read-only mode."""
+    """Return the document of the read-only mode."""
     return {
         "read_only": state.is_read_only,
         "read_only_reasons": list(state.reasons),
@@ -192,7 +192,7 @@ def read_only_document(state: pb.ReadOnlyState) -> dict[str, Any]:
 
 
 def scrub_document(state: pb.ScrubState) -> dict[str, Any]:
-    """Return a scrub."""
+    """Return the document of a scrub."""
     phases = type(state).Phase
     is_known = state.phase in phases.values()
     return {
@@ -210,7 +210,7 @@ def scrub_document(state: pb.ScrubState) -> dict[str, Any]:
 
 
 def collection_document(state: pb.CollectionState) -> dict[str, Any]:
-    """Return a garbage collection."""
+    """Return the document of a garbage collection."""
     return {
         "running": state.is_running,
         "scheduled": state.is_scheduled,

@@ -1,6 +1,6 @@
-"""Runs of this process: one at a time per lane, lanes side by side, each on record in the store.
+"""Runs of this process: one at a time in each lane, lanes in parallel, each recorded in the store while it runs.
 
-A lane is a kind, or the dry runs of a kind: a run with marks never waits for a dry run.
+A lane is a kind, or the dry runs of a kind, so a run with marks never waits for a dry run.
 
 Run records are stored in ZooKeeper; this class holds the runs of this process. A run continues only while its term of
 leadership and its lock last. Its own thread checks both at each gate, so a process that was suspended stops its runs at
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run."""
+    """A request to run a check."""
 
     run_id: str
     kind: RunKind
@@ -58,7 +58,7 @@ class CheckRunner(Protocol):
 
 
 class ElectionView(Protocol):
-    """The part of ``Election`` used by runs."""
+    """The part of ``Election`` that runs use."""
 
     @property
     def state(self) -> Leadership:
@@ -71,10 +71,10 @@ class ElectionView(Protocol):
 
 
 VIA: Final[Mapping[RunCause, str]] = {RunCause.HTTP: "http", RunCause.GRPC: "grpc", RunCause.SPARK_UI: "spark ui"}
-"""The names of the ways by which an operator starts a run; runs of other causes are started by the service."""
+"""The names of the ways in which an operator starts a run here; the service itself starts runs of other causes."""
 NoteChange = Callable[[str, str, str, str], Awaitable[None]]
-"""Records a change: who, by which way, action, detail. Raises StoreUnavailableError, WriteOutcomeUnknownError; then
-nothing is changed."""
+"""Records a change: the operator, the way, the action, the detail. If it raises StoreUnavailableError or
+WriteOutcomeUnknownError, the change is not made."""
 
 
 async def _note_nothing(owner: str, via: str, action: str, detail: str) -> None:
@@ -110,7 +110,7 @@ class RunManager:
             clock: for times.
             rng: for ids of runs.
             pause_s: how long a pause lasts.
-            note: records what an operator asks for, before it is done; None: nothing is recorded.
+            note: records what an operator requests, before it is done; None: nothing is recorded.
         """
         self._runs = runs
         self._election = election
@@ -133,7 +133,7 @@ class RunManager:
         return tuple(active.record for active in self._active.values())
 
     def running_in(self, lane: RunLane) -> RunRecord | None:
-        """Return the run of a lane in this process."""
+        """The current run of a lane in this process, if there is one."""
         return next((active.record for active in self._active.values() if lane_of(active.record) == lane), None)
 
     def on_ended(self, listener: RunEnded) -> None:
@@ -143,7 +143,7 @@ class RunManager:
     async def start(
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any]
     ) -> RunRecord:
-        """Start a run (``Control.start_run``). A cancelled caller ends nothing: the run begins, or leaves no lock."""
+        """Start a run (``Control.start_run``). If the caller is cancelled, the run still begins, or leaves no lock."""
         leadership = self._election.state
         if self._is_stopping or not self._election.is_leader():
             raise NotLeaderError("" if self._is_stopping else leadership.leader)
@@ -193,9 +193,9 @@ class RunManager:
         return record
 
     async def cancel(self, run_id: str, owner: str, via: str = "") -> RunRecord:
-        """Cancel a run (``Control.cancel_run``). The leader asks the process of another run to end it.
+        """Cancel a run (``Control.cancel_run``). The leader also cancels runs of other processes, by a request to them.
 
-        Without ``via`` it is not an operator who asks, and nothing is recorded.
+        If ``via`` is empty, the request is not an operator's, and nothing is recorded.
         """
         active = self._active.get(run_id)
         record = await self._elsewhere(run_id) if active is None else active.record
@@ -210,10 +210,10 @@ class RunManager:
         return active.record
 
     async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
-        """Cancel the run that delays the reaction to a lost bookie.
+        """End the run that delays the reaction to a lost bookie.
 
-        It is cancelled even if it is paused, but not if it is such a reaction itself, and active. The process of a run
-        elsewhere is asked to end it. Dry runs delay nothing, and continue. Returns without waiting for the end.
+        Even a paused run is ended, but not a reaction that is itself active. Another process is asked to end its run.
+        Dry runs continue, because they delay nothing. The function does not wait for the end.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: a run of another process could not be asked.
@@ -243,7 +243,7 @@ class RunManager:
         return active.record
 
     async def get(self, run_id: str) -> RunRecord:
-        """Return one run (``Control.run``)."""
+        """One run (``Control.run``)."""
         if (active := self._active.get(run_id)) is not None:
             return active.record
         record = await self._runs.get(run_id)
@@ -252,7 +252,7 @@ class RunManager:
         return record
 
     async def list(self, limit: int) -> Sequence[RunRecord]:
-        """Return the runs (``Control.runs``)."""
+        """The runs (``Control.runs``)."""
         stored = await self._runs.list(limit, self._clock.epoch_ms())
         return [self._active[record.run_id].record if record.run_id in self._active else record for record in stored]
 
@@ -274,7 +274,7 @@ class RunManager:
         return changed
 
     async def wait_ended(self, kind: RunKind) -> None:
-        """Return once no run of this kind with marks is under way, here or elsewhere.
+        """Wait until no run of this kind with marks is under way, in this process or another one.
 
         Raises:
             StoreUnavailableError: no answer, or the session was lost while waiting.
@@ -288,7 +288,7 @@ class RunManager:
         await self._runs.wait_free(lane)
 
     def refuse_more(self) -> None:
-        """Start no more runs: this process is about to end, and another one leads soon."""
+        """Start no more runs: this process is about to end, and another one will lead."""
         self._is_stopping = True
 
     def stop_all(self, stop: Stop) -> None:
@@ -297,7 +297,7 @@ class RunManager:
             active.gate.stop(stop)
 
     async def wait_all_ended(self, deadline_s: float) -> bool:
-        """Wait until every run of this process has ended; return False after ``deadline_s`` seconds."""
+        """Wait until no run of this process is left; False if the deadline has passed before that."""
         if left := [*self._tasks.values(), *self._beginning.values()]:
             await asyncio.wait(left, timeout=deadline_s)
         return not self._tasks and not self._beginning
@@ -322,7 +322,7 @@ class RunManager:
         try:
             run.gate.check()
             return await self._runner.run(request, run.gate, run.note)
-        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service continues
+        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service goes on
             outcome = outcome_of_error(error, run.gate.stopped)
             if outcome.state is RunState.FAILED:
                 unforeseen = None if isinstance(error, BkhealError) else error
@@ -330,11 +330,11 @@ class RunManager:
             return outcome
 
     async def _announce(self, record: RunRecord, options: Mapping[str, Any]) -> None:
-        """Record an operator's start of a run, unless another one is under way. The lock decides in the end.
+        """Record an operator's start of a run, unless another one is under way. The lock of the run decides finally.
 
         Raises:
             RunBusyError: another process runs one.
-            StoreUnavailableError: it cannot be recorded, so it must not begin.
+            StoreUnavailableError: the start cannot be recorded, so the run must not begin.
         """
         via = VIA.get(record.cause)
         if via is None:
@@ -361,7 +361,7 @@ class RunManager:
         return active
 
     async def _elsewhere(self, run_id: str) -> RunRecord:
-        """Return the record of another process's unfinished run, which the leader may cancel. Errors: ``_own``."""
+        """Return the record of another process's run, if this process leads."""
         record = await self.get(run_id)
         if record.state.is_final:
             raise RunOverError(f"run {run_id} is over: {record.state.value}")

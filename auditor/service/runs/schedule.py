@@ -1,7 +1,7 @@
-"""When each kind of check runs by itself: schedule texts, and the scheduler for them while this process leads.
+"""Schedules of the checks: their texts, and the scheduler that starts runs while this process leads.
 
 The first run of an interval is computed from the last success in the store. So restarts and changes of leader
-neither skip nor repeat a run. A cron time passed without a leader is made up for within the grace time.
+neither skip nor repeat a run. A cron time that passed without a leader is made up for within the grace time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bookie.model.run import RunKind
 _log = logging.getLogger(__name__)
 
 INTERVAL_MIN_S: Final = 10
-"""Shorter than any check takes; below it a number was meant in another unit."""
+"""The shortest interval. A check takes longer than this, so a smaller number was meant in another unit."""
 INTERVAL_MAX_S: Final = 366 * 86_400
 _JITTER_SHARE_MAX: Final = 0.1
-"""Share of an interval: a short one must not be mostly jitter."""
+"""Longest jitter as a share of the interval, so that a short interval is not mostly jitter."""
 _FIRINGS_LOOKED_AT: Final = 400
-"""To find the longest gap of a cron schedule: more than a year of daily runs."""
+"""Firings that are computed to find the longest gap of a cron schedule: more than a year of daily runs."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _INTERVAL: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -37,19 +37,19 @@ _CRON_FIELDS: Final = ("minute", "hour", "day of month", "month", "day of week")
 
 
 class InvalidScheduleError(PermanentError):
-    """An invalid schedule; the text has the reason."""
+    """The text is not a valid schedule; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Seconds between two runs."""
+    """A run after each interval, in seconds."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """At the times of a cron expression, in UTC. Days of the week are names here."""
+    """A run at the times of a cron expression, in UTC. Days of the week are names here."""
 
     minute: str
     hour: str
@@ -59,11 +59,11 @@ class Cron:
 
 
 Schedule: TypeAlias = Every | Cron | None
-"""None: off."""
+"""An interval or a cron expression; None: off."""
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Read ``off``, an interval (``90s``, ``15m``, ``24h``, ``7d``), or a cron expression of five fields in UTC.
+    """Parse ``off``, an interval (``90s``, ``15m``, ``24h``, ``7d``), or a cron expression of five fields in UTC.
 
     Raises:
         InvalidScheduleError: it is none of these.
@@ -92,7 +92,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def period_s(schedule: Every | Cron, now_ms: int) -> float:
-    """Longest time between two runs, in seconds and without jitter."""
+    """Return the longest time between two runs, in seconds and without jitter."""
     if isinstance(schedule, Every):
         return float(schedule.seconds)
     trigger, at = _cron_trigger(schedule), _time(now_ms)
@@ -115,8 +115,8 @@ def first_due_ms(
 
     Args:
         schedule: the schedule.
-        last_success_ms: when the last successful run began, 0 if there was none; a time in the future, which a wrong
-            clock gave, counts as none.
+        last_success_ms: when the last successful run began, 0 if there was none; a time in the future, from a wrong
+            clock, counts as none.
         now_ms: now.
         misfire_grace_s: how late a cron time may still be made up for.
         spread_s: longest delay of an overdue run.
@@ -154,9 +154,9 @@ class Scheduler:
         self._scheduler: Any = None
 
     def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
-        """Begin. ``last_success_ms`` has the last success of each kind, under any leader."""
+        """Start the schedules. ``last_success_ms`` is the last success of each kind, under any leader."""
         self.stop()
-        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs every job it adds and starts
+        logging.getLogger("apscheduler").setLevel(logging.WARNING)  # at INFO it logs every job
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
@@ -167,14 +167,14 @@ class Scheduler:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Start nothing more. Started runs continue. Idempotent."""
+        """Stop the schedules. Runs that have started continue. Idempotent."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None and scheduler.running:
             scheduler.remove_all_jobs()
             scheduler.shutdown(wait=False)
 
     def next_run_ms(self) -> Mapping[RunKind, int]:
-        """Return when each kind runs next; empty while stopped."""
+        """When each kind runs next; empty while stopped."""
         jobs = [] if self._scheduler is None else self._scheduler.get_jobs()
         return {RunKind(job.id): int(job.next_run_time.timestamp() * 1000) for job in jobs if job.next_run_time}
 
@@ -214,7 +214,7 @@ def _cron_trigger(cron: Cron, text: str = "", jitter_s: int = 0) -> Any:
 
 
 def _weekdays(field: str, text: str) -> str:
-    """Return the days as a list of names: cron counts from Sunday, APScheduler 3 from Monday."""
+    """Return the days as a list of names, because cron counts from Sunday, but APScheduler 3 from Monday."""
     if field == "*":
         return field
     days: list[str] = []

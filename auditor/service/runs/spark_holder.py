@@ -1,12 +1,12 @@
-"""The Spark session of an auditor: started if it is needed, watched, and stopped when the auditor leads no more.
+"""The Spark session of an auditor: started if it is needed, checked, and stopped after the auditor's term.
 
-The invariant: an auditor whose Spark cannot run anything stops leading. Every call into the Java process has a deadline
-here. A session that does not answer, does not start or does not stop in time counts as hung, and ``is_alive`` is false
-from then on; the owner then stops the process and kills Java. A thread that is blocked in a call to Java does not keep
-this process from ending, and ends with the Java process.
+The invariant: an auditor whose Spark cannot run anything does not continue to lead. Every call to the Java process has
+a deadline here. A session that does not answer, start or stop in time counts as hung, and ``is_alive`` is false from
+then on; the owner then stops the process and kills Java. A thread that is blocked in a call to Java does not keep this
+process from ending, and ends with the Java process.
 
-The session is stopped without its Java process: executors are released, and a later start takes seconds. A follower
-that never led has no Java process at all.
+Stopping the session leaves the Java process running: executors are released, and a later start takes only seconds.
+A follower that never led has no Java process.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Spark: TypeAlias = Any
-"""A ``SparkSession``; its type is not imported, to save followers the cost."""
+"""A ``SparkSession``. Its type is not imported, because followers do not need Spark."""
 
 START_FAILURES_MAX: Final = 3
-"""Consecutive failures after which starting Spark again in this process seems hopeless."""
+"""Consecutive failures after which this process does not try to start Spark again."""
 ANSWER_DEADLINE_S: Final = 15.0
-"""Of one question to the Java process, which takes milliseconds: longer than its collections of garbage."""
+"""Deadline of one check of the Java process. A check takes milliseconds; a garbage collection is shorter than this."""
 ANSWERS_MISSED_MAX: Final = 2
-"""Consecutive questions without an answer. More than one: if this process stood still, the first deadline has passed
-before the answer could be read."""
+"""Consecutive unanswered checks after which Spark hangs. One is not enough: if this process was suspended, the deadline
+has passed before it could read the answer."""
 START_DEADLINE_S: Final = 300.0
-"""Of the start of a session. A cluster manager without room for executors does not delay it."""
+"""Deadline of the start of a session. The start does not wait for executors."""
 STOP_DEADLINE_S: Final = 60.0
 
 
@@ -44,16 +44,16 @@ class SessionUser(Protocol):
     """A user of the Spark session: the tab in its UI."""
 
     def attach(self, spark: Spark) -> None:
-        """Called once the session exists, in a thread; may block."""
+        """Called in a thread after the session has started; may block."""
         ...
 
     def detach(self) -> None:
-        """Called before the session ends, in a thread; may block."""
+        """Called in a thread before the session ends; may block."""
         ...
 
 
 class SparkHolder:
-    """The session: started by the first who asks, stopped by ``stop``, then started again. Used on one loop."""
+    """The session: started by the first ``get``, and by the first one after ``stop``. Used on one loop."""
 
     def __init__(self, settings: SessionSettings, user: SessionUser | None = None) -> None:
         self._settings = settings
@@ -66,14 +66,14 @@ class SparkHolder:
         self._hung_because = ""
 
     async def get(self) -> Spark:
-        """Return the session, started if it is not there. One start serves all who ask; cancelling one ends none.
+        """Return the session, and start it if necessary. All callers share one start. A cancelled caller ends none.
 
-        The next request retries a failed start. A session being stopped is not returned: another one is started
-        after that.
+        After a failed start, the next call tries again. If the session is being stopped, a new one is started after
+        that.
 
         Raises:
-            JavaNotFoundError: there is no Java to run Spark on.
-            TimeoutError: it did not start in time.
+            JavaNotFoundError: there is no Java for Spark.
+            TimeoutError: Spark did not start in time.
         """
         while self._stopping is not None and not self._stopping.done():
             await asyncio.shield(self._stopping)
@@ -84,7 +84,7 @@ class SparkHolder:
         return self._spark
 
     async def start_again(self) -> None:
-        """Retry a failed start; nothing if none failed.
+        """Retry a failed start; do nothing if no start has failed.
 
         Another failure is logged and counted.
         """
@@ -93,7 +93,7 @@ class SparkHolder:
                 await self.get()
 
     async def is_alive(self) -> bool:
-        """Whether the session answers in time, or no session was needed yet.
+        """Whether the session answers in time, or has not been needed yet.
 
         If False, a new process is needed.
         """
@@ -104,7 +104,7 @@ class SparkHolder:
             return self._start_failures < START_FAILURES_MAX
         if await self._answers(spark):
             return True
-        return self._spark is not spark and not self._hung_because  # stopped while it was asked
+        return self._spark is not spark and not self._hung_because  # the session was stopped during the check
 
     async def stop(self) -> None:
         """Stop the session, even during its start; a dead process is not an error. Idempotent. ``get`` restarts it.
@@ -140,7 +140,7 @@ class SparkHolder:
             self._start_failures += 1
             fields = {"failures": self._start_failures, "reason": f"{type(error).__name__}: {error}"}
             _log.error("spark did not start", extra=fields)
-            if isinstance(error, TimeoutError):  # a second start would wait for the first one
+            if isinstance(error, TimeoutError):  # a second start would wait for the one that hangs
                 self._hang(f"it did not start in {START_DEADLINE_S:.0f} s")
             raise
         self._start_failures = 0

@@ -1,6 +1,6 @@
 """Runs the checks of ``spark_jobs`` on the Spark session of the process (``spark_holder``).
 
-Each run has a thread of its own, which is how Spark keeps the jobs of runs side by side apart.
+Each run has a thread of its own, because Spark groups concurrent jobs by thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "sample": float,
     "sample_seed": int,
 }
-"""Of a run, which override settings of the check; named as in ``AuditSettings``."""
+"""Options of a run that override settings of the check; named as in ``AuditSettings``."""
 
 
 class UnknownOptionError(PermanentError):
@@ -68,10 +68,10 @@ class SparkRunner(CheckRunner):
 
 
 def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSettings:
-    """Return the settings of a run: those of the service, with the options of the request.
+    """Return the settings of a run.
 
     Raises:
-        UnknownOptionError: there is no such option.
+        UnknownOptionError: an option is unknown, or its value has the wrong type.
         ConfigurationError: an option is out of range.
     """
     unknown = sorted(request.options.keys() - _OPTIONS.keys())
@@ -120,7 +120,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
 
 
 def session_settings(settings: ServiceSettings) -> SessionSettings:
-    """Return how to start Spark."""
+    """Return the settings with which Spark is started."""
     ui = (("spark.ui.port", str(settings.ui_port)),)
     proxy = (("spark.ui.proxyBase", settings.ui_proxy_base),) if settings.ui_proxy_base else ()
     return SessionSettings(

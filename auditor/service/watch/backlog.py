@@ -1,8 +1,8 @@
 """The current backlog: every marked ledger, judged by its metadata and the current bookies.
 
 The findings of the last audit do not show later repairs, so this is counted from the store. Marks and ledgers are read
-and judged in parts, and each part is forgotten before the next one is read. So a huge backlog neither fills the memory
-nor keeps the loop from other work: what a count keeps is sums, and the ids of parked and of locked ledgers.
+and judged in parts, and each part is discarded before the next one is read. A count keeps only sums and the ids of
+parked and of locked ledgers. So a huge backlog neither fills the memory nor blocks the event loop.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 500
-"""Judged between two turns of the loop: some ten milliseconds."""
+"""Ledgers judged without yielding to the event loop: some ten milliseconds."""
 PLACES_AT_ONCE: Final = 5_000
-"""Places of the tree of tasks in one part: some megabytes."""
+"""Leaves of the tree of tasks that are read in one part: some megabytes."""
 PARTS_MAX: Final = 50
-"""Most bookies, and racks, counted by name: each is a series in Prometheus. Few are lost at a time."""
+"""Maximum of bookies, and of racks, that are counted by name: each is a time series in Prometheus."""
 NAMED_MAX: Final = 10_000
-"""Bookies whose newest mark is remembered during a count: more than any cluster has, and marks may name anything."""
+"""Bookies whose newest mark is kept during a count: more than any cluster has. A bound is needed because marks may name
+anything."""
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 """The rack of a bookie without a place in the topology."""
@@ -56,9 +57,9 @@ class LedgerVerdict:
     """One marked ledger."""
 
     severity: Severity | None
-    """None: nothing is missing."""
+    """The severity of the worst fragment; None: nothing is missing."""
     bytes_estimate: int
-    """Payload to copy; 0 if unknown, as with open ledgers."""
+    """Payload to copy, in bytes; 0 if unknown, as for open ledgers."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class _Sum:
 
 
 _WITHOUT_COPY: Final = frozenset({Severity.LOST, Severity.NO_LIVE_COPY})
-"""There is nothing to copy from until a bookie returns."""
+"""Severities without a source to copy from until a bookie returns."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class _Tally:
         if isinstance(task, UnreadableTask) or isinstance(ledger, Unreadable):
             self.unreadable += 1
             return
-        if ledger is None:  # deleted
+        if ledger is None:  # the ledger was deleted
             self.by_severity.setdefault(None, _Sum()).add(LedgerVerdict(None, 0), task.ctime_ms)
             return
         judged = judge(ledger, bookies.registered, bookies.draining)
@@ -130,7 +131,7 @@ _Live = AbstractSet[BookieId]
 
 
 def is_away(bookie: BookieId, bookies: Bookies) -> bool:
-    """Whether copies on a bookie do not count: it is not registered, or is to be emptied."""
+    """Whether copies on a bookie do not count, because it is not registered or is being drained."""
     return bookie not in bookies.registered or bookie in bookies.draining
 
 
@@ -230,7 +231,7 @@ class BacklogCounter:
 
 
 def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) -> LedgerVerdict:
-    """Return the worst fragment's severity, and what all of them lack, or have to move. Pure."""
+    """Return the worst fragment's severity, and the bytes that all fragments lack or have to move. Pure."""
     worst: Severity | None = None
     lacking = 0.0
     for severity, share in _fragments(ledger, live, draining):
@@ -240,7 +241,7 @@ def judge(ledger: LedgerMetadata, live: _Live, draining: _Live = frozenset()) ->
 
 
 def _fragments(ledger: LedgerMetadata, live: _Live, draining: _Live) -> Iterable[tuple[Severity, float]]:
-    """Severity and missing bytes of each incomplete fragment."""
+    """Yield the severity and the missing bytes of each incomplete fragment."""
     for index, fragment in enumerate(ledger.fragments):
         if all(member in live and member not in draining for member in fragment.members):
             continue
@@ -256,15 +257,15 @@ ReadTopology = Callable[[], Awaitable[Topology]]
 
 
 class CountsApart:
-    """Counts the backlog. ``close`` it; one count at a time."""
+    """Counts the backlog on a thread and a session of its own, one count at a time. Callers must ``close`` it."""
 
     def __init__(self, open_session: Open, clock: Clock, topology_file: Path | None = None) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             open_session: opens the session of the counter.
             clock: for the time of a count.
-            topology_file: the racks of bookies; None: those in the store.
+            topology_file: has the racks of bookies; None: they are read from the store.
         """
         self._open = open_session
         self._clock = clock
@@ -277,7 +278,7 @@ class CountsApart:
         self._is_closed = False
 
     async def count(self) -> Backlog:
-        """Count; a cancelled count continues in its thread, and the next one waits for its end.
+        """Count. A cancelled count continues in its thread, and the next one waits for its end.
 
         Raises:
             StoreUnavailableError: no answer; the next count opens another session.
@@ -285,7 +286,7 @@ class CountsApart:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._count)
 
     async def close(self) -> None:
-        """End a count under way, the session and the thread: the process waits for the thread at its end."""
+        """End a count under way, the session and the thread. Otherwise the process waits for the thread at its end."""
         self._is_closed = True
         if (counting := self._counting) is not None:
             with contextlib.suppress(RuntimeError):  # its loop has ended
@@ -344,7 +345,7 @@ def backlog_counter(
 async def read_topology(topologies: TopologyStore, file: Path | None) -> Topology:
     """Return the topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
 
-    Racks are a detail of the figures: without them everything else is counted.
+    Racks are a detail of the figures: without them, everything else is still counted.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -1,10 +1,10 @@
 """Watches bookies, their delay and the switches; the leader's watch starts an audit when a lost bookie is due.
 
-Level-triggered: due work follows from the store's content at each look, never from a single event. So nothing is
-forgotten by a change of leader, a lost session, a failed audit, or one that was under way when another bookie was lost:
-while a due bookie is not audited, there is another audit.
+The watch is level-triggered: each look computes the due work from the store's content, never from a single event. So no
+loss is forgotten after a change of leader, a lost session, a failed audit, or an audit that was under way when another
+bookie was lost. As long as a due bookie has not been audited, another audit is started.
 
-Every process looks, so that each can show the cluster; only the leader notes and starts anything.
+Every process looks, so that each can show the cluster. Only the leader writes to the store and starts audits.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 15.0
-"""Between two looks without any change. Cookies are not watched, so a decommissioned bookie is noticed by then."""
+"""Time between two looks if nothing changes. Cookies are not watched, so it may take this long to notice a
+decommissioned bookie."""
 _RETRY_S: Final = 1.0
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""Longest pause after looks refused by the store; each pause is twice the last. Only an operator can end the cause."""
+"""Longest pause after a look that the store refused; each pause is twice the last. Only an operator can remove the
+cause."""
 _AUDIT_RETRY_S: Final = 30.0
-"""Pause after an audit that did not end the loss of a bookie; doubled each time."""
+"""Pause after an audit that did not cover a lost bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
 _OUTAGE_SESSIONS: Final = 0.5
-"""Session timeouts without a connection from which on others may have lost their sessions."""
+"""Time without a connection, in session timeouts, after which bookies may have lost their sessions."""
 SETTLE_SESSIONS: Final = 2.0
-"""Session timeouts to wait after an outage of the store before any bookie counts as lost permanently: as long as a
+"""Time after an outage of the store, in session timeouts, during which no lost bookie is due: as long as a
 bookie may take to notice the end of its session and to register again."""
 _OWNER_MAX: Final = 200
 """Most characters of the lost bookies in the record of a run."""
@@ -86,7 +88,7 @@ class _Switches:
 
 @dataclass(frozen=True, slots=True)
 class WatchPorts:
-    """What the watch works on."""
+    """The objects and functions that the watch uses."""
 
     store: MetadataStore
     cluster: Cluster
@@ -102,7 +104,7 @@ class WatchPorts:
 
 
 class BookieWatch:
-    """Watches the registrations and asks for audits."""
+    """Watches the registrations and requests audits."""
 
     def __init__(
         self,
@@ -113,13 +115,13 @@ class BookieWatch:
         rules: MarkingRules | None = None,
         observer: LossObserver | None = None,
     ) -> None:
-        """Prepare; ``run`` looks.
+        """Store the arguments; ``run`` watches.
 
         Args:
-            ports: what it works on.
+            ports: the objects and functions that it uses.
             missing_share_max: of the mass-loss brake, 0 to 1.
             settle_s: how long bookies may take to return after an outage of the store.
-            rules: what holds marks back.
+            rules: the rules that hold marks back.
             observer: measures how long other processes take to mark the ledgers of lost bookies. A follower has none,
                 because its leader measures this.
         """
@@ -132,13 +134,13 @@ class BookieWatch:
         self._look_requests = 0
         self._epoch: int | None = None
         self._settle_until_s = 0.0
-        """On the monotonic clock, as every wait in this process: the date may jump."""
+        """On the monotonic clock, as every wait in this process, because the system time may jump."""
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
-        """Version of the registrations at the last look as leader; empty: there may have been a time without looks."""
+        """Version of the registrations at the last look as leader; empty: they may have changed without a look."""
         self._seen: AbstractSet[BookieId] = frozenset()
-        """Bookies that were registered at the last look, and lost ones that no audit had covered."""
+        """Bookies that were registered at the last look, and lost bookies that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
         self._is_audit_requested = False
@@ -152,11 +154,11 @@ class BookieWatch:
         self.looked_s: float | None = None
         """When ``seen`` was read, on the monotonic clock; None: not yet."""
         self.problem = ""
-        """Why nothing can be done about lost bookies until a person changes something; empty: it can, or the store does
-        not answer."""
+        """Why the watch cannot react to lost bookies until an operator changes something; empty: it can, or the store
+        does not answer."""
 
     def request_look(self) -> None:
-        """Look again, because of a change the watch does not notice by itself."""
+        """Look again, because of a change that the watch does not notice by itself."""
         self._look_requests += 1
         self._look_requested.fire()
 
@@ -185,7 +187,7 @@ class BookieWatch:
         self._settle_until_s = self._ports.clock.monotonic_s() + self._settle_s
 
     def _settled_ms(self, now_ms: int) -> int:
-        """Return the date until which bookies may register again; 0 if it has passed."""
+        """Return the time until which bookies may register again, in epoch milliseconds; 0 if it has passed."""
         left_s = self._settle_until_s - self._ports.clock.monotonic_s()
         return now_ms + math.ceil(left_s * 1000) if left_s > 0 else 0
 
@@ -215,7 +217,7 @@ class BookieWatch:
             PermanentError: the store refuses a request.
         """
         self._settle_after_outage()
-        version = await self._ports.registrations.version()  # before the list, which thus is no older
+        version = await self._ports.registrations.version()  # read before the list, so that the list is not older
         listed = await self._bookies()
         known = await self._ports.registrations.known()
         without_cookie = await self._without_cookie(known, listed.registered, version)
@@ -260,7 +262,7 @@ class BookieWatch:
         return decision
 
     def _settle_after_outage(self) -> None:
-        """Let bookies register again if this process has a new session: they had the same outage."""
+        """Wait for bookies to return if this process has a new session, because the outage affected bookies as well."""
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
             self._settle()
@@ -272,9 +274,9 @@ class BookieWatch:
     ) -> AbstractSet[BookieId]:
         """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
 
-        Only a leader's audits end such a loss, so an observer does not count it. If no bookie came or went since the
-        last look, a record that has disappeared was removed on purpose: `bkheal decommission` has proved that no ledger
-        names the bookie.
+        Only a leader's audits end such a loss, so an observer does not count it. If the registrations have not changed
+        since the last look, a record that has disappeared was removed by `bkheal decommission`, which has proved that
+        no ledger names the bookie.
         """
         if self._observer is not None:
             return frozenset()
@@ -340,9 +342,9 @@ class BookieWatch:
         return noted
 
     async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
-        """Have recorded losses audited again if bookies came or went while no leader watched.
+        """Reopen the losses if registrations changed while there was no leader.
 
-        A lost bookie may have returned then, got new ledgers, and be lost again.
+        A lost bookie may have returned, received new ledgers, and been lost again.
         """
         if version == self._watched_to:
             return noted
@@ -361,7 +363,7 @@ class BookieWatch:
         return noted
 
     async def _act(self, decision: Decision) -> bool:
-        """Start an audit if one is due; return whether it has to wait for the end of another one."""
+        """Start an audit if one is due. Return True if it must wait for the end of another one."""
         is_enabled = self._switches is not None and self._switches.disable_stat is None
         if not self._ports.is_leader():
             self._is_audit_requested, self._tried = False, frozenset()
@@ -390,7 +392,7 @@ class BookieWatch:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:
-        """Wait until anything changes, or the next delay ends."""
+        """Wait for any change, or for the end of the next delay."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
         assert switches is not None

@@ -1,7 +1,7 @@
-"""One look at a cluster without a service: bookies, leader, repairs, runs, brake, delay and pauses.
+"""The status of a cluster without the service: bookies, leader, repairs, runs, brake, delay and pauses.
 
-Everything is read from the store, so it works while no auditor runs. When the next run is due is not shown: only the
-leader has that time.
+Everything is read from the store, so it works while no auditor runs. The time of the next run is not included, because
+only the leader has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.model.times import rfc3339_if_known
 from spark_jobs.runs.marking.brake import held_because
 
 _RUNS_READ: Final = 50
-"""Newest runs read to find those under way; a long run is still among the newest of its kind."""
+"""Newest runs that are read to find those under way; a long run is still among the newest of its kind."""
 _RUN_FIELDS: Final = (
     "run_id",
     "kind",
@@ -46,8 +46,8 @@ async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) ->
 
     Args:
         client: of the cluster.
-        look: at its repairs.
-        rate: of the repairs, from earlier looks.
+        look: the state of its repairs.
+        rate: of its repairs, from earlier looks.
 
     Raises:
         StoreUnavailableError: no answer.

@@ -1,10 +1,10 @@
-"""Measures the time from losses of bookies to their marks, for a process without leadership or writes.
+"""Measures the time from losses of bookies to their marks, in a process that never leads and never writes.
 
-Audits of bkheal note in ZooKeeper when a loss began and when they dealt with it (``FirstSeenDown``): that is the time
-of such a loss. Apache's auditor notes nothing. There, a loss begins with the first look that finds the bookie gone, and
-ends with the first mark that names it. The decision is ``judge``, a pure function.
+Audits of bkheal record in ZooKeeper when a loss began and when they had covered it (``FirstSeenDown``). These records
+give the time for such a loss. Apache's auditor records nothing. For its marks, a loss begins with the first look that
+finds the bookie lost, and ends with the first mark that names the bookie. ``judge``, a pure function, decides.
 
-What is not measured, because a figure would be invented:
+These cases are not measured, because a figure would be a guess:
 
 - By marks: a loss that had begun before the first look of the process, or in a time without looks. Its beginning is
   unknown, and another process may have counted it.
@@ -12,10 +12,10 @@ What is not measured, because a figure would be invented:
 - Marks that may be older than the loss: those of a bookie that marks named before, unless their time shows that they
   are new.
 
-Each loss is reported once, however many processes mark it. While an audit of bkheal is under way, or has dealt with the
-critical ledgers of a loss, its note is awaited and marks do not count: they may be a part of what it marks. A loss ends
-when the bookie is registered at a look, when its cookie is deleted, or when a record shows a later beginning: then it
-was back between two looks.
+Each loss is reported once, however many processes mark it. While an audit of bkheal is under way, or after it has
+covered the critical ledgers of a loss, only its record ends the loss. Marks do not count then, because they may be only
+a part of what the audit marks. A loss ends when a look finds the bookie registered, when its cookie is deleted, or when
+a record has a later beginning, which shows that the bookie was registered between two looks.
 """
 
 from __future__ import annotations
@@ -34,60 +34,61 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 
 GAP_S_MAX: Final = 60.0
-"""Longest time between two looks, four times the usual one, after which a bookie may have been back unseen."""
+"""Longest time between two looks, four times the usual one. After a longer one, a bookie may have been registered
+unseen."""
 LOSSES_MAX: Final = 10_000
-"""Remembered losses: more than any cluster has bookies. Those beyond it are not measured."""
+"""Losses that are kept: more than any cluster has bookies. Further losses are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is remembered of a lost bookie. Epoch milliseconds."""
+    """The measurement of one lost bookie. Times are epoch milliseconds."""
 
     first_look_ms: int
-    """The first look at which it was lost."""
+    """The first look that found it lost."""
     began_ms: int | None
-    """When it began, for a measurement by marks; None: unknown."""
+    """When the loss began, for a measurement by marks; None: unknown."""
     registered_ms: int = 0
-    """The last look before it."""
+    """The last look before the loss."""
     may_be_named: bool = True
     """Whether marks from before the loss may name the bookie."""
     older_record_ms: int = 0
-    """Beginning in the record of an earlier loss, which no leader has deleted; 0: there was none."""
+    """The beginning in the record of an earlier loss that no leader has deleted; 0: there was none."""
     record_ms: int = 0
-    """Beginning in the record of this loss; 0: there is none yet."""
+    """The beginning in the record of this loss; 0: there is no record yet."""
     is_reported: bool = False
     marked_ms: int = 0
-    """When a mark of it was seen; 0: not yet."""
+    """The time of a mark that names it; 0: no mark was seen yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What marks name, as it was counted before the records of losses were read."""
+    """The bookies that marks name, counted before the records of losses were read."""
 
     is_counted: bool
     """False: no count is complete yet."""
     named_ms: Mapping[str, int] = field(default_factory=dict)
     """As ``Backlog.named_ms``."""
     is_run_under_way: bool = False
-    """Whether an audit of bkheal holds the lock of runs with marks. It records the bookies it dealt with before it
+    """Whether an audit of bkheal holds the lock of runs with marks. It records the bookies that it covered before it
     releases the lock, so this is read after the count and before the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The losses at a look, and what the next one needs."""
+    """The losses at a look, and the data that the next look needs."""
 
     losses: Mapping[BookieId, Loss]
     records_ms: Mapping[BookieId, int]
-    """Beginnings in all records."""
+    """The beginnings in all records."""
     older_records_ms: Mapping[BookieId, int]
-    """Beginnings in records read before a look at which the bookie was registered. A record read
+    """The beginnings in records that were read before a look at which the bookie was registered. A record that is read
     after the registrations may belong to a newer loss."""
     marks: Marks
     now_ms: int
     now_s: float
     detected_s: tuple[float, ...] = ()
-    """Times of detection found by this look, in seconds."""
+    """The detection times that this look completed, in seconds."""
 
 
 def judge(
@@ -104,7 +105,7 @@ def judge(
         before: the result of the look before; None at the first look of the process.
         lost: known bookies without a registration.
         noted: the records of losses, read after ``marks``.
-        marks: what marks name.
+        marks: the bookies that marks name.
         now_ms: epoch milliseconds.
         now_s: of the monotonic clock.
     """
@@ -136,8 +137,8 @@ def _begun(
     *,
     is_gap: bool,
 ) -> Loss:
-    """Return a loss at its first look."""
-    if before is None:  # what was audited before the process began was reported by its predecessor
+    """Return a loss at the first look that finds it."""
+    if before is None:  # the process before this one has reported audited losses
         down = noted.get(bookie)
         record_ms = 0 if down is None else down.since_ms
         return Loss(now_ms, None, record_ms=record_ms, is_reported=bool(down and down.audited_ms))
@@ -151,10 +152,10 @@ def _begun(
 
 
 def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
-    """Return the loss after this look, and the time of its detection if the measurement is complete."""
+    """Return the loss after this look, and its detection time in seconds if the measurement is complete."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
-    if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it was back, and is lost again
+    if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it returned, and is lost again
         loss = Loss(now_ms, loss.began_ms and down.since_ms, registered_ms=down.since_ms)
     if down is not None:
         loss = replace(loss, record_ms=down.since_ms)
@@ -167,25 +168,25 @@ def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, no
     if not loss.marked_ms or is_ours:
         return loss, None
     loss = replace(loss, is_reported=True)
-    if loss.began_ms is None:  # marked, maybe before the process began: its predecessor has reported it
+    if loss.began_ms is None:  # perhaps the process before this one has reported it
         return loss, None
     return loss, max(0, loss.marked_ms - (loss.record_ms or loss.began_ms)) / 1000
 
 
 def _marked(bookie: BookieId, loss: Loss, marks: Marks, now_ms: int) -> Loss:
-    """Return the loss with what marks show of it."""
+    """Return the loss with the time of its mark, if marks show one."""
     newest_ms = marks.named_ms.get(bookie)
     if newest_ms is None:
         return replace(loss, may_be_named=loss.may_be_named and not marks.is_counted)
     if loss.marked_ms or (loss.may_be_named and newest_ms <= loss.registered_ms):
         return loss
-    # The time of a mark is of another machine's clock: it counts within what this process saw.
+    # The time of a mark is from another machine's clock, so it counts only if it agrees with the looks.
     is_plausible = loss.registered_ms < newest_ms < now_ms
     return replace(loss, marked_ms=newest_ms if is_plausible else now_ms)
 
 
 class LossObserver:
-    """Reads what ``judge`` needs at each look of a watch, and reports what it finds."""
+    """Reads the input of ``judge`` at each look of a watch, and reports the detection times."""
 
     def __init__(
         self,
@@ -195,14 +196,14 @@ class LossObserver:
         backlog: Callable[[], Backlog],
         report: Callable[[float], None],
     ) -> None:
-        """Only stores.
+        """Store the arguments.
 
         Args:
             store: has the records of losses and the locks of runs.
             ledgers_root: of the cluster.
             clock: for the gaps between looks.
             backlog: the last complete count.
-            report: called with each time of detection, in seconds.
+            report: called with each detection time, in seconds.
         """
         self._store = store
         self._root = ledgers_root
@@ -220,7 +221,7 @@ class LossObserver:
             StoreUnavailableError: no answer; the next look continues.
         """
         backlog = self._backlog()
-        await self._store.sync(self._root)  # the marks were counted in another session
+        await self._store.sync(self._root)  # because the marks were counted in another session
         holder = await self._runs.holder(RunLane(RunKind.BOOKIES)) if lost else None
         marks = Marks(bool(backlog.counted_ms), backlog.named_ms, holder is not None)
         noted = await self._down.read()
@@ -230,7 +231,7 @@ class LossObserver:
         return noted
 
     def known(self, noted: Mapping[BookieId, Down]) -> Mapping[BookieId, Down]:
-        """Return the records, and the observed losses without a record; a mark completes one, as an audit does."""
+        """Return the records, and the observation of each loss without a record; a mark counts as a complete audit."""
         losses = {} if self._observed is None else self._observed.losses
         seen = {
             bookie: Down(loss.first_look_ms, loss.marked_ms)

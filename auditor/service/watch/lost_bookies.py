@@ -1,20 +1,20 @@
-"""What to do about lost bookies: which of them are due, when to look again, and whether the mass-loss brake holds.
+"""Decides about lost bookies: which of them are due, when to look again, and whether the mass-loss brake holds.
 
 Pure. The invariant: a bookie is due only if nothing holds it back (``marking_times``: its own delay has passed since an
 auditor first saw it down, A4, and the other rules have ended), the pause after an outage of ZooKeeper is over, no
-completed audit has covered this loss, and the brake does not hold (S12). The same holds for the critical ledgers of a
-bookie, whose delay is shorter (R70). They need an audit of their own, since only an audit finds out which they are.
+completed audit has covered this loss, and the brake does not hold (S12). The same is true for the critical ledgers of a
+bookie, whose delay is shorter (R70). They need an audit of their own, because only an audit can find them.
 
 The caller (``bookie_watch``) stores the first-seen-down time before it decides, and the time of the audit only after a
 complete audit. So a leader that dies at any point loses nothing: the next one continues the delay from the stored time,
 and a loss that no complete audit covers is due again. If it was marked already, marking it again changes nothing (R22).
 The record of a bookie that returns is deleted, and its next absence begins a new delay.
 
-The delay is ``lostBookieRecoveryDelay``, shared with Apache's auditor. Apache's auditor gives it up as soon as two
-bookies are lost; here each bookie keeps its own. Otherwise a rolling restart that overlaps, or two machines that reboot
-together, would cause copies of data that is back in a minute. Urgency is not guessed from the number of losses, but
-read from the metadata: what has one copy left. An operator who wants no delay sets it to 0, and setting the delay to
-its current value starts an audit of every lost bookie at once.
+The delay is ``lostBookieRecoveryDelay``, shared with Apache's auditor. Apache's auditor ends the delay when a second
+bookie is lost; here each bookie has its own delay. Otherwise a rolling restart with overlaps, or two machines that
+reboot together, would cause copies of data that is available again after a minute. The urgency is not derived from the
+number of losses, but from the metadata: ledgers with one copy left. An operator who wants no delay sets it to 0.
+Setting the delay to its current value starts an audit of every lost bookie at once.
 
 A and S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """
@@ -33,13 +33,13 @@ from bookie.model.ids import BookieId
 from spark_jobs.runs.marking.brake import held_because
 
 WITHOUT_COOKIE_MAX: Final = 10_000
-"""Lost bookies without a cookie that are watched: more than any cluster has bookies. Any audit finds what the others
-had."""
+"""Lost bookies without a cookie that are watched: more than any cluster has bookies. The ledgers of further ones are
+found by any audit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieLook:
-    """What the leader sees."""
+    """The cluster as the leader sees it."""
 
     known: AbstractSet[BookieId]
     """Bookies with a cookie."""
@@ -48,34 +48,34 @@ class BookieLook:
     without_cookie: AbstractSet[BookieId]
     """Lost bookies whose cookie was deleted, see ``lost_without_cookie``."""
     first_seen_down: Mapping[BookieId, Down]
-    """Lost bookies; others are first seen down now."""
+    """The recorded losses; a lost bookie without a record is first seen down now."""
     policy: MarkingPolicy
     settle_until_ms: int = 0
-    """After an outage of the store: bookies need a moment to register again, so nothing is due before."""
+    """No bookie is due before this time: after an outage of the store, bookies need a moment to register again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows."""
+    """The decision about lost bookies."""
 
     lost: tuple[LostBookie, ...]
     due: frozenset[BookieId]
-    """To be audited now: nothing holds them back, and no audit has covered them.
+    """Bookies to be audited now: nothing holds them back, and no audit has covered them.
 
     Empty while the brake holds.
     """
     critical_due: frozenset[BookieId]
-    """To be audited now for their critical ledgers alone. Empty while the brake holds."""
+    """Bookies to be audited now for their critical ledgers only. Empty while the brake holds."""
     excused: frozenset[BookieId]
-    """Lost, and still held back: audits may mark their critical ledgers at most."""
+    """Lost bookies that are still held back: audits may mark their critical ledgers at most."""
     next_look_ms: int | None
-    """When the next bookie is due if nothing changes; None: none waits."""
+    """When the next bookie is due if nothing changes; None: no bookie waits."""
     held_because: str
     """Why the brake holds; empty: it does not."""
 
     @property
     def wanted(self) -> frozenset[tuple[BookieId, bool]]:
-        """What is to be audited now: bookies, and whether for their critical ledgers alone."""
+        """The bookies to be audited now, each with whether only its critical ledgers are due."""
         return frozenset((b, False) for b in self.due) | frozenset((b, True) for b in self.critical_due)
 
 
@@ -87,7 +87,7 @@ def lost_without_cookie(
 ) -> frozenset[BookieId]:
     """Return the lost bookies whose cookie was deleted (R142).
 
-    A deleted cookie does not show that no ledger names the bookie. So its loss counts until a complete audit.
+    A deleted cookie does not show that no ledger names the bookie. So its loss counts until an audit is complete.
 
     Args:
         cookies: bookies with a cookie.
@@ -102,8 +102,9 @@ def lost_without_cookie(
 def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decision:
     """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1.
 
-    The brake counts a lost bookie without a cookie only if nothing else is known: perhaps no ledger names it, and then
-    it would hold the audit that finds this out. The audit counts those that ledgers name, before it marks anything.
+    The brake counts lost bookies without a cookie only if no other bookie is known. If no ledger names such a bookie,
+    the brake would otherwise prevent the audit that finds this out. The audit counts those that ledgers name, before it
+    marks anything.
     """
     lost = (watched.known | watched.without_cookie) - watched.registered
     everyone = watched.known | watched.registered or watched.without_cookie

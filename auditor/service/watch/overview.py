@@ -1,6 +1,6 @@
-"""What a process knows of runs and backlog for its status page: read from the store every few seconds.
+"""The runs and the backlog for a process's status page, read from the store every few seconds.
 
-Runs and their past are read by every process; the backlog is counted by the leader alone, because it costs.
+Every process reads the runs and their history. Only the leader counts the backlog, because a count loads the store.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _log = logging.getLogger(__name__)
 RUNS_READ: Final = 100
 """Number of newest runs read at each look."""
 _RUNS_READ_FIRST: Final = 100_100
-"""Number of newest runs read at the first look: more than ``runs_kept`` can be, because a kind may run rarely."""
+"""Number of newest runs read at the first look: more than ``runs_kept`` allows, because a kind may run rarely."""
 RUNS_READ_OF_KIND: Final = 10
 """Number of newest runs of each kind in ``History.ended``, if they are not among the newest of all kinds any more. Dry
 runs and cancelled runs are not counted."""
 _REST_FACTOR: Final = 3.0
-"""Share of time spent counting: a million marked ledgers take minutes, and load the store."""
+"""Pause after a count, as a multiple of its time: a count of a million marks takes minutes, and loads the store."""
 _REST_S_MAX: Final = 120.0
-"""Figures older than some minutes raise an alert."""
+"""Longest such pause, because figures that are older than some minutes raise an alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Runs as the store has them."""
+    """The runs in the store."""
 
     running: Sequence[RunRecord] = ()
-    """Of all processes."""
+    """The current runs of all processes."""
     last: Mapping[RunKind, RunRecord] = field(default_factory=dict)
     """As in ``ServiceStatus``."""
     last_complete: Mapping[RunKind, RunRecord] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class History:
     results: Mapping[RunKind, Sequence[RunRecord]] = field(default_factory=dict)
     """As in ``ServiceStatus``."""
     ended: Sequence[RunRecord] = ()
-    """The completed ones among the newest, and the newest of each kind. The newest come first."""
+    """The completed runs among the newest, and the newest completed ones of each kind. The newest come first."""
     last_success_ms: Mapping[RunKind, int] = field(default_factory=dict)
     paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
@@ -84,9 +84,9 @@ class Overview:
             counter: of the backlog.
             clock: for the pauses.
             is_leader: whether to count the backlog.
-            interval_s: pause between two looks, at least.
-            are_locks_read: whether a run counts as running only if it holds its lock. The leader abandons the records
-                of runs whose process is gone; without one they stay as they are until the next run.
+            interval_s: shortest pause between two looks.
+            are_locks_read: whether a run counts as running only if it holds its lock. The leader marks the records of
+                runs whose process has ended as abandoned. Without a leader they stay unchanged until the next run.
         """
         self._runs = runs
         self._counter = counter
@@ -100,18 +100,18 @@ class Overview:
         """The newest run at the last look."""
         self.history = History()
         self.read_s: float | None = None
-        """When ``history`` was read last, on the monotonic clock; None: not yet."""
+        """When ``history`` was last read, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
 
     def request_look(self) -> None:
-        """Something changed: read again now."""
+        """Read again now, because something changed."""
         self._look_requests += 1
         self._look_requested.fire()
 
     async def run(self) -> None:
-        """Read, count and wait, until cancelled, even after failures.
+        """Read and count repeatedly until cancelled, also after failures.
 
-        Runs are shown in time while a count of minutes continues.
+        Runs are read concurrently, so a count that takes minutes does not delay them.
         """
         counting = guarded("backlog", self._again_and_again(self._count))
         try:
@@ -151,7 +151,7 @@ class Overview:
                 await waiter
 
     async def _read(self) -> History:
-        """Return the present history. Runs of a rare kind, no longer among the newest, come from earlier looks."""
+        """Read the history. Runs of a rare kind that are not among the newest any more come from earlier looks."""
         before, now_ms = self.history, self._clock.epoch_ms()
         newest = await self._runs.list(RUNS_READ, now_ms)
         if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage
@@ -198,7 +198,7 @@ def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
 
 
 def _last(ended: Iterable[RunRecord]) -> Mapping[RunKind, RunRecord]:
-    """Return the newest of each kind. Dry runs and runs of a range or a sample are left out: they take less time."""
+    """Return the newest run of each kind. It omits dry runs and runs of a range or a sample: they take less time."""
     last: dict[RunKind, RunRecord] = {}
     for record in ended:
         if record.is_every_ledger and not record.is_dry_run:
@@ -211,10 +211,10 @@ def _is_complete(record: RunRecord) -> bool:
 
 
 def _results(ended: Iterable[RunRecord]) -> Mapping[RunKind, Sequence[RunRecord]]:
-    """Return the runs with the results of each kind, for ``ended`` by check, the newest first.
+    """Return the runs with the results of each kind, from ``ended`` by check, the newest first.
 
-    A run that is not complete may have found more than the last complete one. What it did not find may still exist.
-    Runs that did not reach their end have no results, and neither have dry runs.
+    An incomplete run may have found more than the last complete one. Problems that it did not find may still exist.
+    Runs that did not reach their end have no results, and neither do dry runs.
     """
     results: dict[RunKind, list[RunRecord]] = {}
     for record in ended:

@@ -1,10 +1,11 @@
-"""The progress of repairs, read from the store alone: backlog, ledgers in flight, rate, and remaining time.
+"""The progress of repairs, read only from the store: backlog, ledgers in flight, rate, and remaining time.
 
 One look shows a state. A rate needs two looks: a ledger counts as done if its task existed at the earlier look and does
-not exist at the later one, whoever completed it. The remaining time is known only while ledgers are completed.
+not exist at the later one, no matter which worker completed it. The remaining time is known only while ledgers are
+completed.
 
-What only workers know is not shown: when a failed ledger is tried again, and copies whose progress is not recorded. The
-reservation of a ledger records the progress of a copy once in 64 MiB or 10 seconds.
+Data that only workers have is not shown: when a failed ledger is retried, and copies whose progress is not recorded.
+The reservation of a ledger records the progress of a copy every 64 MiB or 10 seconds.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from bookie.model.severity import Severity
 from bookie.runtime.clock import Clock
 
 WINDOW_S: Final = 300.0
-"""Time over which a rate is computed: single large ledgers must not dominate it."""
+"""Time over which a rate is computed, so that single large ledgers do not dominate it."""
 LOOK_SHARE: Final = 0.2
-"""Largest share of time spent reading: a large backlog is read less often."""
+"""Largest share of the time that is spent reading, so a large backlog is read less often."""
 IN_FLIGHT_MAX: Final = 200
-"""Ledgers in flight whose reservation is read in one look: each costs a request."""
+"""Ledgers in flight whose reservation is read in one look, because each needs a request."""
 HEALTHY: Final = "healthy"
-"""In place of a severity: every bookie of the ledger is registered, so a worker has to check their entries. Or the
+"""Used instead of a severity: every bookie of the ledger is registered, so a worker has to check their entries. Or the
 ledger was deleted, and a worker has to delete the task."""
 UNREADABLE: Final = "unreadable"
-"""In place of a severity: the task or the metadata cannot be read."""
+"""Used instead of a severity: the task or the metadata cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """One position being copied. Numbers are None without a record."""
+    """One position being copied. Numbers are None if there is no record of the progress."""
 
     first_entry_id: int
     position: int
@@ -61,7 +62,7 @@ class LedgerInFlight:
 
     ledger_id: LedgerId
     worker: str
-    """Name in the lock; empty if it cannot be read."""
+    """The worker's name in the lock; empty if it cannot be read."""
     severity: str
     copies: tuple[CopyProgress, ...] = ()
     """The reserved copies; empty if there is no reservation, or if it is damaged."""
@@ -79,30 +80,30 @@ class SeverityLook:
 
 @dataclass(frozen=True, slots=True)
 class RepairLook:
-    """The repairs at one moment."""
+    """The state of the repairs at one look."""
 
     looked_ms: int
     is_enabled: bool
     severities: Mapping[str, SeverityLook]
-    """By the name of the severity in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
+    """Marked ledgers by severity, named in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
     marked: Mapping[LedgerId, int]
     """Every marked ledger, with the estimated bytes to copy."""
     in_flight: tuple[LedgerInFlight, ...]
     in_flight_count: int
-    """Of all positions, including those omitted from ``in_flight``."""
+    """The number of all, including those omitted from ``in_flight``."""
     parked: Mapping[str, int]
-    """By reason."""
+    """Parked ledgers by reason."""
     waiting: int
-    """Marked ledgers, neither in flight nor parked."""
+    """Marked ledgers that are neither in flight nor parked."""
     waiting_bytes: int
-    """Bytes to copy of the ledgers which are not parked."""
+    """Bytes to copy for ledgers that are not parked."""
     oldest_ms: int
     """Time of the oldest mark of all; 0: unknown."""
     boosted: int
 
 
 class RepairWatch:
-    """Looks at the repairs of one cluster."""
+    """Reads the state of the repairs of one cluster."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class RepairWatch:
         boosts: Boosts,
         clock: Clock,
     ) -> None:
-        """Only stores."""
+        """Store the arguments."""
         self._tasks = tasks
         self._ledgers = ledgers
         self._registrations = registrations
@@ -126,7 +127,7 @@ class RepairWatch:
         self._clock = clock
 
     async def look(self) -> RepairLook:
-        """Look once. Not one point in time: a ledger may be completed during the look.
+        """Look once. The result is not a consistent snapshot: a ledger may be completed during the look.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -186,7 +187,7 @@ _ORDER: Final = (*(severity.label for severity in Severity), HEALTHY, UNREADABLE
 
 
 def under_way(reservations: Iterable[Reservation]) -> list[Reservation]:
-    """Return the copies of a repair, without records of entries their targets got for another position. Pure."""
+    """Return the copies of a repair, without records of entries that targets received for another position. Pure."""
     copies: dict[tuple[EntryId, BookieId], Reservation] = {}
     for each in reservations:
         copies.setdefault((each.first_entry_id, each.target), each)
@@ -194,7 +195,7 @@ def under_way(reservations: Iterable[Reservation]) -> list[Reservation]:
 
 
 def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgress:
-    """Return how far a reserved copy is, as far as the reservation and the metadata show it. Pure."""
+    """Return the progress of a reserved copy, as far as the reservation and the metadata show it. Pure."""
     first, position = reservation.first_entry_id, reservation.position
     starts = [fragment.first_entry_id for fragment in ledger.fragments]
     last = ledger.fragment_last_entry_id(starts.index(first)) if first in starts else None
@@ -210,23 +211,23 @@ def copy_progress(ledger: LedgerMetadata, reservation: Reservation) -> CopyProgr
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was completed over some time. The rates are None until something was completed."""
+    """The repairs that were completed in a time. The rates are None until something was completed."""
 
     measured_s: float = 0.0
-    """0: there was one look."""
+    """The time between the first and the last look; 0: there was only one look."""
     ledgers: int = 0
     bytes_estimate: int = 0
     eta_s: float | None = None
-    """Seconds until no repairable ledger waits; None: unknown."""
+    """Estimated seconds until no repairable ledger waits; None: unknown."""
 
     @property
     def ledgers_per_s(self) -> float | None:
-        """Completed ledgers in a second; None: unknown."""
+        """Completed ledgers per second; None: unknown."""
         return self.ledgers / self.measured_s if self.measured_s > 0 else None
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Copied bytes of completed ledgers in a second, estimated; None: unknown."""
+        """Copied bytes of completed ledgers per second, estimated; None: unknown."""
         return self.bytes_estimate / self.measured_s if self.measured_s > 0 else None
 
 
@@ -258,7 +259,7 @@ class RateMeter:
 
 
 def _eta_s(look: RepairLook, rate: Rate) -> float | None:
-    """Return the longer of the times by ledgers and by bytes; new marks and failures are not foreseen."""
+    """Return the longer of the times by ledgers and by bytes; it does not expect new marks or failures."""
     left = look.waiting + look.in_flight_count
     if not left:
         return 0.0

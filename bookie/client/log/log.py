@@ -1,12 +1,12 @@
-"""A log: an endless sequence of entries under one name, kept in ledgers that come and go.
+"""A log: an endless sequence of entries under one name, stored in ledgers that are created and deleted over time.
 
 log = client.log("orders")
 async with await log.write() as writer:
     position = await writer.append(b"order 1")
 
-async for entry in log.read():               # from the start to the end as it is now
+async for entry in log.read():               # from the start to the current end
     print(entry.position, entry.payload)
-async for entry in log.tail(position):       # and on, for as long as you like
+async for entry in log.tail(position):       # continues with new entries, without end
     ...
 await log.truncate(position)                 # frees whole ledgers before that position
 """
@@ -34,19 +34,19 @@ _TOKEN_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """A log as it is now."""
+    """The current composition of a log."""
 
     name: str
     options: LogOptions
     ctime_ms: int
-    """When it was created, epoch milliseconds."""
+    """Creation time, epoch milliseconds."""
     ledgers: tuple[Versioned | Unreadable, ...]
     """In order; ledgers deleted during the call are omitted.
 
     Only the last one may be open.
     """
     waiting_for_deletion: tuple[LedgerId, ...]
-    """Ledgers outside the log whose deletion was interrupted; the next writer or truncation completes it."""
+    """Ledgers removed from the log whose deletion was interrupted; the next writer or truncation completes it."""
 
     @property
     def first(self) -> LogPosition | None:
@@ -55,7 +55,7 @@ class LogInfo:
 
 
 class Log:
-    """A handle of one log. Get it from ``BookKeeper.log``; it holds nothing open, and is cheap."""
+    """A handle of one log. Get it from ``BookKeeper.log``; it is cheap and needs no closing."""
 
     def __init__(self, ports: ClientPorts, lists: LogLists, name: str) -> None:
         lists.path(name)
@@ -64,10 +64,10 @@ class Log:
         self.name = name
 
     async def create(self, options: LogOptions | None = None) -> None:
-        """Create the log, empty. ``write`` does so too. None for the standard options.
+        """Create an empty log; None for the default options. ``write`` also creates the log if it does not exist.
 
         Raises:
-            LogExistsError: there is one of this name already.
+            LogExistsError: a log of this name already exists.
             InvalidQuorumError, InvalidLogOptionsError: impossible options.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store.
         """
@@ -88,18 +88,18 @@ class Log:
         Nothing acknowledged to the former writer is lost; its appends under way may or may not be part of the log.
 
         Args:
-            options: how to make ledgers from now on; None as the log was created.
-            password: of the ledgers, see ``BookKeeper.create_ledger``.
-            writer_options: of the ledgers' writers.
-            is_created: create the log if it does not exist; otherwise a missing log is an error.
+            options: how to create ledgers from now on; None for the options stored with the log.
+            password: the password of the ledgers, see ``BookKeeper.create_ledger``.
+            writer_options: the options of the ledgers' writers.
+            is_created: whether to create the log if it does not exist; if false, a missing log is an error.
 
         Raises:
-            NoSuchLogError: there is none and ``is_created`` is false.
+            NoSuchLogError: there is no such log, and ``is_created`` is false.
             InvalidQuorumError, InvalidLogOptionsError: impossible options.
             NotEnoughBookiesError: too few writable bookies for a new ledger; nothing was changed.
             RecoveryImpossibleNowError: the last ledger cannot be closed now; try again when its bookies are back.
             LogFullError: the log's list of ledgers is full; truncate it.
-            LogConflictError: others keep taking the log over.
+            LogConflictError: other writers keep taking over the log.
             StoreUnavailableError, OutcomeUnknownError: no answer from the metadata store; try again.
         """
         if options is not None:
@@ -121,11 +121,11 @@ class Log:
     def read(
         self, first: LogPosition | None = None, *, password: bytes | None = None
     ) -> AsyncGenerator[LogEntry, None]:
-        """Yield entries from ``first`` (None: the start) to the end as it is now, in order.
+        """Yield the entries from ``first`` (None: the start) to the current end, in order.
 
         Args:
             first: the start; ``position.following()`` of the last entry read continues after it.
-            password: of the ledgers; None uses the stored one.
+            password: the password of the ledgers; None for the stored one.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -140,15 +140,15 @@ class Log:
     def tail(
         self, first: LogPosition | None = None, *, password: bytes | None = None, poll_s: float | None = None
     ) -> AsyncGenerator[LogEntry, None]:
-        """As ``read``, and then every entry as it is appended, over roll-overs and takeovers, without end.
+        """As ``read``, and then yield each new entry as it is appended, across roll-overs and takeovers, without end.
 
         The newest entries become readable with the entries after them, or with explicit confirmations
         (``WriterOptions.explicit_lac_interval_s``), and at the latest when their ledger is closed. After the generator
-        is closed (``contextlib.aclosing``), nothing of it runs any more.
+        is closed (``contextlib.aclosing``), nothing runs in the background any more.
 
         Args:
-            first: the start; None: the start of the log.
-            password: of the ledgers; None uses the stored one.
+            first: the start; None for the start of the log.
+            password: the password of the ledgers; None for the stored one.
             poll_s: see ``LedgerReader.tail``.
 
         Raises:
@@ -161,9 +161,9 @@ class Log:
         return LogReader(self._ports, self._lists, self.name, password).tail(first, poll_s)
 
     async def end(self) -> LogPosition | None:
-        """Return the position of the next entry to become readable: ``tail`` from there for new entries only.
+        """Return the position of the next entry that becomes readable: ``tail`` from it yields only new entries.
 
-        None for an empty log.
+        The result is None for an empty log.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -177,10 +177,10 @@ class Log:
         return LogPosition(listed.list.last, EntryId(await reader.last_entry_id() + 1))
 
     async def truncate(self, before: LogPosition) -> Sequence[LedgerId]:
-        """Free the entries before ``before``, in whole ledgers, and return the ledgers dropped.
+        """Delete the entries before ``before``, in whole ledgers, and return the removed ledgers.
 
-        The ledger of ``before`` stays as a whole, and so does the last one. Bookies free the space when they collect
-        garbage. Safe beside the writer and readers.
+        The ledger of ``before`` is kept as a whole, and so is the last one. Bookies free the space in their next
+        collection. Truncation is safe while the log is written and read.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -193,14 +193,14 @@ class Log:
         """Delete the log and all its ledgers permanently; its writer is deposed.
 
         Raises:
-            NoSuchLogError: there is none.
+            NoSuchLogError: there is no such log.
             RecoveryImpossibleNowError: the log was deleted, but its last ledger cannot be fenced now; delete it again.
             LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
         """
         await delete_log(self._ports, self._lists, self.name)
 
     async def info(self) -> LogInfo:
-        """Return the composition of the log.
+        """Return the current composition of the log.
 
         Raises:
             NoSuchLogError: there is no such log.

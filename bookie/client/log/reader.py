@@ -20,16 +20,16 @@ from bookie.model.ids import EntryId, LedgerId
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Between two looks at a store that does not answer."""
+"""Pause before a store that did not answer is read again."""
 _FAILURES_MAX: Final = 60
-"""A tail survives this many consecutive looks without an answer from the store."""
+"""A tail fails after this many consecutive reads without an answer from the store."""
 _GONE_MAX: Final = 3
-"""How often a listed ledger may be missing before this counts as damage instead of a truncation under way."""
+"""After this many consecutive reads of a missing ledger, it counts as damage and not as a truncation under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The progress of a reader: before ``position``; with ``is_done``, finished with its ledger."""
+    """The progress of a reader: its next position, or with ``is_done`` that the ledger of ``position`` is finished."""
 
     position: LogPosition
     is_done: bool = False
@@ -38,7 +38,7 @@ class Cursor:
 def next_place(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
     """Return the next position; None at the end of the list.
 
-    Empty ledgers outside the list are skipped.
+    A ledger that was removed from the list because it was empty is skipped.
 
     Raises:
         LogTruncatedError: entries at or after the cursor were deleted.
@@ -67,10 +67,10 @@ class LogReader:
         self._name = name
         self._password = password
         self._gone = 0
-        """Consecutive listed ledgers without metadata; after these the list is read again to find out why they left."""
+        """Number of consecutive listed ledgers without metadata. After each, the list is read again for the reason."""
 
     async def read(self, first: LogPosition | None) -> AsyncGenerator[LogEntry, None]:
-        """Read entries in the order of the log."""
+        """Yield the entries in the order of the log."""
         cursor = None if first is None else Cursor(first)
         while True:
             listed = await self._lists.read(self._name)
@@ -95,11 +95,11 @@ class LogReader:
             self._gone = 0
             if not reader.metadata.is_closed:
                 return
-            # The metadata may have been read again since: the ledger then continues after the end known before.
+            # The metadata may have been read again since then: the ledger may continue after the end known before.
             cursor = Cursor(cursor.position, is_done=end == reader.metadata.last_entry_id)
 
     async def tail(self, first: LogPosition | None, poll_s: float | None) -> AsyncGenerator[LogEntry, None]:
-        """Read entries, and wait for new ones. For ``poll_s`` see ``LedgerReader.tail``."""
+        """Yield the entries, and wait for new ones. For ``poll_s`` see ``LedgerReader.tail``."""
         wait_s = poll_interval_s(self._ports, poll_s)
         cursor = None if first is None else Cursor(first)
         failures = 0
@@ -130,7 +130,7 @@ class LogReader:
                 await self._ports.clock.sleep(_PAUSE_S)
 
     async def _open(self, listed: ListedLog, ledger_id: LedgerId) -> LedgerReader:
-        """Return a reader of a listed ledger; all but the last are closed, so an open one means the answer is stale."""
+        """Return a reader of a listed ledger. Only the last is open, so open metadata of another one is stale."""
         ledger = await self._ports.ledgers.read(ledger_id)
         if not ledger.metadata.is_closed and ledger_id != listed.list.last:
             current = await self._ports.ledgers.current(ledger_id)

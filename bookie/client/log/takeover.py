@@ -1,8 +1,8 @@
-"""Becoming a log's writer: close the last ledger, then list one's own, atomically.
+"""The takeover of a log by a new writer: close the last ledger, then create and list a new one in one transaction.
 
-The order of steps keeps the log ordered and complete: after the last ledger is closed, nothing is added to it
-(fencing); after one transaction has created and listed the new one, the next writer finds it. A writer that was deposed
-before this fails the transaction, because the list has another writer's token.
+The order of the steps keeps the log ordered and complete. After the last ledger is closed, nothing is added to it
+(fencing). After the transaction that creates and lists the new ledger, the next writer finds it. If a writer is deposed
+before its transaction, the transaction fails, because the list contains another writer's token.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from bookie.runtime.fault_points import fault_point
 _log: Final = logging.getLogger(__name__)
 
 TAKEOVERS_MAX: Final = 10
-"""Rounds of one takeover; a lost round means another writer listed a ledger first."""
+"""Maximum number of rounds of one takeover. A round is lost if another writer lists a ledger first."""
 _IDS_MAX: Final = 20
-"""Ledger ids asked for until one follows the log's; more than one is needed only beside another takeover."""
+"""Maximum number of ledger ids requested until one is above those of the log. More than one is needed only if another
+takeover runs at the same time."""
 
 
 class _MovedOnError(LogConflictError):
-    """Another writer listed a ledger since the list was read."""
+    """Another writer listed a ledger after the list was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorship:
-    """The ports, token and options with which one writer of a log lists its ledgers."""
+    """The ports, token and options with which one writer of a log creates and lists its ledgers."""
 
     ports: ClientPorts
     lists: LogLists
@@ -59,7 +60,7 @@ class Authorship:
     writer_options: WriterOptions
 
     async def plan(self, seen: ListedLog) -> PlannedLedger:
-        """Decide about the next ledger of the log. Raises as ``plan_ledger``."""
+        """Plan the next ledger of the log. Raises as ``plan_ledger``."""
         custom = {LOG_METADATA_KEY: seen.name.encode()}
         plan = await plan_ledger(self.ports, self.options.ledger, self.password, custom)
         for _ in range(_IDS_MAX):
@@ -82,16 +83,16 @@ class Authorship:
         """Create the planned ledger and list it, in one transaction, and return its writer. May be repeated.
 
         Args:
-            seen: the list as known.
-            plan: the ledger.
-            expect: raises if this ledger may not be added to the list.
-            drop: ledgers to take from the list by the same change.
+            seen: the list as last read.
+            plan: the planned ledger.
+            expect: a function that raises an error if this ledger may not be added to the list.
+            drop: ledgers to remove from the list by the same change.
             bytes_max: see ``LogLists.change``.
 
         Raises:
             LogFullError, LogConflictError, OutcomeUnknownError, StoreUnavailableError: see ``LogLists.change``.
         """
-        metadata = replace(plan.metadata, ctoken=0)  # the list shows whose creation it was
+        metadata = replace(plan.metadata, ctoken=0)  # no token is needed: the list shows who created the ledger
 
         def decide(now: LogList) -> LogList | None:
             if now.writer == self.token and plan.ledger_id in now.ledgers:
@@ -152,12 +153,12 @@ async def _read_or_create(
             raise
     try:
         return await lists.create(name, (options or LogOptions()).to_json(), ports.clock.epoch_ms(), token)
-    except LogExistsError:  # another writer was faster
+    except LogExistsError:  # another writer created it first
         return await lists.read(name, is_newest=True)
 
 
 async def _settle(ports: ClientPorts, seen: ListedLog) -> tuple[LedgerId, ...]:
-    """Close the last ledger permanently; return it if it is empty and need not stay listed."""
+    """Close the last ledger; return it if it should leave the list, because it is empty or was deleted."""
     last = seen.list.last
     if last is None:
         return ()

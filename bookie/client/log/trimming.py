@@ -1,7 +1,7 @@
-"""Removal of ledgers from a log: truncation, deletion, and the completion of either after a crash.
+"""The removal of ledgers from a log: truncation, deletion, and the completion of either after a crash.
 
-A ledger leaves the list before it is deleted, so no reader of the list finds a hole. An open ledger is fenced before it
-is deleted, so its writer fails.
+A ledger is removed from the list before it is deleted, so readers of the list find no gap. An open ledger is fenced
+before it is deleted, so its writer fails.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bookie.runtime.fault_points import fault_point
 
 _log: Final = logging.getLogger(__name__)
 _DELETES_AT_ONCE: Final = 200
-"""Ledgers forgotten by one change of the list: little work is repeated after a crash."""
+"""Number of deleted ledgers recorded by one change of the list. It limits the work that is repeated after a crash."""
 
 
 async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPosition) -> Sequence[LedgerId]:
-    """Drop the ledgers wholly before a position, and return them. The last ledger always stays.
+    """Remove the ledgers that end before a position, and return them. The last ledger is always kept.
 
     Raises:
-        InvalidPositionError: the log never gave such a position.
+        InvalidPositionError: the log never had that ledger.
         NoSuchLogError: there is no such log.
         LogConflictError, OutcomeUnknownError, StoreUnavailableError: truncate again.
     """
@@ -58,7 +58,7 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
     """Delete a log with all its ledgers. Its writer, if any, is deposed.
 
     Raises:
-        NoSuchLogError: there is none, and nothing of it is left.
+        NoSuchLogError: there is no such log, and no ledger of a deleted one is left.
         RecoveryImpossibleNowError: the last ledger could not be fenced; the log was deleted. Delete it again to free
             that ledger.
         LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
@@ -76,7 +76,7 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
 
 
 async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
-    """Delete the ledgers removed from the list; best effort: the next truncation or takeover deletes the rest."""
+    """Delete the ledgers removed from the list. Best effort: the next truncation or takeover deletes the rest."""
     if not listed.list.trimming or fault_point("log.leave_trimming"):
         return listed
     try:
@@ -87,7 +87,7 @@ async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog
 
 
 def refuse_deleted(name: str, log: LogList) -> None:
-    """Refuse to change the remains of a deleted log.
+    """Refuse to change a deleted log.
 
     Raises:
         NoSuchLogError: the log is deleted.

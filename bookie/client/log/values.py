@@ -20,7 +20,7 @@ LOG_METADATA_KEY: Final = "bkheal-log"
 
 
 class InvalidPositionError(PermanentError):
-    """Not a position, or a position never given by the log."""
+    """Not a position, or a position that the log never had."""
 
 
 class InvalidLogOptionsError(PermanentError):
@@ -28,9 +28,9 @@ class InvalidLogOptionsError(PermanentError):
 
 
 class LogDeposedError(AddOutcomeUnknownError):
-    """Another writer has taken the log over, or it was deleted: this one is at its end.
+    """Another writer has taken over the log, or the log was deleted: this writer has ended.
 
-    Appends under way may or may not be part of the log; read it to find out. Write again to take it back.
+    Appends under way may or may not be part of the log; read it to find out. ``Log.write`` takes it over again.
     """
 
 
@@ -38,7 +38,7 @@ class LogTruncatedError(ConflictError):
     """The position lies before the start of the log: it was truncated. ``first`` is the new start.
 
     Attributes:
-        first: the first readable position now; None while the log is empty.
+        first: the first readable position now; None if the log is empty.
     """
 
     def __init__(self, name: str, position: LogPosition, first: LogPosition | None) -> None:
@@ -62,7 +62,7 @@ class LogPosition:
 
     @classmethod
     def parse(cls, text: str) -> LogPosition:
-        """Read ``ledger:entry``.
+        """Parse ``ledger:entry``.
 
         Raises:
             InvalidPositionError: the text has another form.
@@ -77,7 +77,7 @@ class LogPosition:
     def following(self) -> LogPosition:
         """Return the position after this entry.
 
-        It may lie beyond its ledger; reading then continues in the next one.
+        It may lie beyond the end of its ledger; reading then continues in the next one.
         """
         return LogPosition(self.ledger_id, EntryId(self.entry_id + 1))
 
@@ -92,13 +92,13 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a log makes its ledgers. Kept with the log, so every later writer makes them alike."""
+    """How a log creates its ledgers. Stored with the log, so that later writers create them in the same way."""
 
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     ledger_bytes_max: int = 1 << 30
     """Payload bytes after which the log rolls over to a new ledger. Truncation frees whole ledgers."""
     ledger_age_s_max: float = 3600.0
-    """Age in seconds at which the next append rolls over; an empty ledger is not replaced."""
+    """Age of a ledger, in seconds, after which the next append rolls over. An empty ledger is not replaced."""
 
     def check(self) -> None:
         """Refuse impossible options.
@@ -112,7 +112,7 @@ class LogOptions:
             raise InvalidLogOptionsError("the largest size and age of a log's ledgers must be positive")
 
     def to_json(self) -> dict[str, Any]:
-        """As stored with the log."""
+        """Return the options in the form that is stored with the log."""
         return {
             "ensemble_size": self.ledger.ensemble_size,
             "write_quorum": self.ledger.write_quorum,
@@ -124,7 +124,7 @@ class LogOptions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> LogOptions:
-        """Inverse of ``to_json``.
+        """Return the options from the form of ``to_json``.
 
         Raises:
             UnreadableLogError: the fields are not in the form of ``to_json``.

@@ -1,7 +1,7 @@
-"""The writer of a log: appends over as many ledgers as it takes, in order.
+"""The writer of a log: appends entries in order, to as many ledgers as needed.
 
-At a roll-over the old ledger is closed before the new one is listed, and the new one is listed before it is written
-to. So nothing in a ledger is acknowledged before everything in those before it, and at most one ledger of the log is
+At a roll-over the old ledger is closed before the new one is listed, and the new one is listed before it is written to.
+So an entry is acknowledged only after all entries of the ledgers before its own, and at most one ledger of the log is
 open at any time (EntryOrderMaintained and OnlyOneLedgerOpenAtATime, reliability T13).
 """
 
@@ -49,8 +49,8 @@ _SIGNS_OF_ANOTHER: Final = (
 class LogWriter:
     """Appends entries to a log. Get it from ``Log.write``; use it as an async context.
 
-    One writer at a time: the next call of ``Log.write`` takes the log over and deposes this writer. After the first
-    failed append every later one fails too, so the log never holds an entry without those before it.
+    A log has one writer at a time: the next call of ``Log.write`` takes the log over and deposes this writer. After the
+    first failed append every later one fails too, so the log never contains an entry without those before it.
     """
 
     def __init__(self, author: Authorship, listed: ListedLog, writer: LedgerWriter) -> None:
@@ -60,7 +60,7 @@ class LogWriter:
         self._error: BkhealError | None = None
         self._is_closed = False
         self._plan: PlannedLedger | None = None
-        """The ledger to continue in, from the moment the old one is being closed."""
+        """The next ledger, from the moment at which the old one is being closed."""
         self._start(writer)
 
     @property
@@ -70,7 +70,7 @@ class LogWriter:
 
     @property
     def options(self) -> LogOptions:
-        """How this writer makes ledgers."""
+        """How this writer creates ledgers."""
         return self._author.options
 
     @property
@@ -88,14 +88,14 @@ class LogWriter:
             AddOutcomeUnknownError: the writer failed; the entry may or may not be part of the log. Write again.
             LogFullError: the log's list of ledgers is full; truncate it.
             StoreUnavailableError, WriteOutcomeUnknownError: the log was interrupted while rolling over to a new ledger;
-                the entry is not part of the log, and the next append continues.
+                the entry is not part of the log, and the next append continues the roll-over.
         """
         return await (await self.submit(payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[LogPosition]:
-        """Admit an entry, waiting for room, and return a future of the result of ``append``.
+        """Wait for room, admit an entry, and return a future of the result of ``append``.
 
-        Entries get their places in the order of the calls, even over a roll-over.
+        Entries get their positions in the order of the calls, also across a roll-over.
         """
         if len(payload) > ENTRY_PAYLOAD_MAX:
             raise EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
@@ -114,7 +114,7 @@ class LogWriter:
         return placed
 
     async def roll(self) -> None:
-        """Continue in a new ledger, so truncation can free everything written so far. Nothing to do while it is empty.
+        """Continue in a new ledger, so that truncation can free everything written so far. An empty ledger is kept.
 
         Raises:
             LogDeposedError, AddOutcomeUnknownError, LogFullError, NotEnoughBookiesError, StoreUnavailableError,
@@ -129,8 +129,8 @@ class LogWriter:
         """Close the ledger being written. The log can be written again by ``Log.write``. Idempotent.
 
         Raises:
-            LogDeposedError: another writer took the log over; its end is another's matter.
-            StoreUnavailableError, OutcomeUnknownError: close it again; or leave it, the next writer closes the ledger.
+            LogDeposedError: another writer took the log over, and decides its end.
+            StoreUnavailableError, OutcomeUnknownError: close it again, or leave it: the next writer closes the ledger.
         """
         async with self._turn:
             if isinstance(self._error, LogDeposedError):
@@ -143,7 +143,7 @@ class LogWriter:
             self._is_closed = True
 
     async def abandon(self) -> None:
-        """Stop at once and leave the ledger open, as a crash does; the next writer of the log closes it."""
+        """Stop at once and leave the ledger open, as a crash would; the next writer of the log closes it."""
         self._is_closed = True
         await self._writer.abandon()
 
@@ -158,7 +158,7 @@ class LogWriter:
         except BkhealError as close_error:
             if error is None:
                 raise
-            extra = {"log": self.name, "reason": str(close_error)}  # the body's own error is the one to report
+            extra = {"log": self.name, "reason": str(close_error)}  # the error of the body is raised
             _log.warning("the last ledger of a log is left open", extra=extra)
 
     def _start(self, writer: LedgerWriter) -> None:
@@ -175,7 +175,7 @@ class LogWriter:
             raise self._again(self._error)
 
     def _is_due(self, payload_bytes: int) -> bool:
-        """Whether the next entry belongs into a new ledger."""
+        """Whether the next entry belongs in a new ledger."""
         if not self._entries:
             return False
         options = self._author.options
@@ -191,7 +191,7 @@ class LogWriter:
         return False
 
     async def _roll_if_possible(self) -> None:
-        """Roll over; or continue in the old ledger, while no new one can be planned."""
+        """Roll over, or continue in the old ledger while no new one can be planned."""
         try:
             await self._roll()
         except (TransientError, OutcomeUnknownError) as error:
@@ -203,7 +203,7 @@ class LogWriter:
         """Close the ledger, list a new one, and write to it. After a failure the next call continues from there."""
         if self._plan is None:
             self._plan = await self._author.plan(self._listed)
-        # Kept over failures: the same ledger is listed, once. Closing may be repeated.
+        # The plan is kept after a failure, so the same ledger is listed, and only once. Closing may be repeated.
         await self._close_ledger()
         self._check()
         try:
@@ -220,19 +220,19 @@ class LogWriter:
             raise LogDeposedError(f"another writer has taken log {self.name!r} over")
 
     async def _close_ledger(self) -> None:
-        """Close the ledger being written, with every entry admitted to it acknowledged."""
+        """Close the ledger being written, after every entry admitted to it is acknowledged."""
         try:
             metadata = await self._writer.close()
         except (CloseOutcomeUnknownError, AddOutcomeUnknownError, NoSuchLedgerError, WriterClosedError) as error:
             raise self._fail(error) from error
         assert metadata.last_entry_id is not None, "it is closed"
-        # There may be more than were counted: an append that was cancelled after its entry had been admitted.
+        # There may be more entries than were counted: an append may be cancelled after its entry was admitted.
         if metadata.last_entry_id < self._entries - 1 and self._error is None:
             why = f"ledger {self.ledger_id} was closed after entry {metadata.last_entry_id} of {self._entries}"
             raise self._fail(AddOutcomeUnknownError(f"the writer of log {self.name!r} failed: {why}"))
 
     async def _forget_empty(self) -> None:
-        """Take an empty last ledger from the list; best effort, as the next takeover does it otherwise."""
+        """Remove an empty last ledger from the list. Best effort: otherwise the next takeover does it."""
         if self._entries:
             return
         empty = self._writer.ledger_id
@@ -263,7 +263,7 @@ class LogWriter:
             placed.exception()  # an application may drop the future; that is not an unhandled error
 
     def _fail(self, error: BkhealError) -> BkhealError:
-        """Keep the first failure as an error of the log, and return a new copy of it."""
+        """Record the first failure as an error of the log, and return a new copy of it."""
         if self._error is None:
             if isinstance(error, _SIGNS_OF_ANOTHER):
                 self._error = LogDeposedError(f"another writer has taken log {self.name!r} over ({error})")
@@ -272,7 +272,7 @@ class LogWriter:
         return self._again(self._error)
 
     def _again(self, error: BkhealError) -> BkhealError:
-        """Return a new error each time, as raising one makes it grow."""
+        """Return a new error each time, because the traceback of an error grows each time it is raised."""
         if isinstance(error, LogDeposedError):
             return LogDeposedError(f"{error}; write to the log again to take it back, and read it to see its end")
         if isinstance(error, AddOutcomeUnknownError):

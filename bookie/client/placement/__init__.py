@@ -1,5 +1,5 @@
 """Choose bookies: for a new ensemble, and to replace a member.
 
-``placement`` holds the policies, ``search`` the pure search, ``feed`` follows the registered bookies.
+``placement`` is the interface, ``search`` the pure search; ``feed`` keeps a placement up to date.
 Start with ``placement``.
 """

@@ -1,4 +1,4 @@
-"""Keeps a ``Placement`` up to date: topology from a file or the store, drains from there, free space from bookies."""
+"""Keeps a ``Placement`` up to date: with the topology and the drains in the store, and the free space of bookies."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from bookie.wire.port import Transport
 _log: Final = logging.getLogger(__name__)
 
 _RETRY_S: Final = 5.0
-"""Pause after the store did not answer or a node was invalid; until then the last topology is used."""
+"""Pause after the store did not answer or a node was invalid. The last topology remains in use."""
 
 
 async def load_placement(
     store: MetadataStore, cluster: Cluster, file_text: str | None = None, policy: PlacementPolicy = STANDARD
 ) -> Placement:
-    """Return a placement by the topology in ``file_text``, or else by the one in the metadata store as it is now.
+    """Return a placement with the topology in ``file_text``, or without a file, with the current one in the store.
 
     Args:
-        store: the source of the topology without a file.
-        cluster: whose topology.
-        file_text: content of a topology file; the topology in the store does not count then.
+        store: the source of the topology if there is no file.
+        cluster: the cluster of the topology.
+        file_text: content of a topology file, which is used instead of the topology in the store.
         policy: how ensembles must be spread.
 
     Raises:
-        InvalidTopologyError: the file holds nonsense; or the node does, and the policy is strict. Otherwise a damaged
-            node, which may belong to other software (Pulsar), is logged, and all bookies count as one rack.
+        InvalidTopologyError: the file is invalid; or the node is invalid, and the policy is strict. If the policy is
+            not strict, an invalid node, which other software (Pulsar) may have written, is logged, and all bookies
+            count as one rack.
         StoreUnavailableError: no answer.
     """
     if file_text is not None:
@@ -61,7 +62,7 @@ def feed_of(
     *,
     is_from_file: bool = False,
 ) -> PlacementFeed:
-    """Return the feed that keeps a loaded placement up to date while its owner lives; ``run`` it as a task."""
+    """Return a feed that keeps a loaded placement up to date; ``run`` it as a task while the placement is in use."""
     return PlacementFeed(
         placement,
         clock,
@@ -72,7 +73,7 @@ def feed_of(
 
 
 class PlacementFeed:
-    """Follows the topology in the store, the drains, and the free space of the bookies, into a placement."""
+    """Updates a placement with the topology in the store, the drains, and the free space of the bookies."""
 
     def __init__(
         self,
@@ -83,14 +84,14 @@ class PlacementFeed:
         free_space: FreeSpace | None,
         drains: Drains | None = None,
     ) -> None:
-        """Prepare to follow.
+        """Prepare the feed.
 
         Args:
             placement: the placement to keep up to date.
             clock: for pauses after errors.
             topologies: the watched topology; None if it is from a file and does not change.
             free_space: the weights of the bookies; None to choose all of them equally often.
-            drains: the drains, whose bookies are not chosen; None: use their registrations only.
+            drains: the drains, whose bookies are not chosen; None if only their registrations count.
         """
         self._placement = placement
         self._clock = clock
@@ -99,7 +100,7 @@ class PlacementFeed:
         self._drains = drains
 
     async def run(self) -> None:
-        """Follow until cancelled. A failed read is logged and tried again, and the last good value counts."""
+        """Update the placement until cancelled. A failed read is logged and retried; the last value remains in use."""
         if self._free_space is not None:
             self._placement.free_bytes = self._free_space.known
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""How much room each writable bookie has, asked for in the background; placement weighs bookies by it."""
+"""The free space of each writable bookie, requested in the background. Placement weights bookies by it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FreeSpaceSettings:
-    """How often to ask. The defaults are one question to each bookie in five minutes, in no burst."""
+    """The rate of the requests. By default each bookie gets one request in five minutes, without bursts."""
 
     round_s: float = 300.0
-    """From the begin of one round over all bookies to the next."""
+    """Time from the start of one round over all bookies to the start of the next, in seconds."""
     gap_s: float = 0.1
-    """Pause after each question: at most ten a second, however many bookies there are."""
+    """Pause after each request, in seconds: at most ten requests a second, regardless of the number of bookies."""
     timeout_s: float = 5.0
-    """For one answer."""
+    """Timeout of one request, in seconds."""
     begin_s: float = 10.0
-    """Delay before the first round: a client with a shorter life asks no bookie."""
+    """Delay before the first round, in seconds, so that a short-lived client sends no requests."""
 
 
 class FreeSpace:
-    """Free bytes of the bookies that were writable a moment ago and have answered at least once."""
+    """Free bytes of the bookies that were writable in the last round and have answered at least once."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class FreeSpace:
         self._settings = settings
         self._known: dict[BookieId, int] = {}
         self.known: Mapping[BookieId, int] = MappingProxyType(self._known)
-        """A live view of the figures."""
+        """Free bytes by bookie: a live view."""
 
     async def run(self) -> None:
-        """Ask, round after round, until cancelled."""
+        """Ask the bookies in rounds until cancelled."""
         await self._clock.sleep(self._settings.begin_s)
         while True:
             started_s = self._clock.monotonic_s()
@@ -61,13 +61,13 @@ class FreeSpace:
             except (
                 TransientError,
                 PermanentError,
-            ) as error:  # the next round tries again; until then the old figures stand
+            ) as error:  # the next round asks again; the old values remain in use
                 _log.info("free space was not requested", extra={"error": str(error)})
             spent_s = self._clock.monotonic_s() - started_s
             await self._clock.sleep(max(self._settings.gap_s, self._settings.round_s - spent_s))
 
     async def refresh(self) -> None:
-        """Ask every writable bookie once. A silent bookie keeps its figure.
+        """Ask every writable bookie once. A bookie that does not answer keeps its old value.
 
         Raises:
             StoreUnavailableError: the writable bookies are unknown.

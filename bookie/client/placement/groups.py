@@ -22,9 +22,10 @@ def writable_for(
     members: Collection[BookieId],
     bookies: Bookies,
 ) -> frozenset[BookieId]:
-    """Return the writable bookies a ledger may use, beside its present ``members``.
+    """Return the writable bookies that a ledger may use in addition to its present ``members``.
 
-    Registered members count for "enough bookies in a group", draining ones do not. Ignored groups are logged once.
+    Registered members count towards the sufficient number of bookies in a group, draining ones do not. If the groups
+    are ignored, this is logged once.
     """
     if not metadata.custom:
         return bookies.writable
@@ -35,7 +36,7 @@ def writable_for(
 
 
 def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-    """Log that the groups a ledger asks for do not count, and why: once for unreadable ones, once without groups."""
+    """Log why the groups that a ledger requests are ignored: once if unreadable, once if the topology has no groups."""
     why = isolation_problem(metadata.custom, placement.topology.groups)
     kind = "groups" if placement.topology.groups.names else "no groups"
     if why is not None and kind not in placement.reported:

@@ -1,11 +1,11 @@
 """The verdict on the placement of an existing ensemble: violations of the policy, or of the groups of the ledger.
 
 A policy that requires more racks, zones or regions than the topology has cannot be met. Unless it is strict, an
-ensemble that spans all of them adheres, and so does one with members outside the primary groups, if these have fewer
-bookies than the ensemble and Pulsar's rule permits the others then (``bookie.model.isolation``). Without a topology,
-and for a member with an unknown location, there is no verdict: a default rack would make it a guess.
+ensemble that spans all of them adheres. An ensemble with members outside the primary groups adheres if these have fewer
+bookies than the ensemble, and Pulsar's rule then permits the others (``bookie.model.isolation``). Without a topology,
+or if the location of a member is unknown, there is no verdict: with a default rack it would be a guess.
 
-Only the topology counts, not the registered bookies: an outage moves nothing.
+Only the topology counts, not the registered bookies: an outage moves no copies.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Custom = Sequence[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How far an ensemble is from the policy. Compare ``cost``: the smaller, the better."""
+    """The faults of an ensemble by the policy. Compare ensembles by ``cost``: the smaller, the better."""
 
     outside: int = 0
     """Members not permitted by the groups of the ledger (``strangers``)."""
     shortfall: int = 0
     """Missing racks, zones and regions over all write sets."""
     unknown: tuple[BookieId, ...] = ()
-    """Members without a known location: there is no verdict."""
+    """Members without a known location. If there are any, there is no verdict."""
     detail: str = ""
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Comparable; (0, 0) if the ensemble adheres."""
+        """The measure for comparisons; (0, 0) if the ensemble adheres."""
         return self.outside, self.shortfall
 
     @property
     def is_adhering(self) -> bool:
-        """Whether nothing is wrong. False if it is not known."""
+        """Whether the ensemble has no fault. False if this is unknown."""
         return not self.unknown and self.cost == (0, 0)
 
 
@@ -54,21 +54,21 @@ class EnsembleJudge:
     """Judges ensembles by one policy and one topology."""
 
     policy: PlacementPolicy
-    """With no more domains than exist, unless it is strict."""
+    """The policy. Unless it is strict, it requires no more domains than exist."""
     topology: Topology
     fingerprint: str = field(default="")
-    """Equal for equal rules and topologies, in every process."""
+    """A digest of the policy and the topology: equal ones have the same value in every process."""
 
     @classmethod
     def of(cls, policy: PlacementPolicy, topology: Topology) -> EnsembleJudge:
-        """Prepare to judge."""
+        """Return the judge for a policy and a topology."""
         possible = policy if policy.is_strict else policy.at_most(count_domains(topology.locations.values()))
         content = repr((policy, sorted(topology.locations.items()), _sorted_groups(topology)))
         return cls(possible, topology, hashlib.sha256(content.encode()).hexdigest()[:_DIGITS])
 
     @property
     def has_topology(self) -> bool:
-        """Whether anything is known of the locations of bookies. If not, nothing can be judged."""
+        """Whether any location of a bookie is known. If not, no ensemble can be judged."""
         return bool(self.topology.locations)
 
     def faults(self, members: Sequence[BookieId], write_quorum: int, custom: Custom = ()) -> Faults:
@@ -86,7 +86,7 @@ class EnsembleJudge:
         return Faults(len(outside), found.shortfall, detail="; ".join(details))
 
     def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
-        """Return those of ``bookies`` in the primary groups of the ledger; all of them if it asks for none."""
+        """Return those of ``bookies`` in the primary groups of the ledger; all of them if it requests none."""
         wish = self._wish(custom)
         everyone = frozenset(bookies)
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
@@ -96,7 +96,7 @@ class EnsembleJudge:
         return permitted(bookies, self._wish(custom), self.topology.groups, ensemble_size)
 
     def _wish(self, custom: Custom) -> Isolation | None:
-        """Return the groups of the ledger; None if it has no primary ones, or they cannot be respected."""
+        """Return the groups of the ledger; None if it has no primary ones, or if they cannot be respected."""
         if not custom or not self.topology.groups.names or isolation_problem(custom, self.topology.groups) is not None:
             return None
         wish = isolation_of(custom)

@@ -1,7 +1,8 @@
 """Choose bookies by policy, location and free space. Choices share no state.
 
-Candidates are put into a random order, those with much free space rather at its front; the first ones suitable for the
-policy are taken. So the load spreads by itself, and equal candidates and an equal rng give equal choices.
+Candidates are put into a random order, in which those with much free space tend to come first. The first ones that suit
+the policy are chosen. So the load is spread without coordination, and equal candidates and random numbers give equal
+choices.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from bookie.runtime.human import agreeing, counted
 __all__ = ["PlacedEnsemble", "Placement", "PlacementPolicy"]
 
 _WEIGHT_MIN: Final = 0.001
-"""Weight of a bookie without free space, in medians: chosen only if no other is left, because it is still writable."""
+"""Weight of a bookie without free space, relative to the median. It is still writable, so it is chosen last."""
 _SHOWN_MAX: Final = 8
-"""Failure domains named in an error."""
+"""Maximum number of failure domains named in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedEnsemble:
-    """A new ensemble, and how far it falls short of the policy."""
+    """A new ensemble, and the verdict on it by the policy."""
 
     members: tuple[BookieId, ...]
     adherence: Adherence
@@ -41,10 +42,10 @@ class PlacedEnsemble:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Chooses the bookies of ensembles; everything that runs on the same ports shares one.
+    """Chooses the bookies of ensembles. All users of the same ports share one placement.
 
-    ``topology``, ``free_bytes`` and ``draining`` are replaced as a whole when something newer is known. By default
-    nothing is known of any bookie: the choice is random.
+    ``topology``, ``free_bytes`` and ``draining`` are replaced as a whole by newer values. By default nothing is known
+    about the bookies, and the choice is random.
     """
 
     policy: PlacementPolicy = STANDARD
@@ -52,11 +53,11 @@ class Placement:
     free_bytes: Mapping[BookieId, int] | None = None
     """Free bytes of the reporting bookies; the others count as the median."""
     draining: frozenset[BookieId] = frozenset()
-    """Never chosen, even if registered: they are to leave the cluster."""
+    """Bookies that are never chosen, even if they are registered, because they are to leave the cluster."""
     reported: set[str] = field(default_factory=set)
-    """Kinds of ignored wishes already logged."""
+    """Kinds of ignored requests for groups that were already logged."""
     _judge: EnsembleJudge | None = field(default=None, repr=False)
-    """The last one, made from ``_judged``."""
+    """The last judge; ``_judged`` contains its policy and topology."""
     _judged: tuple[PlacementPolicy, Topology] | None = field(default=None, repr=False)
 
     def judge(self) -> EnsembleJudge:
@@ -75,7 +76,7 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> PlacedEnsemble:
-        """As ``ensemble``, with the verdict on the choice."""
+        """As ``ensemble``, but also return the verdict on the choice."""
         usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
             raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
@@ -94,21 +95,21 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> tuple[BookieId, ...]:
-        """Distinct bookies for a new ensemble, in the order of its positions.
+        """Return distinct bookies for a new ensemble, in the order of its positions.
 
-        Every write set spans the required domains if some choice of candidates achieves it; otherwise, as a best
-        effort, as few as possible are missing.
+        Every write set spans the required domains if some choice of candidates achieves it. Otherwise as few domains as
+        possible are missing.
 
         Args:
             candidates: the writable bookies.
             ensemble_size: ``E``.
             write_quorum: ``Qw``.
-            ack_quorum: ``Qa``; no policy of today depends on it.
-            exclude: never chosen.
-            rng: decides among equals.
+            ack_quorum: ``Qa``; no present policy depends on it.
+            exclude: bookies that are not chosen.
+            rng: chooses among equivalent candidates.
 
         Raises:
-            NotEnoughBookiesError: there are too few, or, with a strict policy, in too few racks, zones or regions.
+            NotEnoughBookiesError: there are too few; or the policy is strict, and they are in too few domains.
         """
         return self.place(candidates, ensemble_size, write_quorum, exclude, rng).members
 
@@ -121,11 +122,11 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> BookieId | None:
-        """Return a bookie for one position of an ensemble, no member of it (S9) and not excluded; None if there is no
-        candidate.
+        """Return a bookie for one position of an ensemble; None if there is no candidate.
 
-        It makes the ensemble fall short of the policy by as little as any candidate would. With a strict policy it adds
-        nothing to the shortfall of the other members, and the result is None if no candidate does.
+        The bookie is neither a member (S9) nor excluded, and no other candidate would bring the ensemble closer to the
+        policy. With a strict policy the bookie adds nothing to the shortfall of the other members; the result is None
+        if every candidate would add to it.
         """
         return self.replacements(members, (position,), write_quorum, candidates, exclude, rng).get(position)
 
@@ -138,10 +139,10 @@ class Placement:
         exclude: Collection[BookieId],
         rng: random.Random,
     ) -> dict[int, BookieId]:
-        """As ``replacement`` for several positions, chosen together: better than one after another.
+        """Return bookies for several positions, see ``replacement``. Chosen together, they can be better.
 
-        If there are too few candidates, the first positions get theirs and the others keep their members. With a strict
-        policy, so do positions for which no candidate is permitted.
+        If there are too few candidates, the first positions get bookies and the others keep their members. With a
+        strict policy, positions for which no candidate is permitted keep their members, too.
         """
         usable = sorted(set(candidates) - set(members) - set(exclude) - self.draining)
         wanted = sorted(set(positions))
@@ -163,16 +164,16 @@ class Placement:
         candidates: Sequence[BookieId],
         rng: random.Random,
     ) -> tuple[BookieId, ...] | None:
-        """Return the ensemble with other bookies in ``positions``: the best by the policy of ``judge``, strict or not.
+        """Return the ensemble with other bookies in ``positions``; None if there are too few candidates.
 
-        None if there are too few candidates.
+        The choice is the best one by the policy of ``judge``, even if that policy is strict and not met.
 
         Args:
             members: the ensemble.
-            positions: those to be replaced.
+            positions: the positions to be replaced.
             write_quorum: ``Qw``.
-            candidates: no members, sorted.
-            rng: decides among equals.
+            candidates: bookies that are not members, sorted.
+            rng: chooses among equivalent candidates.
         """
         if len(candidates) < len(positions):
             return None
@@ -186,7 +187,7 @@ class Placement:
         return tuple(chosen.get(at, member) for at, member in enumerate(members))
 
     def adherence(self, members: Sequence[BookieId], write_quorum: int) -> Adherence:
-        """Whether an ensemble keeps the policy, and how it falls short."""
+        """Return the verdict on an ensemble by the policy."""
         return adherence(members, write_quorum, self.policy, self.topology)
 
     def _replaced(
@@ -197,7 +198,7 @@ class Placement:
         usable: Sequence[BookieId],
         rng: random.Random,
     ) -> dict[int, BookieId]:
-        """Bookies for all of the positions, or none."""
+        """Return bookies for all of the positions; empty if they cannot all be filled."""
         slots = [None if position in positions else member for position, member in enumerate(members)]
         found = self._fill(slots, write_quorum, usable, rng)
         return {} if found is None else dict(zip(sorted(positions), found, strict=True))
@@ -205,19 +206,20 @@ class Placement:
     def _fill(
         self, slots: Sequence[BookieId | None], write_quorum: int, usable: Sequence[BookieId], rng: random.Random
     ) -> tuple[BookieId, ...] | None:
-        """Return the bookies for the open positions; None if the policy is strict and cannot be kept."""
+        """Return bookies for the open positions; None if the policy is strict and cannot be met."""
         places = [None if member is None else self.topology.location_of(member) for member in slots]
         order = [(bookie, self.topology.location_of(bookie)) for bookie in self._shuffled(usable, rng)]
-        if not self.policy.is_strict and len({place for _, place in order}) == 1:  # in one rack, all are alike
+        if not self.policy.is_strict and len({place for _, place in order}) == 1:  # bookies of one rack are equivalent
             return tuple(bookie for bookie, _ in order[: places.count(None)])
         needs = self.policy.needs(min(write_quorum, len(slots)))
         found = Search(places, write_quorum, needs, order).run(is_strict=self.policy.is_strict)
         return None if found is None else found.bookies
 
     def _shuffled(self, usable: Sequence[BookieId], rng: random.Random) -> list[BookieId]:
-        """Weighted random order: each next one is drawn from the rest with its weight as the probability.
+        """Return the bookies in a weighted random order: each next one is drawn by weight from the rest.
 
-        One draw for each bookie, regardless of the weights, so a small change of them seldom changes the order.
+        Each bookie uses one random number, regardless of the weights, so a small change of the weights seldom changes
+        the order.
         """
         weights = self.weights(usable)
         waits = {bookie: -math.log(1.0 - rng.random()) / weights.get(bookie, 1.0) for bookie in usable}
@@ -225,7 +227,7 @@ class Placement:
         return order[::-1] if fault_point("placement.least_wanted_first") else order
 
     def weights(self, usable: Sequence[BookieId]) -> dict[BookieId, float]:
-        """Free space in medians, bounded, for bookies with a known value; the others have the weight 1."""
+        """Return the weights: free space relative to the median, within bounds. Bookies left out have the weight 1."""
         free = {bookie: self.free_bytes[bookie] for bookie in usable if self.free_bytes and bookie in self.free_bytes}
         middle = median(free.values()) if free else 0
         if middle <= 0:

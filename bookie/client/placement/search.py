@@ -1,12 +1,12 @@
-"""The search of placement: fill the open positions of an ensemble, with its write sets well spread.
+"""The search of placement: fill the open positions of an ensemble so that its write sets are well spread.
 
-Bookies of one rack are equivalent, and so are equally large racks and zones from which none was taken yet; few
-different ensembles remain, and a search through them in random order is quick. It is exact (it finds an ensemble
-without shortfall, or else with the smallest) unless it takes more than ``STEPS_MAX`` steps; then the best one seen
-counts. Seven bookies in any topology never need this number.
+Bookies of one rack are equivalent, and so are equally large racks and zones from which no bookie was taken yet. So few
+different ensembles remain, and a search through them in random order is quick. The result is exact (an ensemble with
+the smallest possible shortfall) unless the search takes more than ``STEPS_MAX`` steps; then it is the best ensemble
+found so far. With seven bookies, in any topology, a search never takes so many steps.
 
-The measure is the shortfall of ``model.spread``: a bookie without a new domain for a write set is a duplicate there,
-and a write set can afford ``Qw - needed`` of them at each level.
+The measure is the shortfall of ``model.spread``: a bookie that adds no new domain to a write set is a duplicate there,
+and a write set can have ``Qw - needed`` duplicates at each level without a shortfall.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from bookie.model.topology import Level, Location, domain
 from bookie.runtime.fault_points import fault_point
 
 STEPS_MAX: Final = 200_000
-"""Write sets looked at in one search: a fraction of a second in the worst case, and the event loop waits for it."""
+"""Maximum number of candidates and write sets that one search examines. In the worst case this takes a fraction of a
+second and blocks the event loop."""
 EAGER_STEPS_MAX: Final = 20_000
-"""Of those, spent on the most random order; it nearly always leads somewhere at once, or never."""
+"""Part of these steps for the first attempt, in the random order. It nearly always succeeds at once, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,16 @@ class FilledEnsemble:
 
 
 _Key = tuple[str, str]
-"""A domain as it matters for the search: its kind and its name."""
+"""A failure domain in the search: its kind and its name."""
 
 
 @dataclass(slots=True)
 class _WriteSet:
-    """One level of one write set, as far as it is filled."""
+    """One level of one write set, with the positions filled so far."""
 
     level: Level
     affordable: int
-    """Duplicates that cost nothing."""
+    """Number of duplicates that cause no shortfall."""
     duplicates: int = 0
     members: Counter[str] = field(default_factory=Counter)
 
@@ -63,7 +64,7 @@ class _WriteSet:
 
 
 class Search:
-    """One search. Made for it, used once."""
+    """One search. Each instance runs only once."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class Search:
         Args:
             places: the location of the bookie in each position; None for an open position.
             write_quorum: ``Qw``.
-            needs: least number of domains per level, each at most ``write_quorum``.
-            order: the candidates, the most wanted first, at least as many as there are open positions.
+            needs: minimum number of domains per level, each at most ``write_quorum``.
+            order: the candidates, most preferred first, at least as many as there are open positions.
         """
         self._order = order
         self._open = [position for position, place in enumerate(places) if place is None]
@@ -120,14 +121,17 @@ class Search:
         self._unavoidable += max(0, surely - affordable) - max(0, made.duplicates - affordable)
 
     def _best(self, cost_max: int | None, *, is_eager: bool) -> FilledEnsemble | None:
-        """Return the cheapest of at most ``cost_max``: the first one within it (eager), else the best of all."""
+        """Return the ensemble with the lowest cost, at most ``cost_max``; None if there is none.
+
+        An eager search takes the candidates in the given order, any other one takes the best choices first.
+        """
         chosen: list[tuple[BookieId, Location, int]] = []
         best: FilledEnsemble | None = None
         cost = 0
         steps_max = EAGER_STEPS_MAX if is_eager else STEPS_MAX
         rounds = [self._choices(0, cost_max, is_eager=is_eager)]
         while rounds:
-            if len(chosen) == len(rounds):  # back at this position: its attempts have ended
+            if len(chosen) == len(rounds):  # back at this position: undo its last choice
                 bookie, place, added = chosen.pop()
                 self._undo(self._open[len(chosen)], bookie, place)
                 cost -= added
@@ -150,9 +154,10 @@ class Search:
         return best
 
     def _choices(self, index: int, cost_max: int | None, *, is_eager: bool) -> Iterator[tuple[BookieId, Location, int]]:
-        """Yield a bookie of each kind with its cost at an open position, in the given order (eager) or the best first.
+        """Yield one bookie of each kind with its cost at an open position: in the given order (eager), or best first.
 
-        The best is the cheapest, of the rack farthest from this position in the ensemble, with most bookies left.
+        The best has the lowest cost, then the rack farthest from this position in the ensemble, then the rack with the
+        most bookies left.
         """
         found = self._kinds_at(self._open[index], cost_max)
         if is_eager:
@@ -166,7 +171,7 @@ class Search:
         return iter(sorted(found, key=rank))
 
     def _nearness(self, position: int) -> dict[_Key, int]:
-        """For racks in the ensemble, how near they come to a position: the greater, the nearer."""
+        """Return how near each rack of the ensemble comes to a position; greater means nearer."""
         size = len(self._racks)
         near: dict[_Key, int] = {}
         for away in range(1, size // 2 + 1):
@@ -210,7 +215,7 @@ class Search:
 
 
 class _Kinds:
-    """Which candidates are alike: swapping two of one kind, with all around them, changes no shortfall."""
+    """The kinds of candidates. Swapping two candidates of one kind, with their domains, changes no shortfall."""
 
     def __init__(self, places: Sequence[Location], levels: Collection[Level], open_count: int) -> None:
         self._levels = levels
@@ -231,7 +236,7 @@ class _Kinds:
         self._shapes = {key: shape(key) for key in below}
 
     def path(self, place: Location) -> tuple[_Key, _Key, _Key]:
-        """Region, zone and rack of a location; levels without a requirement are merged."""
+        """Return the region, zone and rack of a location; levels without a requirement are merged."""
         known = self._paths.get(place)
         if known is None:
             region = domain(place, Level.REGION) if Level.REGION in self._levels else ""
@@ -241,11 +246,11 @@ class _Kinds:
         return known
 
     def size(self, rack: _Key) -> int:
-        """Return how many candidates a rack has; no more than are needed."""
+        """Return the number of candidates in a rack, at most the number of open positions."""
         return self._sizes[rack]
 
     def kind(self, place: Location, taken: Counter[_Key]) -> tuple[object, ...]:
-        """Return the kind of the candidates of ``place``; ``taken`` counts the bookies chosen from each domain."""
+        """Return the kind of the candidates at ``place``; ``taken`` counts the bookies chosen from each domain."""
         region, zone, rack = self._paths[place]
         if taken[rack]:
             return (rack,)

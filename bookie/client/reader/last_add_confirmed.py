@@ -1,8 +1,8 @@
-"""Last add confirmed of an open ledger, from the bookies of its last ensemble; nothing here fences.
+"""The last add confirmed of an open ledger, read from the bookies of its last ensemble without fencing.
 
 Every value from a bookie is verified with the ledger's digest. A writer declares an entry confirmed only after its
-acknowledgement, and recoveries copy stored bytes verbatim, so the greatest verified value is always safe to read up to;
-it may be stale. It is never the end of a fragment (S19).
+acknowledgement, and recoveries copy stored bytes verbatim. So it is always safe to read up to the greatest verified
+value, which may be stale. It is never the end of a fragment (S19).
 
 Source: docs/formats.md#coverage, #opening.
 """
@@ -26,41 +26,42 @@ from bookie.wire.port import EntryResult, LacReply, Request, Status
 from bookie.wire.requests import ReadLac, WaitLac
 
 _REPEAT_S: Final = 0.5
-"""Pause before a poll that ended early without news is repeated: too many wait at the bookie, or its bound is lower."""
+"""Pause before the repetition of a poll that ended early without a new value: too many polls wait at the bookie, or its
+limit for waiting is lower."""
 _MAY_HAVE_MORE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
-"""Statuses of such answers. Other ones are failures, and the bookie is asked again in the next call."""
+"""Statuses after which a poll is repeated. Others are failures: the bookie is asked again only in the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedEnd:
-    """The result of the bookies' answers."""
+    """The last add confirmed according to the answers of the bookies."""
 
     entry_id: EntryId
     """At least the entry before the last fragment."""
     is_covered: bool
-    """Whether no acknowledgement of an entry whose successor was stored can have been missed."""
+    """Whether the bookies that answered include a holder of every acknowledged entry."""
     is_answered: bool
-    """True if any member had an answer."""
+    """Whether any member answered without a failure."""
     evidence: dict[BookieId, Status]
     piggybacked: Entry | None = None
-    """The entry after the one that a long poll went beyond."""
+    """The entry after ``beyond`` of a long poll, if an answer contained it."""
 
 
 class Polls:
-    """Long polls of one follower without an answer yet: each continues during the next wait, until it is answered."""
+    """The long polls of one follower that have no answer yet. They continue during the next wait."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[int, BookieId], asyncio.Task[LacReply]] = {}
         """By position and bookie."""
 
     async def stop(self) -> None:
-        """End them. Idempotent."""
+        """Cancel the polls. Idempotent."""
         while self.open:
             await cancel(self.open.popitem()[1])
 
 
 class ConfirmedReads:
-    """Questions about one ledger to its last ensemble."""
+    """Requests about one ledger to the bookies of its last ensemble."""
 
     def __init__(self, ports: ClientPorts, digest: Digest) -> None:
         self._ports = ports
@@ -72,11 +73,11 @@ class ConfirmedReads:
         return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered)
 
     async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd:
-        """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer completes the call.
+        """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer ends the call.
 
-        A member that answers earlier without such a value is asked again, because it may not have waited at all.
-        Takes at least ``wait_s`` if no member has more, even if every bookie refuses at once. Members without an answer
-        by then are not asked again: their answers count in the next call with the same ``polls``.
+        A member that answers earlier without such a value is asked again, because it may not have waited at all. If no
+        member has such a value, the call takes at least ``wait_s``, even if every bookie refuses at once. Members that
+        have not answered by then are not asked again: their answers count in the next call with the same ``polls``.
         """
         clock = self._ports.clock
         until_s = clock.monotonic_s() + wait_s
@@ -96,7 +97,7 @@ class ConfirmedReads:
         until_s: float | None = None,
         polls: Polls | None = None,
     ) -> ConfirmedEnd:
-        """Ask every member until ``is_enough``, or until ``until_s``: then unanswered requests remain in ``polls``."""
+        """Ask every member until ``is_enough`` or ``until_s``. At ``until_s``, open requests are kept in ``polls``."""
         tally = _Tally(ledger, self._digest, request.beyond if isinstance(request, WaitLac) else None)
         members, clock = ledger.metadata.last_fragment.members, self._ports.clock
         kept = {} if polls is None else {key: polls.open.pop(key) for key in enumerate(members) if key in polls.open}
@@ -110,7 +111,7 @@ class ConfirmedReads:
         try:
             if polls is not None:
                 await polls.stop()  # those of former members
-            # A hanging member must not delay the look at the metadata after a poll without a result.
+            # A member that hangs must not delay the caller's next read of the metadata.
             async with asyncio.timeout(None if until_s is None else until_s - clock.monotonic_s()):
                 while waiting and not is_enough(tally):
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +121,7 @@ class ConfirmedReads:
                         status = tally.count(position, task.result())
                         if until_s is None or not isinstance(request, WaitLac) or status not in _MAY_HAVE_MORE:
                             continue
-                        if task in earlier:  # it has waited
+                        if task in earlier:  # it has waited, so no pause is needed
                             repeated = self._asked(members[position], request, timeout_s)
                         elif until_s - clock.monotonic_s() > _REPEAT_S:
                             again = self._repeated(members[position], request, until_s)
@@ -167,7 +168,7 @@ class _Tally:
         return is_covered(self._known, metadata.stripe, metadata.ack_quorum)
 
     def count(self, position: int, reply: LacReply) -> Status:
-        """Take an answer into account, and return its status."""
+        """Count an answer, and return its status."""
         status, found = confirmed_in(reply, self._digest, self._ledger.ledger_id)
         self._evidence[self._ledger.metadata.last_fragment.members[position]] = status
         if status is Status.OK or status.is_absent:
@@ -191,7 +192,7 @@ class _Tally:
 
 
 def confirmed_in(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
-    """Return the evidence in a bookie's answer: its status (CORRUPT if a part does not verify) and the greatest LAC."""
+    """Return the evidence in one bookie's answer: its status (CORRUPT if a part is damaged) and the greatest LAC."""
     status, best = reply.status, EntryId(-1)
     if reply.explicit:
         try:

@@ -1,8 +1,8 @@
-"""The ledger reader: any replica, next one on error or bad digest, ranges striped over the ensemble in parallel.
+"""The ledger reader. It reads any replica, the next one after an error or a wrong digest, and ranges in parallel.
 
-Opening does not fence and does not recover. An open ledger is readable up to a last add confirmed seen by some bookie
-of the last ensemble; it is a safe lower bound (only acknowledged entries are ever named by it), it may lag, and it
-never goes back. Entries beyond it are never returned.
+Opening does not fence and does not recover. An open ledger is readable up to a last add confirmed that some bookie of
+the last ensemble has. Every entry up to it is acknowledged. It may be stale, but it never decreases. Entries beyond it
+are never returned.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bookie.runtime.fault_points import fault_point
 _log: Final = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 16 << 20
-"""Payload aimed at by one chunk of a range read of a closed ledger."""
+"""Intended payload bytes of one chunk in a range read of a closed ledger."""
 _REREADS_MAX: Final = 20
-"""How often one read begins again with newer metadata; repair changes a fragment's bookies a few times at most."""
+"""Maximum attempts of one read, each with newer metadata; repair changes a fragment's bookies a few times at most."""
 
 
 class LedgerReader:
@@ -57,7 +57,7 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata this reader works with."""
+        """The metadata that this reader uses."""
         return self._ledger.metadata
 
     async def refresh(self) -> EntryId:
@@ -68,7 +68,8 @@ class LedgerReader:
     async def last_entry_id(self) -> EntryId:
         """Return the last readable entry, inclusive: the end of a closed ledger, else a confirmed entry; -1 for none.
 
-        Bookies are asked once. ``refresh`` asks again; ``tail`` and ``quorum_last_add_confirmed`` advance it as well.
+        The bookies are asked only once. ``refresh`` asks again; ``tail`` and ``quorum_last_add_confirmed`` also advance
+        the value.
 
         Raises:
             EntryUnavailableError: the ledger is open and no bookie of its last ensemble answered.
@@ -79,15 +80,15 @@ class LedgerReader:
         return self._last
 
     async def quorum_last_add_confirmed(self) -> EntryId:
-        """Return a last add confirmed at least as great as that of every entry acknowledged before this call.
+        """Return a last add confirmed from so many bookies that no entry acknowledged before this call is overlooked.
 
-        Enough bookies must answer to include a holder of each such entry. For a closed ledger, return its end.
+        So it is at least the last add confirmed that any such entry carries. For a closed ledger it is the end.
 
         Raises:
             LastConfirmedUnknownError: too few bookies of the last ensemble answered.
             NoSuchLedgerError, UnreadableMetadataError, StoreUnavailableError: the metadata cannot be read.
         """
-        await self._reread()  # nothing is acknowledged from an ensemble that the metadata does not name yet
+        await self._reread()  # no entry is acknowledged by an ensemble that the metadata does not name yet
         if self.metadata.last_entry_id is not None:
             return self._advance(self.metadata.last_entry_id)
         confirmed = await self._confirmed.read(self._ledger)
@@ -104,16 +105,16 @@ class LedgerReader:
             EntryLostError: every replica answered "never stored".
             NoSuchLedgerError: no replica could be read, and the ledger was deleted.
             UnreadableMetadataError: no replica could be read, and the metadata has become unreadable.
-            StoreUnavailableError: no replica could be read, and the metadata neither.
+            StoreUnavailableError: neither a replica nor the metadata could be read.
         """
         await self._check_range(entry_id, entry_id)
         [entry] = await self._read_some([entry_id])
         return entry
 
     async def read_range(self, first: EntryId, last: EntryId) -> AsyncGenerator[Entry, None]:
-        """Yield entries ``first..last`` (inclusive), in order.
+        """Yield the entries ``first..last`` (inclusive), in order.
 
-        Raises as ``read`` does; the entries yielded before are valid.
+        Raises as ``read``; entries yielded before are valid.
         """
         await self._check_range(first, last)
         start = first
@@ -132,20 +133,20 @@ class LedgerReader:
                     yield entry
 
     async def tail(self, first: EntryId, *, poll_s: float | None = None) -> AsyncGenerator[Entry, None]:
-        """Yield every entry from ``first`` on, in order, as it becomes readable; end at the end of the closed ledger.
+        """Yield every entry from ``first`` on, in order, as it becomes readable, until the end of the closed ledger.
 
         An entry becomes readable after a later one, or an explicit last add confirmed, shows its acknowledgement. While
-        nothing new is confirmed, silent bookies and a silent store only delay later entries. After the generator is
-        closed (``contextlib.aclosing``), nothing of it runs any more.
+        no new entry is confirmed, bookies and a store that do not answer only delay later entries. After the generator
+        is closed (``contextlib.aclosing``), nothing runs in the background any more.
 
         Args:
-            first: the start; it may lie in the future.
-            poll_s: longest wait before the metadata is looked at again, in seconds; None for ``tail_poll_s``.
+            first: the start; this entry need not exist yet.
+            poll_s: longest wait before the metadata is read again, in seconds; None for ``tail_poll_s``.
 
         Raises:
             InvalidPollError: the wait is not greater than 0.
             NoSuchEntryError: ``first`` is negative.
-            EntryUnavailableError, EntryLostError: a confirmed entry cannot be read; follow again from there.
+            EntryUnavailableError, EntryLostError: a confirmed entry cannot be read; tail again from this entry.
             NoSuchLedgerError, UnreadableMetadataError: the ledger was deleted, or its metadata has become unreadable.
         """
         if first < 0:
@@ -170,7 +171,7 @@ class LedgerReader:
             await polls.stop()
 
     async def _look_beyond(self, last: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd | None:
-        """Wait up to ``wait_s`` for an entry after ``last`` and advance to it; None if only the metadata was read."""
+        """Advance ``_last``. If nothing new is confirmed, read the metadata again after ``wait_s``."""
         if not self.metadata.is_closed:
             confirmed = await self._confirmed.wait(self._ledger, last, wait_s, polls)
             if self._advance(confirmed.entry_id) > last:
@@ -192,7 +193,7 @@ class LedgerReader:
         return self._last
 
     def _chunk_entries(self) -> int:
-        """Return the entries per request: fewer if they are large on average, so a chunk fits in memory."""
+        """Return the number of entries per request: fewer if their mean size is large, so a chunk fits in memory."""
         if fault_point("reader.tiny_chunk"):
             return 1
         entries_max = self._ports.settings.read_chunk_entries
@@ -208,7 +209,7 @@ class LedgerReader:
             raise NoSuchEntryError(f"ledger {self.ledger_id} {extent}; asked for {first} to {last}")
 
     async def _read_some(self, entry_ids: Sequence[EntryId]) -> list[Entry]:
-        """Read a prefix of ``entry_ids``, at least the first one. Errors: see ``read``."""
+        """Read a prefix of ``entry_ids``, at least the first one."""
         if fault_point("reader.extra_reread"):
             await self._reread()
         for _ in range(_REREADS_MAX):
@@ -226,7 +227,7 @@ class LedgerReader:
         return EntryUnavailableError(self.ledger_id, entry_id, evidence, self._replicas.reasons)
 
     async def _reread(self, *, is_newest: bool = True) -> None:
-        """Read the metadata again; with ``is_newest`` never from a stale server."""
+        """Read the metadata again; with ``is_newest``, never from a stale ZooKeeper server."""
         ledger: Versioned | None = None
         if not is_newest:
             with contextlib.suppress(NoSuchLedgerError):  # a stale server may not have it yet
@@ -235,11 +236,11 @@ class LedgerReader:
             ledger = await self._ports.ledgers.current(self.ledger_id)
         if ledger is None:
             raise NoSuchLedgerError(f"ledger {self.ledger_id} does not exist")
-        if ledger.version > self._ledger.version:  # the server may be older than the last answer
+        if ledger.version > self._ledger.version:  # a stale server may return an older version than before
             self._ledger = ledger
 
     async def _has_changed_since(self, seen: Versioned) -> bool:
-        """Whether the metadata is newer than ``seen``: repair or the writer may have replaced the bookies asked."""
+        """Return whether the metadata is newer than ``seen``: repair or the writer may have replaced the bookies."""
         if self._ledger.version == seen.version:
             await self._reread()
         return self._ledger.version != seen.version
@@ -259,7 +260,7 @@ class LedgerReader:
 
 
 def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
-    """Return the longest wait between two looks of a tail at the metadata; None for that in the settings.
+    """Return the longest wait between two reads of the metadata by a tail; None for the value in the settings.
 
     Raises:
         InvalidPollError: it is not greater than 0.
@@ -273,7 +274,7 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
 def open_reader(
     ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
 ) -> LedgerReader:
-    """Return a reader of ``ledger``; with None the value in the metadata applies.
+    """Return a reader of ``ledger``. For None, the password or digest type in the metadata is used.
 
     Raises:
         WrongPasswordError: the password is not the ledger's.

@@ -1,7 +1,7 @@
-"""Find entries on their replicas: any valid copy is enough, and after each failure the next replica is asked.
+"""Reads of entries from their replicas: any valid copy is enough, and after each failure the next replica is asked.
 
-An answer counts for the requested entry, after its digest and ids were verified (docs/formats.md#verification,
-#plain-reads; S18).
+An answer counts only for the requested entry, and only after its digest and ids were verified
+(docs/formats.md#verification, #plain-reads; S18).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.wire.port import Status
 from bookie.wire.requests import Read
 
 Evidence = dict[BookieId, Status]
-"""Which replicas could not serve an entry, and why."""
+"""The replicas that could not serve an entry, with the reasons."""
 
 _Outcome = Entry | Status
 _Asking = asyncio.Task[list[_Outcome]]
@@ -39,7 +39,7 @@ class Found:
 
 
 class ReplicaReads:
-    """Reads of one ledger. Remembers for a while which bookies kept it waiting, and asks those last."""
+    """Reads of one ledger. Slow bookies are recorded for a while, and asked last."""
 
     def __init__(self, ports: ClientPorts, ledger_id: LedgerId, digest: Digest) -> None:
         self.ports = ports
@@ -50,14 +50,14 @@ class ReplicaReads:
         """The latest answer of each bookie for the first failed entry, or for the whole request."""
 
     async def read(self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> Found:
-        """Read a prefix of ``entry_ids`` (ascending): shorter if they are large, or if one cannot be read now.
+        """Read a prefix of ``entry_ids`` (ascending): a shorter one if they are large, or if one cannot be read now.
 
-        Each replica is asked at most once, so this ends within ``Qw`` read deadlines.
+        Each replica is asked at most once, so the call ends within ``Qw`` read deadlines.
         """
         return await _Pass(self, metadata, entry_ids).run()
 
     def replicas(self, metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
-        """Return the bookies of an entry in the order to ask: quick before slow, near before far, else by write set."""
+        """Return the bookies of an entry in the order to ask: not slow first, then near, else by the write set."""
         members = metadata.fragments[metadata.fragment_index(entry_id)].members
         positions = metadata.stripe.write_set(entry_id)
         found = list(dict.fromkeys(members[position] for position in positions))
@@ -71,7 +71,7 @@ class ReplicaReads:
         self._slow_until_s[bookie] = self.ports.clock.monotonic_s() + self.ports.settings.failed_bookie_quarantine_s
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> list[_Outcome]:
-        """Return one bookie's answers for a prefix of ``entry_ids``; if the request failed, for all of them."""
+        """Return one bookie's answers for a prefix of ``entry_ids``; if it fails, for all of them."""
         timeout_s = self.ports.settings.read_timeout_s
         reply = await self.ports.transport.ask(bookie, Read(self._ledger_id, entry_ids), timeout_s)
         self.reasons[bookie] = next(filter(None, (result.detail for result in reply.results)), reply.detail)
@@ -98,7 +98,7 @@ class _Wanted:
     """A requested entry."""
 
     replicas: list[BookieId]
-    """Those not asked yet."""
+    """Bookies that were not asked yet."""
     waits_for: int = 0
     """Requests under way for it."""
     evidence: Evidence = field(default_factory=dict)
@@ -192,7 +192,7 @@ class _Pass:
             del self._wanted[following]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> bool:
-        """Ask one more replica about each missing entry; return False if every replica was asked."""
+        """Ask one more replica for each missing entry; return whether there was one to ask."""
         by_bookie: dict[BookieId, list[EntryId]] = defaultdict(list)
         for entry_id in entry_ids:
             wanted = self._wanted[entry_id]

@@ -1,7 +1,7 @@
-"""Changes of the metadata by a recovery: taking the ledger over, and sealing it. Each is compare-and-set (S4).
+"""Changes of the metadata by a recovery: the change to IN_RECOVERY, and the close. Each is compare-and-set (S4).
 
-The end was decided from the last fragment at the start of the recovery, so it is stored only while this fragment
-stands. A spare gets its place in it only while the spare has the disks on which its entries were found.
+The end was determined from the last fragment at the start of the recovery, so it is stored only if this fragment is
+unchanged. A spare is stored as a member only if it still has the disks on which its entries were found.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bookie.runtime.fault_points import fault_point
 
 
 class TailChangedError(MetadataConflictError):
-    """The last fragment, or disks of bookies, changed after the start of the recovery: it decides nothing."""
+    """The last fragment, or the disks of a bookie, changed after the start of the recovery: it decides nothing."""
 
 
 Decide = Callable[[LedgerMetadata], LedgerMetadata | None]
 
 
 async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
-    """Return the ledger as new as everything that ended before this call.
+    """Return the ledger, at least as new as every change that was complete before this call.
 
     Raises:
-        NoSuchLedgerError: there is none.
+        NoSuchLedgerError: there is no such ledger.
         UnreadableMetadataError: its metadata cannot be read, or is impossible.
         StoreUnavailableError: no answer.
     """
@@ -42,16 +42,16 @@ async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
 async def change_metadata(
     ports: ClientPorts, ledger: Versioned, decide: Decide, checks: Sequence[Check] = ()
 ) -> Versioned:
-    """Store the result of ``decide`` for the newest metadata while ``checks`` hold; None means no change.
+    """Store the result of ``decide`` for the newest metadata if ``checks`` hold; None means no change.
 
-    A conflict, an unanswered request and an unknown outcome are all settled by reading again and deciding again.
+    After a conflict, an unanswered request or an unknown outcome, the metadata is read and the change decided again.
 
     Raises:
         TailChangedError: one of ``checks`` does not hold.
-        MetadataConflictError: it kept changing.
-        StoreUnavailableError, WriteOutcomeUnknownError: the store kept silent for ``recovery_store_attempts_max``
+        MetadataConflictError: the metadata kept changing.
+        StoreUnavailableError, WriteOutcomeUnknownError: the store did not answer in ``recovery_store_attempts_max``
             attempts.
-        NoSuchLedgerError: it was deleted.
+        NoSuchLedgerError: the ledger was deleted.
     """
     settings = ports.settings
     for attempt in range(settings.recovery_store_attempts_max):
@@ -94,11 +94,11 @@ async def seal(
     length: int,
     checks: Sequence[Check] = (),
 ) -> tuple[Versioned, bool]:
-    """Close the ledger at ``last_entry_id``, unless it is closed already: then the earlier end stands.
+    """Close the ledger at ``last_entry_id``, unless it is already closed: then the earlier end remains.
 
     Args:
         ports: see ``ClientPorts``.
-        ledger: as the recovery began with it.
+        ledger: the ledger as it was at the start of the recovery.
         closed: ``LedgerTail.closed``.
         last_entry_id: the end, inclusive.
         length: payload bytes up to it.

@@ -1,4 +1,4 @@
-"""Fencing the last ensemble, and the last add confirmed known to its bookies.
+"""The fencing of the last ensemble, and the last add confirmed that its bookies report.
 
 Source: docs/formats.md#coverage, #recovery steps 2 and 3.
 """
@@ -25,15 +25,15 @@ from bookie.wire.requests import Fence, ReadLast
 
 
 async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
-    """Have a bookie check the key of an open ledger whose metadata keeps no password (format 1); else do nothing.
+    """Let a bookie check the key of an open ledger whose metadata has no password (format 1); else do nothing.
 
-    Bookies compare keys when they add or fence (docs/formats.md#operations), and a bookie without entries of the ledger
-    accepts any key, and keeps it as the right one. So only the first member of the last fragment with an entry is
-    fenced. A wrong key changes nothing. With the right one the writer is refused a moment before the metadata changes,
-    which loses nothing; recovery relies on no earlier fence, and fences this bookie again.
+    Bookies compare keys when they add or fence (docs/formats.md#operations). A bookie without entries of the ledger
+    accepts any key, and keeps it as the right one. So the first member of the last fragment that has an entry is
+    fenced, and no other. A wrong key has no effect. The right one deposes the writer a moment before the metadata
+    changes, which is harmless. Recovery does not rely on this fence, and fences the bookie again.
 
-    A wrong key is not detected if no answering member holds an entry, nor by a bookie that lost the key at a restart,
-    as Apache's do with some kinds of storage.
+    A wrong key is not detected if no member that answers has an entry, nor by a bookie that lost the key at a restart,
+    as Apache's bookies do with some kinds of storage.
 
     Raises:
         WrongPasswordError: the bookie has another key for the ledger; nothing was changed anywhere.
@@ -63,8 +63,8 @@ class FencedEnd:
 async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> FencedEnd:
     """Fence the members of the last fragment until every write set is covered.
 
-    From then on no entry can be acknowledged to a writer without one of the answered bookies, and those refuse. The
-    last add confirmed is at least the entry before the fragment: its writer had that one acknowledged (#2615).
+    After that, no entry can be acknowledged to a writer without one of the bookies that answered, and those refuse its
+    adds. The last add confirmed is at least the entry before the fragment, which was acknowledged to a writer (#2615).
 
     Raises:
         RecoveryImpossibleNowError: too few bookies answered within ``read_timeout_s``.
@@ -114,14 +114,14 @@ def _last_entry_in(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> En
     if fault_point("recovery.early_timeout"):
         return Status.TIMEOUT
     if reply.status is not Status.OK:
-        return reply.status  # also "no such ledger": it comes without the promise that the ledger is fenced there
+        return reply.status  # also "no such ledger", which does not promise that the ledger is fenced there
     if reply.last_entry is None:
         return None
     return last_entry_of(reply.last_entry, digest, ledger_id)
 
 
 def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
-    """Decode and verify a bookie's greatest entry; also CORRUPT if it declares itself, or a later one, confirmed."""
+    """Decode and verify a bookie's greatest entry; CORRUPT also if its last add confirmed is not before itself."""
     if result.status is not Status.OK:
         return result.status
     try:

@@ -1,7 +1,7 @@
-"""Reading forward during recovery, fencing every bookie asked (docs/formats.md#recovery step 4; #2614).
+"""The forward reads of a recovery, which fence every bookie that is asked (docs/formats.md#recovery step 4; #2614).
 
-Always from one ensemble: the last one as it was when the recovery began. Entries are read ahead, and judged one after
-another in order, so the outcome is the same as for single reads.
+All of them use one ensemble: the last one as it was when the recovery began. Entries are read ahead, and judged one
+after another in order, so the outcome is the same as for single reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReadAhead:
 
 
 class RecoveryReader:
-    """Reads one fragment's entries, each from as many members as it takes to decide."""
+    """Reads the entries of one fragment, each from as many members as the decision needs."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RecoveryReader:
         is_fencing: bool,
         is_confirmed: bool,
     ) -> None:
-        """Read with or without a fence. A denial of a confirmed entry proves the loss of a copy, and no absence."""
+        """Prepare reads with or without a fence. A denial of a confirmed entry proves a lost copy, not its absence."""
         self._ports = ports
         self._ledger_id: LedgerId = ledger.ledger_id
         self._metadata = ledger.metadata
@@ -56,7 +56,7 @@ class RecoveryReader:
         self._fence_key = access.key if is_fencing else None
         self._is_confirmed = is_confirmed
         self._suspects: set[int] = set()
-        """Positions with slow answers: asked after the others."""
+        """Positions with slow answers, which are asked after the others."""
 
     async def read(self, first: EntryId, count: int) -> ReadAhead:
         """Read ``first`` and up to ``count - 1`` entries after it; fewer if they are large.
@@ -64,13 +64,13 @@ class RecoveryReader:
         At least one is decided.
 
         Raises:
-            RecoveryImpossibleNowError: the next entry is neither found nor absent by the answers there are.
+            RecoveryImpossibleNowError: the answers show neither that the next entry exists nor that it is absent.
             WrongPasswordError: a bookie has another master key for the ledger.
         """
         return await _Round(self, first, count).run()
 
     async def ask(self, position: int, entry_ids: Sequence[EntryId]) -> list[FoundEntry | Status]:
-        """Return one member's answer for a prefix of ``entry_ids``; for all of them if it fails."""
+        """Return one member's answers for a prefix of ``entry_ids``; if it fails, for all of them."""
         read = Read(self._ledger_id, entry_ids, self._fence_key)
         timeout_s = self._ports.settings.read_timeout_s
         reply = await self._ports.transport.ask(self._members[position], read, timeout_s)
@@ -81,14 +81,14 @@ class RecoveryReader:
             for entry_id, result in zip(entry_ids, reply.results, strict=False)
         ]
         if reply.status is not Status.OK or not outcomes:
-            # "Absent" proves something of an entry only; for a whole request it is a failure like others.
+            # "Absent" is a proof only for a single entry. For a whole request it is a failure like any other.
             is_failure = reply.status is not Status.OK and not reply.status.is_absent
             failure = reply.status if is_failure else Status.IO_ERROR
             outcomes.extend(failure for _ in entry_ids[len(outcomes) :])
         return outcomes
 
     def votes(self, entry_id: EntryId) -> Votes:
-        """Return a new count for one entry."""
+        """Return a new count of the answers for one entry."""
         metadata = self._metadata
         positions = metadata.stripe.write_set(entry_id)
         needed = negative_quorum(metadata.write_quorum, metadata.ack_quorum)
@@ -111,7 +111,7 @@ class RecoveryReader:
 
     @property
     def patience_s(self) -> float:
-        """How long a member may take before the next one is asked as well."""
+        """The time in seconds after which the next member is asked as well."""
         return self._ports.settings.speculative_after_s
 
     def wrong_password(self, position: int) -> WrongPasswordError:
@@ -156,12 +156,12 @@ class _Round:
                 await cancel(task)
 
     def _advance(self) -> Verdict:
-        """Take over the entries found, in order; FOUND once all requested ones are."""
+        """Collect the found entries in order; return FOUND after all requested ones are found."""
         while self._next < self._end:
             votes = self._votes[self._next]
             verdict = votes.verdict
             if verdict is Verdict.UNKNOWN and self._found:
-                return Verdict.FOUND  # what is before it is certain, and the caller asks again for the rest
+                return Verdict.FOUND  # the entries before it are certain, and the caller asks again for the rest
             if verdict is Verdict.UNKNOWN:
                 raise self._reader.undecided(self._next, votes)
             if verdict is not Verdict.FOUND:
@@ -200,7 +200,7 @@ class _Round:
         ]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> None:
-        """Ask one more member about each of the entries, with one request to each member."""
+        """Ask one more member for each of the entries, with one request to each member."""
         by_position: dict[int, list[EntryId]] = defaultdict(list)
         for entry_id in entry_ids:
             position = self._votes[entry_id].ask_next(self._reader.suspects)

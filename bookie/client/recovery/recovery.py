@@ -12,13 +12,13 @@ end, and all others accept it (I4). The order of the steps is the safety argumen
    now, another recovery would read from bookies that lack the entries, and would cut off the end.
 5. Members not known to have all entries are marked for repair, because only this process has this information. The mark
    is repeated after the close: a worker may have completed the task while the ledger was open.
-6. If a member of the last ensemble has got other disks since step 2, the recovery starts again: other disks may have
-   no fence, and may have accepted adds of the writer (R132).
-7. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and no
-   new member has got other disks since it was asked (R30).
+6. If the disks of a member of the last ensemble have changed since step 2, the recovery starts again: the new disks may
+   have no fence, and may have accepted adds of the writer (R132).
+7. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and the
+   disks of the new members have not changed since they were asked (R30).
 
-A crash before step 7 leaves the ledger in recovery, fenced, perhaps with more copies than before. Another recovery
-starts again from step 1, and the collectors of bookies that remain unnamed delete their copies.
+A crash before step 7 leaves the ledger in recovery and fenced, perhaps with more copies than before. Another recovery
+starts again from step 1. Bookies that the closed metadata does not name delete their copies in a collection.
 
 Sources: docs/formats.md#recovery, docs/failure-model.md#recovery-rules; I rules are defined in docs/invariants.md.
 """
@@ -53,23 +53,22 @@ _log: Final = logging.getLogger(__name__)
 
 _MARKING: Final = Backoff(attempts=4)
 _AT_A_TIME: Final = 32
-"""Listings under way: the metadata of an old ledger may name many bookies."""
+"""Maximum number of concurrent listings: the metadata of an old ledger may name many bookies."""
 _READ_BYTES_MAX: Final = 8 << 20
 _READ_ENTRIES_MAX: Final = 4096
-"""A ledger up to this size is read if it cannot be listed: about a second per bookie."""
+"""A ledger up to this size is read if it cannot be listed, which takes about a second per bookie."""
 
 
 async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: bytes | None = None) -> Versioned:
-    """Fence, recover and close a ledger; a closed one is left as it is. Idempotent, any number at once.
+    """Fence, recover and close a ledger; a closed one is not changed. Idempotent, and safe to run concurrently.
 
-    No acknowledged entry is lost, and nothing is acknowledged to the old writer after this returns. Entries in flight
-    may or may not be part of the ledger; this is decided here permanently. Bookies without a copy are marked for
-    repair.
+    No acknowledged entry is lost, and nothing is acknowledged to the old writer after the call returns. It decides
+    permanently whether entries in flight are part of the ledger. Bookies without a copy are marked for repair.
 
     Args:
         ports: see ``ClientPorts``.
-        ledger_id: which ledger.
-        password: the ledger's; None to use the stored one (administration).
+        ledger_id: the ledger to recover.
+        password: the password of the ledger; None for the stored one (administration).
 
     Returns:
         The closed ledger.
@@ -77,13 +76,13 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
     Raises:
         NoSuchLedgerError: it does not exist, or was deleted during the recovery.
         WrongPasswordError: the password is not the one in the metadata, or a bookie refuses its key. Nothing was
-            touched, unless the metadata is wrong or ``try_key`` could not detect it: then the ledger stays in recovery,
+            changed, unless the metadata is wrong or ``try_key`` could not detect it: then the ledger stays in recovery,
             and a bookie without entries of it may keep the wrong key.
         UnreadableMetadataError: its metadata cannot be read, or is impossible.
-        RecoveryImpossibleNowError: with the answering bookies the end cannot be known, or not be stored on ``Qa`` of
-            them; the ledger stays in recovery.
-        StoreUnavailableError: no answer from the metadata store; recover it again. The same for an unknown or
-            conflicting outcome of the mark for repair before the close.
+        RecoveryImpossibleNowError: too few bookies answer to determine the end, or to store it on ``Qa`` of them; the
+            ledger stays in recovery.
+        StoreUnavailableError: no answer from the metadata store; recover it again. Also if the outcome of the mark for
+            repair before the close is unknown or a conflict.
         WriteOutcomeUnknownError: the ledger may have been closed; recover it again to find out.
         MetadataConflictError: the metadata kept changing.
     """
@@ -103,7 +102,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
 
 
 class _Recovery:
-    """One attempt, from one state of the last ensemble."""
+    """One attempt of a recovery, for one state of the last ensemble."""
 
     def __init__(self, ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
         self._ports = ports
@@ -144,7 +143,7 @@ class _Recovery:
         return last, length
 
     async def _length_at(self, entry_id: EntryId) -> int:
-        """Return the payload bytes up to a confirmed entry, as recorded in the entry itself."""
+        """Return the payload bytes up to a confirmed entry, from its header, in whichever fragment the entry is."""
         for is_last_try in (False, True):
             metadata = self._ledger.metadata
             fragment = metadata.fragments[metadata.fragment_index(entry_id)]
@@ -159,15 +158,15 @@ class _Recovery:
                     raise ConfirmedEntryUnreadableError(ledger_id, entry_id, error.evidence) from error
             else:
                 return found.entry.length
-            # Repair may have given the copies to other bookies since; the last fragment is checked when closing.
+            # Repair may have moved the copies to other bookies; the last fragment is checked by the close.
             self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def _checks(self) -> list[Check]:
-        """Checks for the close: each spare still has the disks that are asked next about their entries.
+        """Return checks for the close: each spare still has the disks whose entries are listed next.
 
-        New disks search the metadata once for entries of the disks before them. A spare with new disks before the
-        metadata names it would lack its copies unnoticed.
+        A bookie with new disks searches the metadata once for the ledgers of its old ones. If a spare did so before the
+        metadata names it, the lack of its copies would remain unnoticed.
         """
         spares = sorted(self._tail.spares)
         if not spares:
@@ -187,7 +186,7 @@ class _Recovery:
             raise TailChangedError(f"other disks since the ledger was fenced: {', '.join(changed)}")
 
     async def _incomplete(self, sealed: LedgerMetadata | None) -> list[BookieId]:
-        """Return the members not known to have every entry placed on them up to the end.
+        """Return the members not known to hold every entry placed on them.
 
         The writer may have died before some member got a confirmed entry, and no other process has this information.
         """

@@ -1,8 +1,8 @@
-"""The final fragments of a recovery: kept in memory, stored by the closing change only (pure).
+"""The final fragments of a recovery: kept in memory, and stored only by the change that closes the ledger (pure).
 
-Why late (docs/failure-model.md#recovery-rules): another recovery, or this one run again, reads from the last ensemble
-in the metadata. If a replacement were named before the ledger is closed, its bookies would truthfully answer "never
-stored" for existing entries, and the tail would be cut.
+The reason (docs/failure-model.md#recovery-rules): another recovery, or a repetition of this one, reads from the last
+ensemble in the metadata. If the metadata named a replacement before the ledger is closed, the new bookie would
+truthfully answer "never stored" for existing entries, and the tail would be cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 
 class LedgerTail:
-    """The last fragment as it was when the recovery began, and the fragments in its place."""
+    """The last fragment as it was when the recovery began, and the fragments that replace it."""
 
     def __init__(self, ledger: Versioned) -> None:
         self.began = ledger
@@ -33,12 +33,12 @@ class LedgerTail:
 
     @property
     def spares(self) -> frozenset[BookieId]:
-        """Bookies named only by the closing change."""
+        """Bookies that only the closing change names."""
         named = self.began.metadata.members()
         return frozenset(member for fragment in self._fragments for member in fragment.members if member not in named)
 
     def replace_member(self, first: EntryId, position: int, bookie: BookieId) -> None:
-        """Assign ``position`` to ``bookie`` from entry ``first`` on; entries below stay in place."""
+        """Assign ``position`` to ``bookie`` from entry ``first`` on; earlier entries stay where they are."""
         last = self._fragments[-1]
         assert first >= last.first_entry_id, f"a change at {first}, below the fragment that begins at {last}"
         members = (*last.members[:position], bookie, *last.members[position + 1 :])
@@ -47,7 +47,7 @@ class LedgerTail:
         self._fragments.append(Fragment(first, members))
 
     def closed(self, metadata: LedgerMetadata, last_entry_id: EntryId, length: int) -> LedgerMetadata | None:
-        """``metadata`` with this tail, sealed; None if its last fragment changed after the recovery began.
+        """Return ``metadata`` with this tail, closed; None if its last fragment changed after the recovery began.
 
         Older fragments are taken from ``metadata``: a repair may have changed them.
         """

@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
     WAITING = enum.auto()
     """Not decided; some member has not answered."""
     UNKNOWN = enum.auto()
-    """Every member has answered, and it is not decided."""
+    """Every member has answered, and the answers decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Votes:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the answers so far. FOUND and ABSENT never change again."""
+        """The verdict of the answers so far. FOUND and ABSENT are final."""
         if self.found is not None:
             return Verdict.FOUND
         if self._negatives >= self._negatives_needed:
@@ -67,7 +67,7 @@ class Votes:
         return len(self._asked) > len(self._answers)
 
     def ask_next(self, last: Collection[int]) -> int | None:
-        """Return the next position to ask, those in ``last`` after the others; it is noted as asked. None: all were."""
+        """Return the next position to ask (``last`` after the others), and record it as asked; None if all were."""
         left = [position for position in self._write_set if position not in self._asked]
         if not left:
             return None

@@ -1,8 +1,8 @@
-"""Storing found entries again, verbatim and on their whole write sets, during recovery.
+"""The writes of a recovery: the entries found are stored again, verbatim and on their whole write sets.
 
-A member that refuses is replaced in memory from the first entry of the block on; without a spare the block
-stays incomplete there. Every entry must be durable on ``Qa`` members of the ensemble that the closing change will name
-for it.
+A member that refuses an entry is replaced in memory, from the first entry of the block on. Without a spare, the block
+remains incomplete at this position. Every entry must be durable on ``Qa`` members of the ensemble that the closing
+change will name for it.
 
 Source: docs/formats.md#recovery steps 5 and 6.
 """
@@ -30,7 +30,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Part:
-    """The share of one position in a block; ``stored`` counts the first packets durable on its bookie."""
+    """The entries of one position in a block; the first ``stored`` packets are durable on its bookie."""
 
     __slots__ = ("packets", "position", "stored")
 
@@ -56,7 +56,7 @@ class RecoveryWriter:
         self._ledger_id = tail.began.ledger_id
         self._shape = tail.began.metadata
         self._failed: dict[BookieId, Status] = {}
-        """Bookies that refused: not asked or chosen again by this recovery."""
+        """Bookies that failed, and are not asked or chosen again by this recovery."""
 
     async def store(self, block: Sequence[FoundEntry]) -> None:
         """Make a block of consecutive entries durable on all reachable members.
@@ -82,7 +82,7 @@ class RecoveryWriter:
             yield _Part(position, [one.packet for one in block if stripe.stores(position, one.entry.entry_id)])
 
     async def _send(self, parts: Sequence[_Part]) -> None:
-        """Offer each part to its bookie, side by side; a part that is not stored afterwards has failed."""
+        """Send the parts to their bookies concurrently; a part that is not stored afterwards has failed."""
         bookies = self._tail.members
         sending = {
             guarded("recovery add", self._offer(bookies[part.position], part)): bookies[part.position]
@@ -125,7 +125,7 @@ class RecoveryWriter:
         return reply
 
     async def _replace(self, block: Sequence[FoundEntry], parts: Sequence[_Part]) -> bool:
-        """Give positions to spare bookies, for the whole block; whether there was any."""
+        """Replace the bookies of ``parts`` by spares, for the whole block; return whether there was any spare."""
         bookies = await self._ports.registrations.list()
         placement, members = self._ports.placement, self._tail.members
         chosen = placement.replacements(
@@ -159,7 +159,7 @@ def _is_replaced_for_nothing() -> bool:
 
 
 def _batch_size(part: _Part) -> int:
-    """Return how many of the remaining packets fit into one batch."""
+    """Return the number of remaining packets that fit into one batch."""
     if fault_point("recovery.tiny_batch"):
         return 1
     count = size = 0

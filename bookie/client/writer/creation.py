@@ -1,4 +1,4 @@
-"""Making a ledger: refuse impossible options, choose bookies, create the metadata, start the writer."""
+"""The creation of a ledger: refuse impossible options, choose bookies, create the metadata, start the writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class PlannedLedger:
-    """A ledger to be created: everything is decided, and only its id was taken."""
+    """A ledger to be created: everything is decided, and nothing but its id is taken yet."""
 
     ledger_id: LedgerId
     metadata: LedgerMetadata
@@ -30,7 +30,7 @@ class PlannedLedger:
 async def plan_ledger(
     ports: ClientPorts, options: LedgerOptions, password: bytes, custom: Mapping[str, bytes]
 ) -> PlannedLedger:
-    """Decide about a new ledger.
+    """Plan a new ledger.
 
     Raises:
         InvalidQuorumError: impossible options.
@@ -43,7 +43,7 @@ async def plan_ledger(
     usable = writable - ports.placement.draining
     writable -= usable - allowed_bookies(custom.items(), ports.placement.topology.groups, usable, options.ensemble_size)
     gone: set[BookieId] = set()
-    while True:  # ends: each time around there is one candidate fewer at least
+    while True:  # the loop ends, because each round has at least one candidate fewer
         members = ports.placement.ensemble(
             writable, options.ensemble_size, options.write_quorum, options.ack_quorum, gone, ports.rng
         )

@@ -1,17 +1,17 @@
-"""Ensemble change: replace the bookies given up by a writer, from last add confirmed + 1 on.
+"""Ensemble change: replace the bookies that a writer gave up, from last add confirmed + 1 on.
 
-The invariant: an entry is acknowledged only if ``Qa`` bookies have it in the ensemble that the stored metadata gives
+The invariant: an entry is acknowledged only if ``Qa`` bookies have it in the ensemble that the stored metadata names
 for it (I1). A writer changes only the last fragment (I8), and fragment starts increase: if the last fragment has no
 confirmed entry, it is replaced instead (I7).
 
 The order is the safety argument. Acknowledgements stop first (``state.is_changing``), so last add confirmed, which
-determines the start of the new fragment, cannot move. The incarnation of each replacement is looked up before the
+determines the start of the new fragment, cannot change. The incarnation of each replacement is looked up before the
 metadata names it, and adds carry it: other disks under the same name refuse them. The metadata is then written by
-compare-and-set. Only when the write is known to be stored are the acknowledgements of the replaced positions discarded,
-the unconfirmed entries sent to the new bookies, and acknowledgements resumed. Further failures during the change are
+compare-and-set. After the write is known to be stored, the acknowledgements of the replaced positions are discarded,
+the unconfirmed entries are sent to the new bookies, and acknowledgements resume. Further failures during the change are
 handled in another round.
 
-If the writer dies at any point, the metadata gives the old ensemble or the new one. Every confirmed entry precedes the
+If the writer dies at any point, the metadata names the old ensemble or the new one. Every confirmed entry precedes the
 new fragment, and no unconfirmed one was acknowledged, so a recovery may keep it or not. If the answer to the write is
 lost, nothing is acknowledged until a read of the metadata shows the outcome. If the last fragment found is neither the
 old one nor one sent by this change, or the state is not OPEN, another client has changed the ledger, and the writer
@@ -46,10 +46,10 @@ _RETRY_S: Final = 0.2
 def with_new_ensemble(
     metadata: LedgerMetadata, ledger_id: LedgerId, before: Fragment, wanted: Fragment, sent: Sequence[Fragment]
 ) -> LedgerMetadata | None:
-    """Return the metadata after an ensemble change, from the stored one; None if the change is already stored. Pure.
+    """Return the metadata after an ensemble change; None if the change is already stored. Pure.
 
     Args:
-        metadata: as found; older fragments may have been changed by repair, and are kept as they are.
+        metadata: the metadata as read; repair may have changed older fragments, which are kept as they are.
         ledger_id: for the error's text.
         before: the last fragment in this writer's metadata.
         wanted: the new last fragment.
@@ -73,8 +73,8 @@ class EnsembleChange:
     """One change of one writer.
 
     Attributes:
-        ledger: metadata as last stored or read, even after a failure.
-        changes_left: how many more times the metadata may be changed; None: no limit.
+        ledger: the metadata as last stored or read, also after a failure.
+        changes_left: number of further changes that are allowed; None: no limit.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EnsembleChange:
             ports: see ``ClientPorts``.
             state: the writer's state; its lanes contain the failed positions.
             ledger: the writer's copy of the metadata.
-            failed_at_s: when each bookie failed this writer last, by the clock's ``monotonic_s``.
+            failed_at_s: time of each bookie's last failure with this writer, by the clock's ``monotonic_s``.
             changes_left: see the attribute.
             reasons: the last failure of each bookie with this writer, for the error's text.
         """
@@ -104,7 +104,7 @@ class EnsembleChange:
         self._reasons = reasons or {}
         self._incarnations: dict[BookieId, str] = {}
         self._sent: list[Fragment] = []
-        """Fragments that were sent and are not known to be stored or refused, and the latest one."""
+        """The latest fragment that was sent, and earlier ones that are not known to be stored or refused."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -115,9 +115,9 @@ class EnsembleChange:
         """Replace every failed position.
 
         Raises:
-            NotEnoughBookiesError: no bookie is left to take a position; some may have been replaced.
+            NotEnoughBookiesError: no bookie is left for a position; others may have been replaced.
             TooManyEnsembleChangesError: the limit is reached.
-            LedgerFencedError: the ledger is not this writer's any more.
+            LedgerFencedError: the ledger no longer belongs to this writer.
             TransientError, OutcomeUnknownError: the metadata store did not answer within the rounds allowed.
             NoSuchLedgerError: the ledger was deleted.
         """
@@ -142,9 +142,9 @@ class EnsembleChange:
         )
 
     async def revive(self) -> None:
-        """Give another chance to each failed member that is registered on the same disks again; no metadata is changed.
+        """Use each failed member again that is registered with the same disks; no metadata is changed.
 
-        Members with a failure within the last ``degraded_retry_s`` have to wait.
+        Members that failed within the last ``degraded_retry_s`` are left out.
 
         Raises:
             StoreUnavailableError: no answer from the metadata store.
@@ -194,7 +194,7 @@ class EnsembleChange:
         self._state.replace(fragment.members, self._incarnations)
 
     async def _new_members(self) -> tuple[BookieId, ...]:
-        """Return the last ensemble with as many failed positions replaced as there are bookies for; at least one."""
+        """Return the last ensemble with as many failed positions replaced as possible, at least one."""
         settings = self._ports.settings
         bookies = await self._ports.registrations.list()
         members = tuple(lane.bookie for lane in self._state.lanes)
@@ -202,7 +202,7 @@ class EnsembleChange:
         writable = writable_for(self._ports.placement, ledger_id, metadata, members, bookies)
         failed = self._state.failed_positions()
         found = await self._replaced(members, failed, writable, settings.failed_bookie_quarantine_s)
-        if found is None and not self._state.is_quorum_reachable:  # better a doubtful bookie than the end
+        if found is None and not self._state.is_quorum_reachable:  # a bookie that failed is better than no quorum
             found = await self._replaced(members, failed, writable, settings.degraded_retry_s)
         if found is not None:
             return found

@@ -24,7 +24,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ExplicitLac:
-    """Looks once in an interval whether the last add confirmed has travelled; runs until stopped."""
+    """Checks in each interval whether the last add confirmed was sent with an entry; runs until stopped."""
 
     def __init__(self, ports: ClientPorts, pipeline: Pipeline, digest: Digest, key: bytes, interval_s: float) -> None:
         self._ports = ports
@@ -33,7 +33,7 @@ class ExplicitLac:
         self._key = key
         self._interval_s = interval_s
         self._sent = NO_ENTRY
-        """The greatest last add confirmed certainly sent to bookies."""
+        """The greatest last add confirmed that was certainly sent to bookies."""
         self._task = guarded("explicit LAC", self._run())
 
     async def stop(self) -> None:
@@ -47,14 +47,14 @@ class ExplicitLac:
             await self._ports.clock.sleep(self._interval_s)
             last, end = state.last_add_confirmed, state.next_entry_id
             if end != admitted:
-                self._sent = max(self._sent, confirmed)  # each entry since then carries it or a greater one
+                self._sent = max(self._sent, confirmed)  # each entry admitted since then carries it or a greater one
             is_idle = last == confirmed or fault_point("writer.explicit_lac_now")
             if last > self._sent and is_idle and await self._send(last):
                 self._sent = last
             confirmed, admitted = last, end
 
     async def _send(self, last_add_confirmed: EntryId) -> bool:
-        """Send it to the write set of its entry; True if ``Qa`` of the members took it."""
+        """Send it to the write set of its entry; return whether at least ``Qa`` members accepted it."""
         ledger = self._pipeline.ledger
         packet = pack_lac(self._digest, ledger.ledger_id, last_add_confirmed)
         hint = WriteLac(ledger.ledger_id, self._key, packet)

@@ -1,11 +1,11 @@
-"""Handling of the bookies given up by a writer: change the ensemble, continue with the healthy ones, try again.
+"""The handling of bookies that a writer gave up: change the ensemble, or continue with the others and retry later.
 
 - A change is due if an entry waits for a failed position. If delayed changes were requested, it is due if an entry can
   never reach ``Qa`` without one, or if a bookie is read-only. Nothing is acknowledged until it is complete.
-- If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. It looks again
-  after a growing pause: for a spare bookie, and for former members back on the same disks.
-- Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at close.
-- Every other case closes the writer.
+- If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. After growing
+  pauses it looks again for a spare bookie, and for former members that are back with the same disks.
+- Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at the close.
+- In every other case the writer fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailingPipeline(Protocol):
 
     @property
     def error(self) -> BkhealError | None:
-        """The error it failed with, if it did."""
+        """The error with which the pipeline failed, if it did."""
         ...
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -44,7 +44,7 @@ class FailingPipeline(Protocol):
         ...
 
     def fail(self, error: BkhealError) -> None:
-        """End the writer."""
+        """Fail the writer with ``error``."""
         ...
 
     def resume(self) -> None:
@@ -53,10 +53,10 @@ class FailingPipeline(Protocol):
 
 
 class Failover:
-    """Handles the failures of bookies under a writer.
+    """Handles the failures of the bookies of a writer.
 
     Attributes:
-        ledger: metadata as last stored or read.
+        ledger: the metadata as last stored or read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Failover:
         return self._change is not None
 
     def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
-        """Continue without the lane's bookie; call ``handle_failures`` afterwards.
+        """Stop using the lane's bookie; call ``see_to_it`` afterwards.
 
         ``reason`` appears in the error if the writer fails.
         """
@@ -122,7 +122,7 @@ class Failover:
         self._change = self._pipeline.start("ensemble change", self._run())
 
     def stop(self) -> None:
-        """End a change under way, because the writer failed."""
+        """Cancel a change under way, because the writer failed."""
         if self._change is not None and self._change is not asyncio.current_task():
             self._change.cancel()
 
@@ -148,11 +148,7 @@ class Failover:
         self._pipeline.resume()
 
     async def _carry_out(self, change: EnsembleChange) -> None:
-        """Change the ensemble; or keep it, if each write set still has ``Qa`` members.
-
-        Raises:
-            BkhealError: neither is possible; the writer has failed.
-        """
+        """Change the ensemble, or leave it if the ledger can be written as it is."""
         state = self._state
         try:
             if state.is_changing or not self._is_delayed:

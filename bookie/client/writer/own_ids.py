@@ -1,8 +1,8 @@
-"""Entries numbered by the application: taken in any order, written in the order of their ids.
+"""Entries numbered by the application: accepted in any order, written in the order of their ids.
 
-An entry waits here, unsent, until every lower id has arrived: so bookies never hold an entry beyond a gap, and the
-length in each entry's header counts exactly the entries up to it, which recovery uses to seal a ledger. How far ahead
-ids may be, and how many bytes may wait, is bounded like the pipeline.
+An entry waits here, unsent, until every lower id has been submitted. So bookies never hold an entry beyond a gap, and
+the length in each entry's header counts exactly the entries up to it, as recovery requires for closing a ledger. The
+pipeline's bounds also limit how far ahead an id may be, and how many bytes may wait.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bookie.client.writer.pipeline import Pipeline, Waiter, leave_in_doubt
 from bookie.model.ids import EntryId
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2
-"""Greatest id whose successor still fits into an entry's header."""
+"""The greatest id whose successor still fits into an entry's header."""
 
 
 class OwnIds:
     """The waiting entries of one writer."""
 
     def __init__(self, pipeline: Pipeline, settings: ClientSettings, admit: Callable[[bytes, Waiter], None]) -> None:
-        """Nothing waits.
+        """Start without waiting entries.
 
         Args:
-            pipeline: the writer's.
-            settings: its bounds hold here as well.
-            admit: hands the pipeline its next entry.
+            pipeline: the writer's pipeline.
+            settings: contains the bounds, which are those of the pipeline.
+            admit: admits the next entry to the pipeline.
         """
         self._pipeline = pipeline
         self._settings = settings
@@ -45,9 +45,9 @@ class OwnIds:
         self._feeder: asyncio.Task[None] | None = None
 
     async def put(self, entry_id: EntryId, payload: bytes) -> Waiter:
-        """Take an entry and return the future of its acknowledgement; waits for room if its turn has come.
+        """Accept an entry and return the future of its acknowledgement. If no lower id is missing, wait for room.
 
-        A call that is cancelled while it waits takes the entry back.
+        A call that is cancelled while it waits withdraws the entry.
 
         Raises:
             InvalidEntryIdError, DuplicateEntryIdError, EntryIdTooFarError: refused, and nothing was changed.
@@ -69,13 +69,13 @@ class OwnIds:
         return waiter
 
     async def wait_fed(self) -> None:
-        """Return once every entry whose turn has come is in the pipeline, or the pipeline has failed."""
+        """Wait until every entry before the first missing id is in the pipeline, or the pipeline has failed."""
         while self._is_ready and self._pipeline.error is None:
             self._moved.clear()
             await self._moved.wait()
 
     def drop(self) -> None:
-        """Give up every waiting entry."""
+        """Drop every waiting entry: its caller gets an unknown outcome."""
         for entry_id in sorted(self._held):
             _, waiter = self._take(entry_id)
             leave_in_doubt(waiter, self._doubt(entry_id))

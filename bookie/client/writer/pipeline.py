@@ -1,8 +1,8 @@
 """A writer's entries between admission and acknowledgement: batches to each bookie, and the handling of their answers.
 
-The bookkeeping is in ``state``, the handling of failures in ``failover``; this module moves batches. An error without a
-remedy fails the pipeline as a whole: everything not acknowledged is in doubt from then on, and nothing is acknowledged
-after it.
+The bookkeeping is in ``state``, the handling of failures in ``failover``; this module sends batches. An error without a
+remedy fails the whole pipeline: the outcome of every entry without an acknowledgement is then unknown, and no further
+entry is acknowledged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 _EARLY_S: Final = 0.001
-"""Deadline of an add in a simulation, short on purpose."""
+"""Deadline of an add at a fault point of simulations; short on purpose."""
 
 Waiter = asyncio.Future[EntryId]
 _Pending = PendingAdd[Waiter]
@@ -43,8 +43,8 @@ class Pipeline:
 
     Attributes:
         state: the state of each entry.
-        error: the error the pipeline failed with, if it did.
-        on_failure: called once when it fails.
+        error: the error with which the pipeline failed, if it did.
+        on_failure: a function that is called once when the pipeline fails.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Pipeline:
         self._key = key
         self._failover = Failover(ports, self.state, ledger, options, self)
         self._changed = asyncio.Event()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a set would be cancelled in an order of its own
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a dict: tasks are cancelled in a fixed order
         self._is_stopping = False
         self._is_pump_due = False
         self._timeout: QuorumTimeout | None = None
@@ -78,16 +78,16 @@ class Pipeline:
             self.start("add quorum timeout", self._watch_timeout(self._timeout))
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: Waiter) -> None:
-        """Take the next entry; ``waiter`` is completed when it is acknowledged."""
+        """Accept the next entry; ``waiter`` is completed when it is acknowledged."""
         self.state.admit(packet, payload_bytes, waiter)
-        # Pumping on the next turn lets a burst of appends share a batch, and adds no delay to a lone one.
+        # Sending in the next loop iteration lets a burst of appends share a batch, and does not delay a single append.
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     @property
     def ledger(self) -> Versioned:
-        """Metadata as last stored or read."""
+        """The metadata as last stored or read."""
         return self._failover.ledger
 
     @ledger.setter
@@ -104,17 +104,17 @@ class Pipeline:
         )
 
     async def wait_room(self) -> None:
-        """Return once there is room, or the pipeline has failed."""
+        """Wait until there is room, or the pipeline has failed."""
         while not self.has_room and self.error is None:
             await self._wait_changed()
 
     async def wait_drained(self) -> None:
-        """Return once nothing is under way any more, or the pipeline has failed."""
+        """Wait until nothing is under way any more, or the pipeline has failed."""
         while (self._failover.is_busy or not self.state.is_drained) and self.error is None:
             await self._wait_changed()
 
     def fail(self, error: BkhealError) -> None:
-        """Give up everything not acknowledged. Of several errors the first one stands."""
+        """Fail every entry without an acknowledgement. Of several errors, the first one is kept."""
         is_first, self.error = self.error is None, self.error or error
         self._failover.stop()
         for pending in self.state.abandon():
@@ -124,7 +124,7 @@ class Pipeline:
             self.on_failure()
 
     def in_doubt(self) -> AddOutcomeUnknownError:
-        """Return the error for an entry after the failure: a new one, because each raise makes its traceback longer."""
+        """Return the error of an entry after the failure: a new one, because its traceback grows with each raise."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
         doubt: AddOutcomeUnknownError
         if isinstance(self.error, LedgerFencedError):
@@ -142,7 +142,7 @@ class Pipeline:
         return doubt
 
     async def stop(self) -> None:
-        """End every task. Only for a pipeline that is drained or has failed."""
+        """Cancel every task. Only for a pipeline that is drained or has failed."""
         self._is_stopping = True
         for task in list(self._tasks):
             await cancel(task)
@@ -165,7 +165,7 @@ class Pipeline:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail if a task ended early, because entries of it may be left without an outcome."""
+        """Fail the pipeline if a task ended early, because it left entries without an outcome."""
         self._tasks.pop(task, None)
         if self._is_stopping and task.cancelled():
             return
@@ -269,7 +269,7 @@ class QuorumTimeout:
 
 
 def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
-    """Report an unknown outcome to the callers waiting for an entry."""
+    """Report an unknown outcome to the caller that waits for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)
         waiter.exception()  # an application may drop the future; that is not an unhandled error

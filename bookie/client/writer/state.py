@@ -1,18 +1,18 @@
 """The unfinished entries of a writer: pure bookkeeping, no I/O.
 
-Rules kept here (docs/formats.md#writing, #ensemble-change, docs/failure-model.md#recovery-rules, I1):
+Rules that are enforced here (docs/formats.md#writing, #ensemble-change, docs/failure-model.md#recovery-rules, I1):
 
 - entries are acknowledged in order, each after ``Qa`` members of its write set have it;
-- an ack counts only on the lane it was sent by, so the ack of a replaced bookie after its return is not counted (S18);
-- while an ensemble change is under way nothing is acknowledged: the copy may be on a bookie the metadata will not name;
+- an ack counts only on the lane that sent the entry, so an old ack of a bookie that was replaced never counts (S18);
+- nothing is acknowledged during an ensemble change: the copy may be on a bookie that the metadata will not name;
 - an ensemble change starts at last add confirmed + 1 and voids the replaced positions' acks of every later entry.
 
-A *patient* writer continues with the members it has for as long as every pending entry can still reach ``Qa`` of them:
-because delayed ensemble change was asked for, or because no bookie is left to take over. A bookie given up then stays
-in the metadata, and each confirmed entry missing on it makes it *incomplete*.
+A *patient* writer continues with its remaining members while every pending entry can still reach ``Qa`` of them. A
+writer is patient if delayed ensemble change was requested, or if no replacement is left. A bookie that is given up then
+stays in the metadata, and is *short* if it lacks a confirmed entry.
 
-An entry is *confirmed* once acknowledged to the application, and *settled* once its whole write set has it, or the
-position that lacks it was given up. Confirmed entries are kept until settled, so slow members get them too.
+An entry is *confirmed* after it was acknowledged to the application, and *settled* after each position of its write set
+has it or was given up. Confirmed entries are kept until they are settled, so that slow members get them, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WaiterT = TypeVar("WaiterT")
 
 
 class PendingAdd(Generic[WaiterT]):
-    """One entry on its way. Bit ``i`` of a mask stands for ensemble position ``i``."""
+    """One unfinished entry. Bit ``i`` of a mask stands for ensemble position ``i``."""
 
     __slots__ = ("acked", "entry_id", "is_confirmed", "length", "packet", "unsettled", "waiter")
 
@@ -45,7 +45,7 @@ class PendingAdd(Generic[WaiterT]):
 
 
 class Lane(Generic[WaiterT]):
-    """The queue to one ensemble position while one bookie holds it; a replacement gets a lane of its own."""
+    """The queue for one bookie at one ensemble position; a replacement gets a lane of its own."""
 
     __slots__ = ("bookie", "in_flight", "incarnation", "is_failed", "position", "queue")
 
@@ -58,7 +58,7 @@ class Lane(Generic[WaiterT]):
         self.is_failed = False
 
     def take_batch(self, entries_max: int = BATCH_ENTRIES_MAX) -> list[PendingAdd[WaiterT]]:
-        """Move the next entries from the queue into flight, within the bounds of one batch; empty if none wait."""
+        """Move the next entries from the queue to those in flight, within the bounds of a batch; empty if none wait."""
         batch: list[PendingAdd[WaiterT]] = []
         size = 0
         queue = self.queue
@@ -71,7 +71,7 @@ class Lane(Generic[WaiterT]):
         return batch
 
     def outstanding(self) -> Iterator[PendingAdd[WaiterT]]:
-        """Yield every entry not acknowledged by the bookie."""
+        """Yield every entry that the bookie has not acknowledged."""
         for batch in self.in_flight:
             yield from batch
         yield from self.queue
@@ -89,13 +89,13 @@ class WriterState(Generic[WaiterT]):
         incarnations: Mapping[BookieId, str] | None = None,
         is_patient: bool = False,
     ) -> None:
-        """Start with nothing admitted.
+        """Start without entries.
 
         Args:
-            members: the last fragment's, by position.
-            write_quorum: the ledger's.
-            ack_quorum: the ledger's.
-            incarnations: the disks that each member's adds are meant for; others are not pinned.
+            members: the members of the last fragment, by position.
+            write_quorum: ``Qw``.
+            ack_quorum: ``Qa``.
+            incarnations: the disks for which each member's adds are meant; any disks for a member without a value.
             is_patient: see the module docstring; may be changed at any time.
         """
         pins = incarnations or {}
@@ -120,7 +120,7 @@ class WriterState(Generic[WaiterT]):
         """Bookies that were given up before they had a confirmed entry placed on them: listed for repair."""
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
-        """Take the next entry, packed with ``next_entry_id``, and queue it to its write set."""
+        """Accept the next entry, packed with ``next_entry_id``, and queue it to its write set."""
         entry_id = self.next_entry_id
         mask = self._masks[entry_id % len(self._masks)]
         self.next_length += payload_bytes
@@ -135,7 +135,7 @@ class WriterState(Generic[WaiterT]):
         return pending
 
     def acknowledge(self, lane: Lane[WaiterT], batch: list[PendingAdd[WaiterT]]) -> list[PendingAdd[WaiterT]]:
-        """Record ``batch`` as durable on the lane's bookie; return the entries this confirms, in order."""
+        """Record ``batch`` as durable on the lane's bookie; return the entries that this confirms, in order."""
         if not self.is_current(lane):
             return []
         lane.in_flight.remove(batch)
@@ -147,7 +147,7 @@ class WriterState(Generic[WaiterT]):
         return self.confirm()
 
     def confirm(self) -> list[PendingAdd[WaiterT]]:
-        """Confirm every possible entry, in order; nothing while the ensemble is changing."""
+        """Confirm every entry that can be confirmed, in order; none while the ensemble is changing."""
         confirmed: list[PendingAdd[WaiterT]] = []
         if self.is_changing:
             return confirmed
@@ -163,15 +163,15 @@ class WriterState(Generic[WaiterT]):
         return confirmed
 
     def fail(self, lane: Lane[WaiterT], *, is_wiped: bool = False, is_change_due: bool = False) -> bool:
-        """Give up the lane's bookie for this position. Returns False for a lane that was given up already.
+        """Give up the lane's bookie for this position; return False if the lane was already given up.
 
-        Confirmed entries it still lacks are settled without it and and make it incomplete; the others wait for a
+        Confirmed entries that the bookie lacks are settled without it, and it counts as short. The others wait for a
         replacement.
 
         Args:
-            lane: the one that failed.
-            is_wiped: its acknowledged entries are lost as well, so its acks of unconfirmed entries are void.
-            is_change_due: replace it soon even if this writer is patient.
+            lane: the lane that failed.
+            is_wiped: whether its acknowledged entries are lost as well, so that its acks of unconfirmed ones are void.
+            is_change_due: whether to replace it even if this writer is patient.
         """
         if not self.is_current(lane):
             return False
@@ -182,7 +182,7 @@ class WriterState(Generic[WaiterT]):
         for pending in lane.outstanding():
             if pending.is_confirmed:
                 self._give_up(pending)
-        lane.queue = deque(maxlen=0)  # later admissions must not pile up if none is sent
+        lane.queue = deque(maxlen=0)  # later entries are not sent, so they must not pile up
         lane.in_flight.clear()
         if is_wiped:
             for pending in self._unconfirmed:
@@ -207,7 +207,7 @@ class WriterState(Generic[WaiterT]):
 
     @property
     def needs_change(self) -> bool:
-        """Whether an unconfirmed entry waits for a failed position; if patient: can never do without it."""
+        """Whether an unconfirmed entry waits for a failed position; if patient, whether it can never do without it."""
         failed = self._failed_mask
         if not failed:
             return False
@@ -224,7 +224,7 @@ class WriterState(Generic[WaiterT]):
         self._is_change_due = False
 
     def replace(self, members: Sequence[BookieId], incarnations: Mapping[BookieId, str] | None = None) -> None:
-        """Take over a new ensemble whose metadata is stored, starting at ``last_add_confirmed + 1``.
+        """Use a new ensemble whose metadata is stored, starting at ``last_add_confirmed + 1``.
 
         Each changed position gets a new lane with every unconfirmed entry of its write set.
         """
@@ -236,15 +236,15 @@ class WriterState(Generic[WaiterT]):
                 self._take_over(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
 
     def revive(self, position: int) -> None:
-        """Give the bookie at a failed position another chance, from ``last_add_confirmed + 1`` on.
+        """Use the bookie at a failed position again, from ``last_add_confirmed + 1`` on.
 
-        Answers to earlier requests do not count any more.
+        Answers to earlier requests no longer count.
         """
         old = self.lanes[position]
         self._take_over(Lane(position, old.bookie, old.incarnation))
 
     def abandon(self) -> list[PendingAdd[WaiterT]]:
-        """Drop all unfinished entries and return the unconfirmed ones, in order. No lane counts any more."""
+        """Drop all unfinished entries and return the unconfirmed ones, in order. No lane is current after this."""
         dropped = list(self._unconfirmed)
         self._unconfirmed.clear()
         for lane in self.lanes:

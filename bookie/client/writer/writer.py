@@ -1,7 +1,7 @@
 """The ledger writer: a bounded pipeline of appends, ensemble change on failure, close.
 
-Entries under way are the ``pipeline``'s; this module admits them in order and seals the ledger. One writer owns a
-ledger's last fragment; a conflict there means that another client has taken over, and is never retried (S4).
+This module admits entries in order to the ``pipeline``, which sends them, and closes the ledger. One writer owns the
+last fragment of a ledger; a conflict there means that another client has taken over, and is never retried (S4).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["LedgerWriter", "WriterOptions"]
 _log: Final = logging.getLogger(__name__)
 
 _TURN_ENTRIES: Final = 128
-"""Admissions after which the loop gets a turn, so a burst is sent while it is still being admitted."""
+"""Number of admissions after which the event loop runs other tasks, so that a burst is sent while it is admitted."""
 
 
 class LedgerWriter:
@@ -59,13 +59,13 @@ class LedgerWriter:
 
         Args:
             ports: see ``ClientPorts``.
-            ledger: its metadata as created.
-            digest: the ledger's, keyed with the password.
-            password: the ledger's.
+            ledger: the metadata as created.
+            digest: the ledger's digest, keyed with the password.
+            password: the ledger's password.
             options: see ``WriterOptions``.
             incarnations: the members' disks as looked up before the ledger was created
-                (``Registrations.incarnations``). An add to a member missing here is accepted by any disks registered
-                under its name.
+                (``Registrations.incarnations``). If a member is missing here, any disks registered under its name
+                accept its adds.
         """
         key = master_key(password)
         self._ports = ports
@@ -116,18 +116,18 @@ class LedgerWriter:
         return await (await self.submit(payload))
 
     async def append_at(self, entry_id: EntryId, payload: bytes) -> EntryId:
-        """Append an entry under an id of the caller's choice, and return once it and all before it are durable.
+        """Append an entry with an id chosen by the caller, and return after it and all before it are durable.
 
         Raises:
             InvalidEntryIdError: not an entry id, or the writer numbers the entries itself.
             DuplicateEntryIdError: the id was submitted before.
-            EntryIdTooFarError: too much waits for the ids before it already. None of these changes anything.
+            EntryIdTooFarError: too much would wait for missing lower ids. None of these three errors changes anything.
             BkhealError: see ``append``.
         """
         return await (await self.submit_at(entry_id, payload))
 
     async def submit(self, payload: bytes) -> asyncio.Future[EntryId]:
-        """Admit an entry to the pipeline, waiting for room, and return a future of the result of ``append``.
+        """Wait for room, admit an entry to the pipeline, and return a future of the result of ``append``.
 
         Entries get their ids in the order of the calls.
         """
@@ -146,9 +146,9 @@ class LedgerWriter:
         return waiter
 
     async def submit_at(self, entry_id: EntryId, payload: bytes) -> asyncio.Future[EntryId]:
-        """Take an entry under an id of the caller's choice and return a future of the result of ``append_at``.
+        """Accept an entry with an id chosen by the caller and return a future of the result of ``append_at``.
 
-        An entry whose turn has come waits here for room in the pipeline; an entry after a missing id does not.
+        The call waits for room in the pipeline, unless a lower id is missing.
         """
         if self._own_ids is None:
             raise InvalidEntryIdError("this writer numbers the entries itself: create it with has_own_entry_ids")
@@ -162,7 +162,7 @@ class LedgerWriter:
         return waiter
 
     async def settle(self) -> None:
-        """Wait until every admitted entry is on its whole write set, as far as its members are alive.
+        """Wait until every admitted entry is on all members of its write set that were not given up.
 
         Raises:
             TimeoutError: not within ``close_timeout_s``.
@@ -174,10 +174,10 @@ class LedgerWriter:
             raise self._pipeline.in_doubt()
 
     async def close(self) -> LedgerMetadata:
-        """Seal the ledger at the last acknowledged entry and return its final metadata. Idempotent.
+        """Close the ledger at the last acknowledged entry and return its final metadata. Idempotent.
 
-        Waits first, with a deadline, for copies still on their way. Bookies that remain incomplete are marked for
-        repair. A failed or cancelled call may be repeated, and continues from there.
+        The call first waits, with a deadline, for outstanding copies. Bookies that lack copies after that are marked
+        for repair. A failed or cancelled call may be repeated, and continues where it stopped.
 
         Raises:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
@@ -191,7 +191,7 @@ class LedgerWriter:
         async with self._closing:
             await self._finish()
             pipeline = self._pipeline
-            if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than that
+            if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than the fence
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             incomplete = sorted(self._state.incomplete)
             await self._mark(incomplete)  # before the close: after it, no other process has this information
@@ -217,7 +217,7 @@ class LedgerWriter:
             return
         try:
             await self.close()
-        except BkhealError as close_error:  # the body's own error is the one to report
+        except BkhealError as close_error:  # the error of the body is raised
             _log.warning("ledger left open", extra={"ledger_id": self.ledger_id, "reason": str(close_error)})
 
     async def _wait_turn(self) -> None:
@@ -245,7 +245,7 @@ class LedgerWriter:
         return EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
 
     async def _finish(self) -> None:
-        """Bring the pipeline to its end: nothing is acknowledged any more once this returns."""
+        """Finish the pipeline: no entry is acknowledged after this returns."""
         deadline = self._ports.settings.close_timeout_s
         try:
             async with asyncio.timeout(0 if fault_point("writer.early_close") else deadline):

@@ -1,8 +1,8 @@
-"""Whether a bookie that is not registered now can have been registered since an earlier moment.
+"""Decide whether a bookie that is not registered now may have been registered at any time since an earlier moment.
 
 If a bookie returned, got copies, and left again, two lists of registrations do not show this. But ZooKeeper counts all
 registrations ever created (docs/formats.md#registration). If all registrations created since then still exist, and all
-earlier bookies are still registered, no other bookie was registered since.
+earlier bookies are still registered, no other bookie was registered in the meantime.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Turnover:
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """The registrations of a moment.
+    """The registrations at one moment.
 
     Attributes:
-        writable: counters of the parent of writable ones.
-        read_only: counters of the parent of read-only ones.
+        writable: counters of the parent of writable registrations.
+        read_only: counters of the parent of read-only registrations.
         bookies: registered bookies. One may be missing if it left before the end of the call.
         draining: registered bookies being drained.
         drains_zxid: transaction that last began or ended a drain before this moment; 0: none, or not known.
@@ -98,7 +98,9 @@ async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, P
 
 
 def who_left(then: Attendance, now: tuple[Parent, Parent], draining: Mapping[BookieId, int | None]) -> str:
-    """Return why a bookie lost or drained now may have got copies since ``then``; empty if none can. Pure.
+    """Return why a bookie that is lost or draining now may have received copies since ``then``. Pure.
+
+    The result is empty if no such bookie can have received copies.
 
     Args:
         then: the earlier moment.
@@ -111,7 +113,7 @@ def who_left(then: Attendance, now: tuple[Parent, Parent], draining: Mapping[Boo
     if gone := sorted(set(then.bookies) - there):
         return f"{_some(gone)} left since it was read"
     was_draining = set(then.draining)
-    # A drain that ended and began again is another node: in between, the bookie may have got copies.
+    # A drain that ended and began again is another node: in between, the bookie may have received copies.
     if drained := sorted(
         bookie
         for bookie, zxid in draining.items()
@@ -144,7 +146,7 @@ def _turnover(parent: Node | None) -> Turnover:
 
 
 def _created(version: int, count: int) -> int:
-    """ZooKeeper counts creations and deletions of children together."""
+    """Return how many children were ever created. ZooKeeper's version counts creations and deletions together."""
     return (version + count) // 2
 
 

@@ -1,7 +1,7 @@
 """Garbage collections held back by bookies: ``/bkheal/collections/<ledgers root>/<bookieId>``.
 
 A bookie deletes nothing if an implausibly large part of its ledgers would be deleted (S12): their metadata may be lost,
-and the entries would be the last trace of them. The bookie records the held collection. If the ledgers were deleted on
+and the entries may be all that is left of them. The bookie records the held collection. If the ledgers were deleted on
 purpose, an operator allows the collection, up to a number of ledgers and for a limited time.
 
 The invariant: a record allows a collection only if it is readable, the bookie's clock is within its time, and the
@@ -28,7 +28,7 @@ from bookie.model.times import CLOCK_SKEW_MS_MAX
 _log = logging.getLogger(__name__)
 
 ALLOWED_S_MAX: Final = 7 * 86_400
-"""Longest allowance: a forgotten one ends after a week."""
+"""Longest duration of an allowance, so that a forgotten one ends after a week."""
 
 
 class NothingHeldError(ConflictError):
@@ -106,7 +106,7 @@ class HeldCollections:
 
         Args:
             bookie: the bookie.
-            by: the operator, for people.
+            by: name of the operator, for display.
             now_ms: the beginning, epoch milliseconds.
             until_ms: the exclusive end, epoch milliseconds.
             ledgers_max: maximum number of ledgers deleted by a pass; None: the ``usual_allowance`` for the record.
@@ -157,7 +157,7 @@ class HeldCollections:
 
 
 def usual_allowance(ledgers: int) -> int:
-    """Return how many ledgers a pass may delete after this number was held back: a tenth more. Pure."""
+    """Return how many ledgers a pass may delete if ``ledgers`` were held back: a tenth more. Pure."""
     return ledgers + ledgers // 10
 
 

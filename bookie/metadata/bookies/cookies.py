@@ -30,7 +30,7 @@ _PLAIN_LAYOUT: Final = 3
 
 
 class InvalidCookieError(PermanentError):
-    """The bytes are no cookie, or one of an unsupported layout."""
+    """The bytes are not a cookie, or are a cookie of an unsupported layout."""
 
 
 class CookieExistsError(ConflictError):

@@ -35,7 +35,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 STARTED_AT_ONCE_MAX: Final = 400
-"""Drains recorded together: they fit in one ``multi``, with its check and the version of the parent."""
+"""Maximum number of drains recorded together. They fit in one ``multi``, with the check and the write of the parent."""
 
 
 class DrainsChangedError(ConflictError):
@@ -48,7 +48,7 @@ class Drain:
 
     bookie: BookieId
     by: str = ""
-    """The requesting operator, for people; empty if the node is unreadable."""
+    """The requesting operator, for display; empty if the node is unreadable."""
     since_ms: int = 0
     """Start, epoch milliseconds; 0 if the node is unreadable."""
 
@@ -64,7 +64,7 @@ class DrainListing:
 
 @dataclass(frozen=True, slots=True)
 class SeenDrains:
-    """A listing to wait on."""
+    """The bookies being drained, as seen, to wait for a change."""
 
     bookies: frozenset[BookieId]
     listing: Children | None
@@ -88,7 +88,7 @@ class Drains:
         Raises:
             DrainsChangedError: another one has begun or ended since ``seen``; nothing was changed.
             StoreUnavailableError: no answer; nothing was changed.
-            WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
+            WriteOutcomeUnknownError: the outcome of every attempt is unknown; starting again is safe.
         """
         creates = {drain.bookie: self._create(drain) for drain in drains}
         known: frozenset[BookieId] = frozenset()
@@ -121,7 +121,7 @@ class Drains:
 
         Raises:
             StoreUnavailableError: no answer; nothing was changed.
-            WriteOutcomeUnknownError: no attempt could be settled; stopping again is safe.
+            WriteOutcomeUnknownError: the outcome of every attempt is unknown; stopping again is safe.
         """
         is_unknown = False
         for _ in range(WRITE_ATTEMPTS_MAX):
@@ -158,7 +158,7 @@ class Drains:
         return DrainListing((await self.see()).bookies, Check(self._parent, stat.version))
 
     async def current(self) -> DrainListing:
-        """As ``draining``, with each drain that began or ended before this call.
+        """As ``draining``, but the result is no older than this call.
 
         Raises:
             StoreUnavailableError: no answer.

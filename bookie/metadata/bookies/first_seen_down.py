@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 _HELD_MS_MAX: Final = 8 * 86_400_000
-"""Longer than the hold of any rule. A damaged time delays a repair by this much at most."""
+"""Limit of a hold, longer than the hold of any rule. A damaged time delays a repair by this much at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Down:
     critical_audited_ms: int = 0
     """End of a complete audit that was allowed to mark the bookie's critical ledgers; 0 if there was none."""
     held_until_ms: int = 0
-    """End of the hold by an auditor's rule; 0 if there is none. Workers follow it (``due_ms``)."""
+    """When the hold by an auditor's rule ends; 0 if there is none. Workers obey it (``due_ms``)."""
 
     def delay_end_ms(self, delay_s: int) -> int:
         """End of a lost-bookie delay of ``delay_s`` seconds."""
@@ -74,14 +74,14 @@ class FirstSeenDown:
     async def reconcile(
         self, lost: AbstractSet[BookieId], now_ms: int, *, registered: AbstractSet[BookieId]
     ) -> Mapping[BookieId, Down]:
-        """Record each new bookie of ``lost``, forget others, and return the resulting records.
+        """Record each new bookie of ``lost``, remove the records of others, and return the resulting records.
 
-        A bookie outside ``lost`` is forgotten if it is registered, or if its loss was audited. Otherwise its record
-        stays and is in the result: its cookie was deleted, but ledgers may name it (R142).
+        The record of a bookie outside ``lost`` is removed if the bookie is registered, or if its loss was audited.
+        Otherwise the record stays and is in the result: its cookie was deleted, but ledgers may name it (R142).
 
-        A loss in the future was recorded by a wrong clock: it is changed to begin now, or its delay might never end.
-        Two concurrent calls agree, because the first record of a bookie stays. The audited loss of a registered bookie
-        is recorded as ended before it is forgotten, so that flapping bookies are recognized.
+        A loss in the future was recorded by a wrong clock. It is changed to begin now; otherwise its delay might never
+        end. Two concurrent calls agree, because the first record of a bookie stays. Before the record of a registered
+        bookie is removed, an audited loss is recorded as ended, so that flapping bookies are recognized.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; doing it again is safe.

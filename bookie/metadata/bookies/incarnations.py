@@ -2,9 +2,9 @@
 
 The path names the cluster, because two clusters of one ZooKeeper may use the same bookie id for different disks.
 
-A bookie returning with empty disks is a different witness under the same name; only this history shows it. The history
-is permanent: entries are appended by compare-and-set and never removed, and a damaged history is an error, never a
-fresh start.
+A bookie that returns with empty disks has the same id and none of its entries; only this history shows it. The history
+is permanent: entries are appended by compare-and-set and never removed. A damaged history is an error and never counts
+as an empty one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bookie.model.ids import BookieId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
 _KNOWN_MAX: Final = 1000
-"""Histories with a cached newest incarnation: each repair looks at those of its bookies."""
+"""Maximum number of histories whose newest incarnation is cached: each repair reads the histories of its bookies."""
 
 
 class UnreadableHistoryError(PermanentError):
@@ -62,7 +62,7 @@ class History:
 
 
 class OtherDisksError(PermanentError):
-    """Other disks were recorded or admitted under the bookie id since its history was read. Nothing was changed."""
+    """After the history was read, other disks were recorded or ``confirm`` was called. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Incarnations:
             bookie: its id.
             uuid: the incarnation.
             since_ms: now, epoch milliseconds.
-            after: the history by which these disks are allowed; None: any.
+            after: record the disks only if the history is still this one; None: in any case.
 
         Raises:
             OtherDisksError: the history is not ``after`` any more, or ``confirm`` was called since.
@@ -156,12 +156,14 @@ class Incarnations:
         await change_node(self._store, path, with_incarnation)
 
     async def confirm(self, bookie: BookieId, history: History, operations: Sequence[Operation]) -> None:
-        """Do ``operations`` for the last disks in ``history``, and refuse other disks allowed by the same history.
+        """Carry out ``operations`` if the history is still ``history``, and give its node a new version.
+
+        A concurrent ``record`` of other disks with this history as its ``after`` is then refused.
 
         Raises:
             OtherDisksError: other disks were recorded since ``history`` was read.
             MultiFailedError: one of ``operations`` was refused; nothing was changed, and its index counts from 1.
-            WriteOutcomeUnknownError: the answer was lost, and it is not known whether it was done.
+            WriteOutcomeUnknownError: the answer was lost, and it is not known whether they were carried out.
             StoreUnavailableError: no answer; nothing was changed.
         """
         assert history.node is not None, "the disks are recorded"

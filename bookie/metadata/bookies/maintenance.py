@@ -6,8 +6,8 @@ the topology to follow the window, and an operator sees which bookies are meant.
 
 The invariant: a window never holds anything back longer than ``WINDOW_S_MAX`` after it began. It is open from
 ``since_ms`` until ``until_ms``, by the clock of the reading process. A damaged, over-long, ended or future record is
-not a window. So a forgotten or damaged record costs time only: a mark is late by a bounded time, or early, which may
-copy a returning bookie.
+not a window. So a forgotten or damaged record has two possible effects: marks are late by a bounded time, or early,
+which may cause needless copies of a bookie's data.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -85,7 +85,7 @@ class MaintenanceWindows:
         Raises:
             TooManyWindowsError: ``WINDOWS_MAX`` other windows exist; nothing was changed.
             StoreUnavailableError: no answer; nothing was changed.
-            WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
+            WriteOutcomeUnknownError: the outcome of every attempt is unknown; starting again is safe.
         """
         path, data = self.path(window.target), encode_record(window, without=["target"])
         await self.remove_ended(window.since_ms)

@@ -1,4 +1,4 @@
-"""Reads the rules of ``marking_times`` from the store, for every process deciding about marks."""
+"""Read the rules of ``marking_times`` from the store, for every process that decides about marks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MarkingPolicies:
         Args:
             now_ms: the present time, epoch milliseconds.
             losses: the lost bookies.
-            delay_s: the lost-bookie delay; None: it is read as well.
+            delay_s: the lost-bookie delay; None to read it as well.
 
         Raises:
             InvalidDelayError: the stored delay is not a number of seconds.
@@ -67,7 +67,7 @@ class MarkingPolicies:
         return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, outages, flapping_until_ms)
 
     async def _flapping(self, losses: Losses) -> Mapping[BookieId, int]:
-        """Return until when each flapping bookie is expected to return, unless an operator waived its delay."""
+        """Return the time by which each flapping bookie is expected to return, unless an operator waived its delay."""
         if self._rules.flapping_delay_s <= 0 or not losses.noted:
             return {}
         ended = await self._returned.of(losses.noted.keys())

@@ -1,12 +1,12 @@
 """When the ledgers of a lost bookie may be marked, and what holds them back until then. Pure.
 
-All rules for a single bookie between its loss and a mark are here, for the service, for one-shot audits and for the
-comparison with another auditor alike. The brake concerns the whole cluster and comes before
+All rules for a single bookie between its loss and a mark are here. The service, one-shot audits and the comparison
+with another auditor use the same rules. The brake concerns the whole cluster and is applied earlier
 (``spark_jobs.runs.marking.brake``).
 
 There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger has an entry
-with one copy left of several. It does not wait so long, because a second loss would take this copy: it is marked from
-``critical_due_ms`` on, which is never later.
+that had several copies and has one left. It does not wait as long, because a second loss would destroy this copy: it is
+marked from ``critical_due_ms`` on, which is never later.
 
 The invariant: ``due_ms`` is never before the end of the lost-bookie delay of this bookie (A4), unless an operator
 waived the delay. Each rule can only make it later, and each has an end, so nothing is held back forever.
@@ -27,8 +27,8 @@ from bookie.metadata.bookies.rack_outage import RackOutage
 from bookie.model.ids import BookieId
 
 CRITICAL_DELAY_S: Final = 300.0
-"""Longer than most restarts. If ledgers have two copies, every ledger of a lost bookie is critical, so a shorter delay
-would copy a restarting bookie."""
+"""Longer than most restarts. If ledgers have two copies, every ledger of a lost bookie is critical, so after a shorter
+delay the data of a restarting bookie would be copied."""
 
 
 class HoldReason(enum.Enum):
@@ -55,18 +55,18 @@ class MarkingTimes:
     critical_due_ms: int
     """Its critical ledgers may be marked from then on; at most ``due_ms``."""
     reason: HoldReason = HoldReason.DELAY
-    """The last rule to end."""
+    """Why its ledgers are held back: the rule that ends last."""
     detail: str = ""
     """Further information for an operator."""
 
     def no_earlier_than(self, time_ms: int) -> MarkingTimes:
-        """Return the same times, but none before ``time_ms``."""
+        """Return these times, each moved to ``time_ms`` if it is earlier."""
         return MarkingTimes(max(self.due_ms, time_ms), max(self.critical_due_ms, time_ms), self.reason, self.detail)
 
 
 @dataclass(frozen=True, slots=True)
 class MarkingPolicy:
-    """The rules of one moment."""
+    """The rules at one moment."""
 
     delay_s: int = 0
     """The lost-bookie delay of the cluster."""
@@ -76,11 +76,11 @@ class MarkingPolicy:
     outages: Mapping[BookieId, RackOutage] = field(default_factory=dict)
     """Bookies with a rack outage."""
     flapping_until_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """Flapping bookies, and until when they are expected to return."""
+    """Flapping bookies, and the time by which each is expected to return."""
 
     @property
     def held_until_ms(self) -> Mapping[BookieId, int]:
-        """Ends of the rules that workers cannot evaluate themselves."""
+        """When the rules that workers cannot evaluate themselves end, by bookie."""
         ends = dict(self.flapping_until_ms)
         for bookie, outage in self.outages.items():
             ends[bookie] = max(outage.until_ms, ends.get(bookie, 0))

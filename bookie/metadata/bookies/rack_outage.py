@@ -1,4 +1,4 @@
-"""Whether a whole rack is lost: its power or its switch failed, and its bookies will return together. Pure.
+"""Decide whether a whole rack is lost: its power or its switch failed, and its bookies will return together. Pure.
 
 If every known bookie of a rack disappears within a short time, copying the rack's data would fill the other racks, and
 the original copies may be back soon. So it counts as an outage of the rack. Nothing is marked because of its bookies
@@ -32,7 +32,7 @@ AT_ONCE_S: Final = 600
 """Longest time between the first and the last loss of a rack. Sessions end within a minute of each other. An auditor
 started during the outage records all losses at the same time."""
 _BOOKIES_MIN: Final = 2
-"""The loss of a rack with one bookie is the loss of a bookie."""
+"""If a rack with a single bookie is lost, this counts as the loss of a bookie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,8 +217,8 @@ class Registrations:
         """Return the storage incarnation of each registered bookie; empty if it publishes none.
 
         A bookie missing in the result is not registered: do not choose it. Put the incarnation into each add. After its
-        disks are replaced, a bookie is another witness under the same name, and an add meant for the old disks must not
-        count there (#4812).
+        disks are replaced, a bookie has the same id and none of its entries, so it must not accept an add that was
+        meant for the old disks (#4812).
 
         Raises:
             StoreUnavailableError: no answer.
@@ -307,7 +307,7 @@ class Registrations:
     ) -> None:
         """Register in this store's session, or change this session's registration between read-only and writable.
 
-        The new node is created before the other one is deleted, so the bookie never looks lost. A node of another
+        The new node is created before the other one is deleted, so the bookie never counts as lost. A node of another
         session (a killed predecessor) must disappear first; the call waits for this.
 
         Args:
@@ -338,7 +338,7 @@ class Registrations:
         await self._drop(other)
 
     async def unregister(self, bookie: BookieId) -> None:
-        """End this session's registration of the bookie. Another session's is left alone. Idempotent.
+        """End this session's registration of the bookie. A registration of another session stays. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; the registration ends with the session.
@@ -347,7 +347,7 @@ class Registrations:
             await self._drop(bookie_path(self._root, bookie, is_read_only=is_read_only))
 
     async def wait_changed(self, seen: Bookies) -> Bookies:
-        """Return the listing once it differs from ``seen``. Changes in quick succession may be folded into one.
+        """Return the listing once it differs from ``seen``. Changes in quick succession may be reported as one.
 
         Raises:
             NotAClusterError: see ``list``.

@@ -1,11 +1,11 @@
 """Flapping bookies: ``/bkheal/returned/<ledgers root>/<id>`` contains the losses ended by a return.
 
-Each time a bookie is lost for longer than its delay, is marked, and returns, this costs marks and perhaps copies. After
-``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` the bookie counts as flapping, and its next losses wait
-longer (R74). Losses ended within the delay cost nothing and are not counted.
+Each time that a bookie is lost for longer than its delay and then returns, its ledgers were marked, and perhaps copied,
+for nothing. After ``FLAPPING_RETURNS`` such losses within ``FLAPPING_WINDOW_S`` the bookie counts as flapping, and
+after its next losses the marks wait longer (R74). Losses that end within the delay cost nothing and are not counted.
 
-A loss is identified by its beginning, so noting it twice changes nothing. If the record is lost or damaged, the
-bookie's next losses are marked as if it had not returned before.
+A loss is identified by its beginning, so recording it twice changes nothing. If the record is lost or damaged, the
+ledgers of the bookie are marked after its next loss as if it had not returned before.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -26,7 +26,8 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 FLAPPING_RETURNS: Final = 2
-"""Returns after which a bookie counts as flapping. One is a restart longer than the delay."""
+"""Number of returns after which a bookie counts as flapping. A single one may be a restart that took longer than the
+delay."""
 FLAPPING_WINDOW_S: Final = 6 * 3600
 """Time within which returns count."""
 FLAPPING_DELAY_S: Final = 3600.0
@@ -34,7 +35,7 @@ FLAPPING_DELAY_S: Final = 3600.0
 FLAPPING_DELAY_S_MAX: Final = 86_400
 
 _KEPT_S: Final = FLAPPING_WINDOW_S + FLAPPING_DELAY_S_MAX
-"""A loss begun within the window may wait for the whole delay."""
+"""How long records are kept: a loss that begins within the window may wait for the whole delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class ReturnedBookies:
         """Record the end of a loss. Idempotent.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
         """
 
         def noted(data: bytes | None) -> bytes:

@@ -17,7 +17,7 @@ PROTOCOL_GRPC: Final = "bookie-grpc"
 PROTOCOL_APACHE: Final = "bookie-rpc"
 PROTOCOL_HTTP: Final = "http"
 _KNOWN_MAX: Final = 1024
-"""Cached decoded registrations: a worker reads those of its targets again for each ledger."""
+"""Maximum number of decoded registrations in the cache: a worker reads those of its targets again for each ledger."""
 PROPERTY_INCARNATION: Final = "bkheal.incarnation"
 PROPERTY_CAN_COPY: Final = "bkheal.copy"
 """Its value is "true" if the bookie copies entries from other bookies on request."""

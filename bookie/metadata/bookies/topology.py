@@ -3,7 +3,7 @@
 All use the same JSON format. Pulsar writes (``pulsar-admin bookies set-bookie-rack``) groups of bookies: ``{"default":
 {"bk1:3181": {"rack": "/region1/rack1", "hostname": "bk1"}}}``. In a shorter form, a location replaces the object, and
 groups are left out: ``{"bk1:3181": "/region1/rack1", "bk2": "/region1/rack2"}``. A name is a bookie id, or a host for
-every bookie on it. Ledgers may ask for groups: see ``bookie.model.isolation``.
+every bookie on it. A ledger can require certain groups: see ``bookie.model.isolation``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.runtime.waiting import first_to_end
 _log: Final = logging.getLogger(__name__)
 
 PULSAR_NODE: Final = "bookies"
-"""Beside the ledgers root: Pulsar keeps both at the top of its ZooKeeper path."""
+"""Name of Pulsar's node, which has the same parent as the ledgers root: the top of Pulsar's ZooKeeper path."""
 _SHOWN_MAX: Final = 200
 _LOGGED_MAX: Final = 3
 
@@ -50,7 +50,7 @@ class StoredTopology:
     path: str | None
     """Its node; None if no node exists, and no location is known."""
     stats: tuple[Stat | None, ...]
-    """Stats of both nodes, whichever was used."""
+    """Stats of both nodes, although only one of them was used."""
 
 
 class TopologyStore:
@@ -80,7 +80,7 @@ class TopologyStore:
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
         """Wait until a node differs from ``seen``, and return the topology, which may be equal.
 
-        Invalid content changes nothing: the topology stays the one seen, and a warning is logged.
+        After a change to invalid content, the topology in ``seen`` is returned, and a warning is logged.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting, or no answer.
@@ -101,7 +101,7 @@ class TopologyStore:
             return StoredTopology(seen.topology, seen.path, stats)
 
     async def write(self, text: str) -> None:
-        """Store a topology in bkheal's own node, as it is. The last write wins.
+        """Store a topology in bkheal's own node, without any change to the text. The last write wins.
 
         Raises:
             InvalidTopologyError: it is invalid; nothing was written.
@@ -143,7 +143,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _parse(text: str, refused: list[str] | None) -> Topology:
-    """As ``parse_topology``. With ``refused``, locations that are refused are left out, and the reasons added there."""
+    """As ``parse_topology``. With ``refused``, invalid locations are left out, and their reasons are added to it."""
     try:
         content = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ _HEADER: Final = b"BookieMetadataFormatVersion\t3\n"
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The fields read at a glance."""
+    """The metadata fields that ``glance`` reads."""
 
     is_closed: bool
     ensemble_size: int
@@ -25,7 +25,7 @@ class Glance:
 
 
 def glance(data: bytes) -> Glance | None:
-    """Return a glance at ledger metadata; None if ``decode`` is needed, which accepts all formats."""
+    """Return a few fields of ledger metadata; None if the full ``decode`` is needed, which accepts all formats."""
     if not data.startswith(_HEADER):
         return None
     size, start = 0, len(_HEADER)

@@ -1,7 +1,7 @@
 """Ledger metadata on the store: create, read, change by compare-and-set, delete and list.
 
-Every change names the version it was decided on (S4). A lost answer is resolved by a read. The creator token identifies
-this process's own create, and "next version with exactly the written bytes" its own write (R32).
+Every change names the version on which it is based (S4). A lost answer is resolved by a read. The creator token
+identifies this process's own create, and "next version with exactly the written bytes" its own write (R32).
 
 Source: docs/formats.md#ledger-paths, #metadata-operations.
 """
@@ -64,7 +64,7 @@ class LedgerExistsError(ConflictError):
 
 
 class MetadataConflictError(ConflictError):
-    """The metadata no longer has the version that the change was decided on."""
+    """The metadata no longer has the version on which the change is based."""
 
 
 class ConflictInDoubtError(MetadataConflictError):
@@ -94,7 +94,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A ledger with unreadable metadata: a finding, never the end of a scan."""
+    """A ledger with unreadable metadata. It is a finding and does not end a scan."""
 
     ledger_id: LedgerId
     reason: str
@@ -129,7 +129,7 @@ class LedgerStore:
         """Create a ledger's metadata, with a creator token if its format has one.
 
         Raises:
-            InvalidIdError: the greatest possible id, which does harm in Apache's bookies (``LEDGER_ID_MAX``).
+            InvalidIdError: the greatest possible id, which harms Apache's bookies (``LEDGER_ID_MAX``).
             LedgerExistsError: another ledger has this id.
             ReadOnlyLayoutError: the cluster has the flat layout.
             UnwritableMetadataError: its format cannot hold it.
@@ -201,7 +201,7 @@ class LedgerStore:
         return Versioned(ledger_id, decode(node.data), node.stat.version)
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """Read one ledger, as new as every write completed before this call; None if there is no such ledger.
+        """Read one ledger, including every write completed before this call; None if there is no such ledger.
 
         Raises:
             UnreadableMetadataError: its bytes cannot be read.
@@ -238,12 +238,12 @@ class LedgerStore:
         except AccessDeniedError as error:
             if len(ids) == 1:
                 return [Unreadable(ids[0], str(error))]
-            halves = ids[: len(ids) // 2], ids[len(ids) // 2 :]  # some requests more, not one for each ledger
+            halves = ids[: len(ids) // 2], ids[len(ids) // 2 :]  # a few more requests, not one for each ledger
             return [item for half in halves for item in await self.read_many_metadata(half)]
         return [_decoded(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True)]
 
     async def read_many_data(self, ids: Sequence[LedgerId]) -> list[bytes | None]:
-        """As ``read_many``, only the bytes: for scans decoding few of them.
+        """As ``read_many``, but return the undecoded bytes: for scans that decode only a few ledgers.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -261,7 +261,7 @@ class LedgerStore:
             MetadataConflictError: it has another version; read it and decide again. Nothing was changed, unless it is a
                 ``ConflictInDoubtError``.
             PreconditionFailedError: one of ``checks`` does not hold.
-            NoSuchLedgerError: it does not exist (any more); it is never created again here (R18).
+            NoSuchLedgerError: it does not exist, or was deleted; a write never creates it again (R18).
             UnwritableMetadataError: its format cannot hold it.
             WriteOutcomeUnknownError: the answer was lost and the ledger cannot be read.
             StoreUnavailableError: no answer; nothing was changed.

@@ -1,8 +1,8 @@
 """Ledger metadata as bytes, in its three versions, exactly as Apache writes them.
 
-Metadata is written back in the format it was read in, with its creation time and custom metadata. Only the creator
-token is not kept (the caller's ``ctoken=0``). Malformed metadata is unreadable and never guessed, because a wrong guess
-about a ledger's state or end loses entries.
+Metadata is written back in the format in which it was read, with its creation time and custom metadata. Only the
+creator token is dropped (the caller sets ``ctoken=0``). Malformed metadata is unreadable and never guessed, because a
+wrong guess about a ledger's state or end loses entries.
 
 Source: docs/formats.md#ledger-metadata.
 """

@@ -26,7 +26,7 @@ _first_fragments: dict[tuple[str, ...], Fragment] = {}
 
 
 class UnreadableMetadataError(PermanentError):
-    """The bytes are no ledger metadata of a supported format. A scan reports the error and continues."""
+    """The bytes are not ledger metadata of a supported format. A scan reports the error and continues."""
 
 
 class UnwritableMetadataError(PermanentError):

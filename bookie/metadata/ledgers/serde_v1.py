@@ -1,4 +1,4 @@
-"""Ledger metadata of format 1, plain text from the days before passwords (docs/formats.md#format-1).
+"""Ledger metadata of format 1, a plain text without passwords (docs/formats.md#format-1).
 
 Peculiarities: a ledger in recovery is written as ``CLOSED`` with the last entry -102; that line has no line feed; there
 is one quorum size.

@@ -1,7 +1,7 @@
 """Listing the ledgers of a cluster: the parents of ledgers, and the ledgers below each.
 
-A node that vanishes during a listing was empty by then, and counts as empty. A missing root is an error: a wrongly
-empty listing makes live ledgers look deleted.
+A node that vanishes during a listing had become empty, and counts as empty. A missing root is an error: with a listing
+that is empty by mistake, live ledgers would count as deleted.
 
 Source: docs/formats.md#ledger-paths.
 """

@@ -6,7 +6,8 @@ A node holds one log as JSON with a format number, and is changed by compare-and
   is resolved by a read: the writer's token and the ledger's id in the node identify the process's own change.
 - A ledger's metadata is created and listed by one transaction: no ledger is ever listed and missing, or existing and
   unlisted.
-- Ids grow along the list, even over deleted ledgers: positions compare by (ledger, entry).
+- Ids ascend along the list, and a new id is greater than those of deleted ledgers. So positions are ordered by (ledger,
+  entry).
 - The same change moves a ledger from the list to ``trimming``, where it stays until its metadata is deleted: a crash
   between the two leaks nothing.
 - A node is never deleted, because versions would start again. A deleted log leaves a tombstone, so a writer of the old
@@ -43,14 +44,14 @@ from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.fault_points import fault_point
 
 LIST_BYTES_MAX: Final = NODE_DATA_MAX * 9 // 10
-"""Largest list after a roll-over, in bytes of its node: some 80,000 ledgers. The rest up to ``NODE_DATA_MAX`` is for
+"""Largest list after a roll-over, in bytes of its node: about 80,000 ledgers. The rest up to ``NODE_DATA_MAX`` is for
 the new ledger's metadata in the same request, and for a takeover, up to ``TAKEOVER_BYTES_MAX``."""
 TAKEOVER_BYTES_MAX: Final = NODE_DATA_MAX * 19 // 20
 NAME_BYTES_MAX: Final = 255
 _ID_BYTES_MAX: Final = 80
-"""Most bytes added to a node by one more ledger: its id, twice, and another writer's token and number of digits."""
+"""Maximum number of bytes that one more ledger adds to a node: its id, twice, and a longer token and longer numbers."""
 CONFLICTS_MAX: Final = 20
-"""Rounds of one change; conflicts come from truncations and takeovers, a few at most."""
+"""Attempts at one change. Only truncations and takeovers cause conflicts, and there are few of them."""
 
 
 class InvalidLogNameError(PermanentError):
@@ -151,7 +152,7 @@ class LogLists:
         return listed
 
     def has_room(self, listed: ListedLog) -> bool:
-        """Whether another ledger surely fits into the list, so ``change`` does not refuse it as too large."""
+        """Whether another ledger certainly fits into the list, so ``change`` does not refuse it as too large."""
         return len(encode(listed.list)) + _ID_BYTES_MAX <= LIST_BYTES_MAX and not fault_point("log.list_full")
 
     async def create(self, name: str, options: Mapping[str, Any], ctime_ms: int, token: str) -> ListedLog:
@@ -265,7 +266,7 @@ class LogLists:
     async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
         """Create the ledger's missing parents after a refused transaction.
 
-        The next read shows the rest.
+        Any other conflict is left to the next read. Other errors are raised.
         """
         if create is not None and error.index == 0 and isinstance(error.cause, NoNodeError):
             await ensure_path(self._store, parent_of(create.path), self._root)
@@ -274,7 +275,7 @@ class LogLists:
 
 
 def listed_log(name: str, node: Node) -> ListedLog:
-    """Return the list in a node.
+    """The list in a node.
 
     Raises:
         UnreadableLogError: it is damaged, or of another format.

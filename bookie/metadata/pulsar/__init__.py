@@ -1,1 +1,1 @@
-"""Pulsar's own nodes in the metadata store, as far as they refer to ledgers: decoding them and reading them in bulk."""
+"""Pulsar's own nodes in the metadata store that refer to ledgers: decode them, and read them in bulk."""

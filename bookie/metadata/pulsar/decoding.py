@@ -1,7 +1,7 @@
 """The references in the nodes of Pulsar's managed ledgers, cursors and schemas. Pure.
 
-The invariant: a node is decoded in full or refused. An overlooked reference would make a ledger in use look unused. So
-an unknown field, a damaged compression head and a missing codec are all refused.
+The invariant: a node is decoded in full or refused. If a reference was missed, a ledger in use would seem unused. So
+an unknown field, a damaged compression header and a missing codec are all refused.
 
 Source: docs/formats.md#references-of-pulsar.
 """
@@ -30,14 +30,14 @@ M = TypeVar("M", bound=Message)
 _MAGIC: Final = b"\x47\x78"
 _HEAD_AT: Final = len(_MAGIC) + 4
 _SIZE_MAX: Final = 64 << 20
-"""Largest size of a decompressed node in bytes: far more than in any store, and a bound against damage."""
+"""Largest size of a decompressed node in bytes: far more than in any store. Bounds the memory for a damaged node."""
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _COMPACTED: Final = "CompactedTopicLedger"
 _BUCKET: Final = "#pulsar.internal.delayed.bucket"
 _LONG_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX: Final = len(str(_LONG_MAX))
 _SHADOW_SOURCE: Final = "PULSAR.SHADOW_SOURCE"
-"""The property with the name of the source of a shadow topic."""
+"""The property of a shadow topic that contains the name of its source."""
 
 
 class UndecodableNodeError(PermanentError):
@@ -51,7 +51,7 @@ class Copy(enum.Enum):
     BOTH = "both"
     """Also in another storage, and the copy in BookKeeper will be deleted."""
     OFFLOADED = "offloaded"
-    """In another storage alone: Pulsar deleted the ledger."""
+    """Only in another storage: Pulsar deleted the ledger."""
     OF_SOURCE = "of-source"
     """In the ledgers of another topic, the source of this shadow topic. The reference is a copy, possibly outdated."""
 
@@ -71,7 +71,7 @@ class CursorReferences:
 
     ledgers: tuple[int, ...]
     position_in: int | None
-    """The ledger of its position. It then contains the reference to a compacted ledger, if any. None: the position is
+    """The ledger that contains its position, and the reference to a compacted ledger, if any. None: the position is
     in the node."""
 
 

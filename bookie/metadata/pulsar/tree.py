@@ -26,7 +26,7 @@ from bookie.runtime.tasks import cancel, guarded
 
 _AT_ONCE: Final = 1_000
 _PARTS_AHEAD: Final = 1
-"""Parts read ahead during decoding. The nodes of large topics have some hundred kilobytes each."""
+"""Number of parts read ahead during decoding. A node of a large topic has a few hundred kilobytes."""
 _DOMAINS: Final = ("persistent", "non-persistent", "segment")
 _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+")
 _DEPTH_MAX: Final = 6
@@ -54,7 +54,7 @@ class PulsarNode:
     data: bytes
     cursor: str | None = None
     is_denied: bool = False
-    """The node's ACL does not let this session read it; ``data`` is unknown, and empty."""
+    """The node's ACL does not let this session read it; its content is unknown, and ``data`` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def partitioned_topic_path(root: str, name: str) -> str | None:
 
 
 def policies_path(root: str, name: str) -> str:
-    """Path of the policies of a managed ledger's namespace: they are in one store with the partitioned topics."""
+    """Path of the policies of a managed ledger's namespace: they are in the same store as the partitioned topics."""
     return f"{root}/admin/policies/{name.rsplit('/', 2)[0]}"
 
 
@@ -206,7 +206,7 @@ class PulsarTree:
 
 
 class Denied(enum.Enum):
-    """Replaces the content of an unreadable node."""
+    """Stands for the content of a node that this session may not read."""
 
     DENIED = "the node's ACL does not let this session read it"
 

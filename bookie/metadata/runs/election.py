@@ -64,15 +64,16 @@ _log = logging.getLogger(__name__)
 FRESH_SHARE: Final = 0.6
 """Share of the session timeout. ZooKeeper ends a session at the earliest a whole timeout after its last answered
 ``sync``, less half a tick, the interval at which servers report live sessions. The rest of the timeout covers this, and
-work begun while the leadership was fresh."""
+work begun while the confirmation was recent."""
 _CONFIRM_SHARE: Final = 0.15
-"""Share of the session timeout: four confirmations fit into the validity of one."""
+"""Interval between confirmations, as a share of the session timeout: a confirmation is valid for four intervals."""
 _RETRY_S: Final = 1.0
-"""Pause after an attempt foiled by the store or another candidate; a new session is used at once."""
+"""Pause after an attempt that failed because of the store or another candidate. A new session has no pause."""
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""Longest pause after attempts refused by the store, doubled each time: only a person can remove the cause."""
+"""Longest pause after attempts that the store refused. The pause doubles each time: only a person can remove the
+cause."""
 CANDIDATES_MAX: Final = 10
-"""Most candidates whose names are read; services have two or three auditors, and Apache has one per pod."""
+"""Maximum number of candidates to read. A service has two or three auditors, and Apache has one per pod."""
 _LISTINGS_MAX: Final = 5
 _VOTE: Final = re.compile(r"V_(-?[0-9]{1,11})")
 
@@ -145,7 +146,7 @@ class Election:
         return self._timeout_s * FRESH_SHARE
 
     async def wait_changed(self, seen: Leadership) -> Leadership:
-        """Return the state once it differs from ``seen``. Changes in quick succession may be folded into one."""
+        """Return the state once it differs from ``seen``. Changes in quick succession may be reported as one."""
         while self._state == seen:
             with waiting_for(self._changed) as waiter:
                 await waiter
@@ -187,7 +188,7 @@ class Election:
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Give up the vote, and the node of Pulsar's election if this session holds it."""
+        """Delete the vote, and the node of Pulsar's election if this session holds it."""
         vote, self._vote = self._vote, None
         held, self._held = self._held, None
         if vote is None or not self._is_session(vote.session):
@@ -240,7 +241,7 @@ class Election:
         await self._store.wait_node_changed(migration_path(self._root), migration.stat)
 
     async def _follow_or_take(self, session: Session, first: str, own: str) -> Holder | None:
-        """Take the node of Pulsar's election with the lowest vote, else note the leader; return the node's holder."""
+        """Take Pulsar's node if the own vote is the lowest, else record the leader; return the holder of the node."""
         if first == own:
             holder = await self._leader_node.take(session)
             if not holder.is_own:
@@ -257,7 +258,7 @@ class Election:
         return (stat and stat.mzxid) != (seen and seen.mzxid)
 
     async def _cast(self, session: Session) -> _Vote:
-        """Return the vote of this session, cast now or by an earlier attempt with a lost answer."""
+        """Return the vote of this session, cast now or by an earlier attempt whose answer was lost."""
         found = await self._own_votes(session)
         if not found:
             try:
@@ -287,7 +288,7 @@ class Election:
     async def _lead(self, vote: _Vote, holder: Holder) -> None:
         """Lead until the vote or Pulsar's node is deleted, a migration begins, or the session changes.
 
-        The leadership may end and return before that.
+        Until then, the leadership ends if a confirmation is overdue, and begins again after the next one.
         """
         self._held = holder.stat
         if not await self._confirm(vote, self._clock.monotonic_s()):
@@ -302,7 +303,7 @@ class Election:
                 return
 
     async def _look(self, vote: _Vote) -> bool:
-        """Confirm the vote; False if it was deleted. Without an answer, leadership ends in time; the vote stays."""
+        """Confirm the vote; False if it was deleted. If no answer comes in time, leadership ends and the vote stays."""
         asked_s = self._clock.monotonic_s()
         stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
         looking = asyncio.ensure_future(self._confirm(vote, asked_s))
@@ -323,8 +324,8 @@ class Election:
     async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
         """Confirm the own vote and Pulsar's node, and lead from then on; ``asked_s`` is the time before the request.
 
-        The ``sync`` makes the server ask the ZooKeeper leader. A server without contact to the leader would answer
-        reads for a while, although the leader may expire the session and another auditor may lead.
+        The ``sync`` makes the server contact the ZooKeeper leader. A server that has lost its leader would answer reads
+        for a while, although the leader may have expired the session and another auditor may lead.
         """
         await self._store.sync(vote.path)
         stat = await self._store.stat(vote.path)
@@ -420,7 +421,7 @@ async def candidates(store: MetadataStore, ledgers_root: str) -> list[str]:
 
 
 def _leader_in(vote: Node | None, node: Node | None) -> str:
-    """Return the leader, by the lowest vote and Pulsar's node; a vote waits while another session holds the node."""
+    """Return the leader's name. The lowest vote leads, unless another session holds Pulsar's node."""
     if node is not None and (vote is None or vote.stat.ephemeral_owner != node.stat.ephemeral_owner):
         return leader_name(node)
     return "" if vote is None else decode_vote(vote.data)
@@ -432,7 +433,7 @@ def election_path(ledgers_root: str) -> str:
 
 
 def encode_vote(name: str) -> bytes:
-    """Bytes of a vote, and of the election's root once it is won."""
+    """Bytes of a vote, and of the election's root after the vote has won."""
     return f"bookieId: {quoted(name)}\n".encode()
 
 

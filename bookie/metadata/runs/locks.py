@@ -79,7 +79,7 @@ class RunLease:
         return self._locks.is_epoch(self.epoch)
 
     async def release(self) -> None:
-        """Let the next run begin. Never touches a lock of another session or run. Idempotent.
+        """Delete the lock, so that the next run can begin. Never deletes a lock of another session or run. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
@@ -107,7 +107,7 @@ class RunLocks:
         Raises:
             RunLockedError: a run of this kind is under way, in this process or another.
             StoreUnavailableError: no answer; no lock is left.
-            WriteOutcomeUnknownError: no answer; a repeated call or the end of the session settles a remaining lock.
+            WriteOutcomeUnknownError: no answer; a lock may remain until a repeated call or the end of the session.
         """
         if (held := self._held.get(lane)) is not None and held.is_held:
             raise RunLockedError(lane, Holder(held.run_id, process))
@@ -127,7 +127,7 @@ class RunLocks:
                 return self._held[lane]
             if (other := self._held.get(lane)) is not None and other.is_held:  # two concurrent calls of this process
                 raise RunLockedError(lane, _holder(node.data))
-            await self._drop(path, node)  # from an earlier attempt of this session with a lost answer
+            await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
         raise WriteOutcomeUnknownError(f"locking {lane.name} runs: no attempt could be settled; try again")
 
     async def release(self, lease: RunLease) -> None:
@@ -137,7 +137,7 @@ class RunLocks:
             if not lease.is_held:
                 break
             node = await reread(self._store, path)
-            if node is None or node.stat.czxid != lease.czxid or not lease.is_held:  # it may have ended meanwhile
+            if node is None or node.stat.czxid != lease.czxid or not lease.is_held:  # it may end during the read
                 break
             if await self._drop(path, node):
                 break
@@ -166,7 +166,7 @@ class RunLocks:
             await self._store.wait_node_changed(path, stat)
 
     async def _drop(self, path: str, node: Node) -> bool:
-        """Delete a lock of this session; return whether it is surely deleted."""
+        """Delete a lock of this session; return whether it is certainly deleted."""
         try:
             await self._store.delete(path, node.stat.version)
         except (NoNodeError, BadVersionError, WriteOutcomeUnknownError) as error:

@@ -1,8 +1,8 @@
-"""Facts about kinds and runs beside their records: success, pauses, and requests to end a run.
+"""Facts about kinds and runs that are not in their records: success, pauses, and requests to end a run.
 
 last-success/<kind>   beginning of the last complete run of this kind; outlives the records
 paused/<kind>         until its end: no scheduled run of this kind begins
-requests/<run_id>     present: the end of this run was requested; its process looks for it
+requests/<run_id>     if it exists, the end of this run was requested; the process of the run looks for it
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.model.run import PAUSE_S_MAX, RunKind
 from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _TEXT_MAX: Final = 200
-"""Bytes kept of a name."""
+"""Maximum length of a stored name; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class RunNotes:
     async def note_success(self, kind: RunKind, started_ms: int, now_ms: int) -> None:
         """Record a complete run of this kind begun at ``started_ms``.
 
-        An older time changes nothing, unless the recorded one is after ``now_ms``: a clock was wrong then.
+        An older time changes nothing, unless the recorded time is after ``now_ms``: then a clock was wrong.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
         """
 
         def later(data: bytes | None) -> bytes | None:
@@ -68,7 +68,7 @@ class RunNotes:
         return {kind: time_ms for kind, time_ms in times.items() if time_ms > 0}
 
     async def pause_kind(self, kind: RunKind, owner: str, until_ms: int) -> None:
-        """Let no scheduled run of this kind begin until ``until_ms``, in any process. Replaces an earlier pause.
+        """Prevent scheduled runs of this kind until ``until_ms``, in every process. Replaces an earlier pause.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pausing again is safe.
@@ -124,12 +124,12 @@ class RunNotes:
         """Request the end of a run; its process looks for requests every few seconds.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; asking again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; requesting it again is safe.
         """
         await put(self._store, self._path("requests", run_id), owner.encode()[:_TEXT_MAX])
 
     async def cancel_requested_by(self, run_id: str) -> str | None:
-        """Return the owner of a request to end a run; None without one.
+        """Return who requested the end of a run; None if there is no request.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -138,7 +138,7 @@ class RunNotes:
         return None if node is None else node.data.decode(errors="replace")[:_TEXT_MAX]
 
     async def clear_request(self, run_id: str) -> None:
-        """Forget a request. Idempotent.
+        """Delete a request. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; pruning clears it.

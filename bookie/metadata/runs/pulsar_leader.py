@@ -70,7 +70,7 @@ class LeaderNode:
         """Create the node, unless another session holds it, and return its holder. Idempotent.
 
         Raises:
-            StoreUnavailableError: no answer, or it changes all the time; it may be held.
+            StoreUnavailableError: no answer, or the node kept changing; this session may hold it.
             AccessDeniedError: its parent does not allow it.
         """
         for _ in range(WRITE_ATTEMPTS_MAX):
@@ -111,7 +111,7 @@ class LeaderNode:
             await self._store.delete(self.path, found.stat.version)
 
     def deletion(self, stat: Stat) -> Delete:
-        """Return the operation that gives up this node, and no other, in a transaction."""
+        """Return the operation that deletes the node in a transaction, if it still has the version in ``stat``."""
         return Delete(self.path, stat.version)
 
     def _is_current(self, session: Session) -> bool:
@@ -138,7 +138,7 @@ def leader_name(node: Node) -> str:
 
 
 def decode_leader(data: bytes) -> str:
-    """Return the text in the node, for people; its bytes if they are no JSON string."""
+    """Return the text in the node, for display; its bytes as text if they are not a JSON string."""
     try:
         name = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Runs now reading ledger metadata, of all clusters in one ZooKeeper. They divide their limits on reading.
+"""Runs that are reading ledger metadata now, of all clusters in one ZooKeeper. They share the limits on reading.
 
 ``/bkheal/readers/<run>`` is an empty, ephemeral node of a run; its driver creates it. It ends with the driver's
-session. A dead driver counts until then, and the others read more slowly in that time. If the node of its run is
+session. A dead driver counts until then, and the other runs read more slowly in that time. If the node of its run is
 missing, a task creates it again.
 
 Source: docs/failure-model.md#state-under-bkheal.
@@ -32,7 +32,7 @@ class Readers:
         """Store the arguments.
 
         Args:
-            store: of any session of the run.
+            store: the store in any session of the run.
             run_id: the name of the run's node.
         """
         self._store = store

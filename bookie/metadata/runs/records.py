@@ -1,4 +1,4 @@
-"""Audit runs in the store, and the result of each, under ``/bkheal/runs/<root>``. Beside them: ``locks`` and ``notes``.
+"""Audit runs in the store, with the result of each, under ``/bkheal/runs/<root>``. See also ``locks`` and ``notes``.
 
 ``records/<run_id>`` is one run, kept after its end. The process of the run writes it by compare-and-set from its own
 last write. So once another process has declared a run abandoned, the former owner cannot overwrite this.
@@ -34,9 +34,10 @@ __all__ = ["Holder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "
 _log = logging.getLogger(__name__)
 
 READ_BATCH: Final = 500
-"""Records read at a time: a record has some kilobytes at most."""
+"""Number of records read at a time: a record has a few kilobytes at most."""
 _UNSETTLED_MAX: Final = 16
-"""Consecutive writes without an answer: minutes, longer than a session lives without a connection."""
+"""Maximum number of remembered writes without an answer. They take minutes, longer than a session lives without a
+connection."""
 
 
 class RunTakenError(ConflictError):
@@ -63,7 +64,7 @@ class Runs(RunLocks, RunNotes):
         """
         path, data = self._path("records", record.run_id), encode_run(record)
         ours = self._unsettled.setdefault(record.run_id, deque(maxlen=_UNSETTLED_MAX))
-        if data not in ours:  # before it is sent: a cancelled caller gets no answer either (R129)
+        if data not in ours:  # recorded before the request, because a cancelled caller gets no answer either (R129)
             ours.append(data)
         for _ in range(WRITE_ATTEMPTS_MAX):
             try:
@@ -99,8 +100,8 @@ class Runs(RunLocks, RunNotes):
         """Return the newest runs first. A damaged record is logged and left out.
 
         Args:
-            limit: the number of records read at most.
-            now_ms: the present time; runs of a clock that was ahead come last.
+            limit: the maximum number of records to read.
+            now_ms: the present time; runs dated later than this come last, because a clock was wrong.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,6 +1,6 @@
-"""From another thread's callbacks to one event loop, in order and in batches.
+"""Pass callbacks from another thread to one event loop, in order and in batches.
 
-A thousand answers arriving at a busy loop cost one wake-up, not a thousand.
+A thousand answers that arrive while the loop is busy wake it once, not a thousand times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LoopBridge:
-    """Runs callbacks on ``loop`` in the order of their pushes from any thread; never blocks the pushing thread."""
+    """Runs callbacks from any thread on ``loop``, in the order in which they were pushed; ``push`` never blocks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,7 +39,7 @@ class LoopBridge:
             for _ in range(len(self._ready)):
                 callback, arguments = self._ready.popleft()
                 callback(*arguments)
-        finally:  # an exception in a callback must not hold up the next ones
+        finally:  # an exception in a callback must not delay the next callbacks
             if self._ready and not self._is_woken:
                 self._wake()
 

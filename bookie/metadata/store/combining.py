@@ -1,19 +1,19 @@
-"""A metadata store between the port and an adapter: it joins the requests of many concurrent callers into few.
+"""A metadata store between the port and an adapter that joins the requests of many concurrent callers.
 
 A worker repairs many ledgers at a time, with small requests for each. Waiting independent transactions become one
-``multi``, single reads become one bulk read, and a ``sync`` serves every caller waiting for one at that time. ``lane``
-explains why each request has the same result as alone. In addition:
+``multi``, single reads become one bulk read, and one ``sync`` serves all callers that wait for a ``sync`` at that time.
+``lane`` explains why the result of each request is the same as if it were sent separately. In addition:
 
 * Transactions are joined only if none of them changes a node that another one changes or checks. So the order inside a
   joint transaction does not matter, and no node is created twice by it.
 * If the joint transaction is refused, the server names the operation at fault. The request with this operation is sent
-  alone and gets its own error. The others are joined again, a few times at most.
-* A joint read has the paths of each request in their order, each as often as there.
+  separately and gets its own error. The others are joined again, a few times at most.
+* A joint read contains the paths of each request in their order. Repeated paths are read repeatedly.
 * A joint read or ``sync`` begins after each of its requests was made. So a joint read right after a ``sync``
   (``get_many_current``) sees every write completed before any of its requests.
 
 Watches, sequential nodes, ``set`` and ``stat`` are not joined: they need an answer that the port's ``multi`` does not
-return, or another permission. Long scans are large already.
+return, or another permission. Long scans are not joined because their requests are already large.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from bookie.metadata.request_limits import check_data, check_multi, check_path, 
 from bookie.metadata.store.lane import Apart, Lane, Waiting
 
 JOINED_BYTES_MAX: Final = 256 * 1024
-"""Size of a joint transaction: far below the limit of a request, and the server's queue is not held up."""
+"""Size limit of a joint transaction: far below the limit of a request, and too small to delay the server's queue."""
 JOINED_PATHS_MAX: Final = 500
-"""Paths of a joint read: two requests of the bulk reader."""
+"""Maximum number of paths in a joint read: two requests of the bulk reader."""
 _ATTEMPTS: Final = 4
-"""Joint attempts before each request is sent alone: many conflicts mean that other clients change the same nodes."""
+"""Joint attempts before requests are sent separately: many conflicts show that other clients change the same nodes."""
 
 
 class CombiningStore(MetadataStore):
@@ -164,7 +164,7 @@ class _Joinable:
     __slots__ = ("changed", "operations", "size", "touched")
 
     def __init__(self, operations: Sequence[Operation], size: int | None = None) -> None:
-        """Store a transaction; ``size`` is the sum of its operation sizes, computed if not given."""
+        """Store a transaction. ``size`` is the sum of its operation sizes; it is computed if not given."""
         self.operations = operations
         self.size = sum(map(operation_size, operations)) if size is None else size
         self.touched = {operation.path for operation in operations}

@@ -1,7 +1,7 @@
 """The secrets and certificates of a connection to ZooKeeper, read for each new connection.
 
-So a renewed certificate or password is used from the next connection on, without a restart. Nothing here logs, and no
-``repr`` contains a secret.
+So a renewed certificate or password is used from the next connection on, without a restart. Nothing is logged here, and
+no ``repr`` contains a secret.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def sasl_options(access: ZooKeeperAccess) -> dict[str, Any] | None:
 
 
 def auth_data(access: ZooKeeperAccess) -> set[tuple[str, str]]:
-    """Return kazoo's set of further identities: the one of the scheme ``digest``, if any.
+    """Return kazoo's set of additional identities: the one with the scheme ``digest``, if any.
 
     Raises:
-        ZooKeeperAccessError: it cannot be read, or is not ``user:password``.
+        ZooKeeperAccessError: the secret cannot be read, or is not ``user:password``.
     """
     credential = _secret(access.digest_file, "zk_digest_file", DIGEST_VARIABLE)
     if credential is None:
@@ -84,10 +84,10 @@ def auth_data(access: ZooKeeperAccess) -> set[tuple[str, str]]:
 
 
 def check_kerberos(access: ZooKeeperAccess) -> None:
-    """Refuse a login by Kerberos if its library is missing.
+    """Refuse a login with Kerberos if its library is missing.
 
     Raises:
-        ZooKeeperAccessError: it is not installed.
+        ZooKeeperAccessError: the library is not installed.
     """
     if access.login is not ZooKeeperLogin.GSSAPI:
         return
@@ -107,7 +107,7 @@ def get_ticket(access: ZooKeeperAccess, host: str) -> None:
     """Get the Kerberos ticket for the ZooKeeper server on ``host`` into this process's cache, if the login needs one.
 
     kazoo gets the ticket as well, but reports no reason for a failure, and its thread ends if there are no credentials.
-    This call blocks while the library asks Kerberos servers.
+    This call blocks while the library contacts Kerberos servers.
 
     Raises:
         ZooKeeperAccessError: there is no ticket for this process, or none for that server.
@@ -132,7 +132,7 @@ def get_ticket(access: ZooKeeperAccess, host: str) -> None:
 
 
 def _kerberos_reason(error: Exception) -> tuple[str, int]:
-    """Return the library's more precise text and its code: the second of two pairs, if there are two."""
+    """Return the library's text and code for an error. If it has two such pairs, the second one is more precise."""
     pairs = [each for each in error.args if isinstance(each, tuple) and len(each) == 2]
     if not pairs:
         return str(error), 0
@@ -141,7 +141,7 @@ def _kerberos_reason(error: Exception) -> tuple[str, int]:
 
 
 def _secret(path: Path | None, option: str, variable: str) -> str | None:
-    """Return the first line of the file, or the variable without a file."""
+    """Return the first line of the file; if ``path`` is None, the value of the environment variable."""
     if path is None:
         return os.environ.get(variable) or None
     try:

@@ -1,8 +1,8 @@
 """ZooKeeper's wire encoding of the two requests with many operations: ``multi`` and ``multiRead``.
 
-Both are a sequence of (9-byte header, operation), closed by a header with ``done`` set; so are the replies. Bulk reads
-and batched creates use this code, so everything is packed and unpacked by precompiled structs, in one pass, and nothing
-but the data itself is copied.
+Requests and replies are sequences of (9-byte header, operation), and end with a header that has ``done`` set. Bulk
+reads and batched creates use this code, so everything is packed and unpacked by precompiled structs, in one pass, and
+only the data itself is copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT: Final = struct.Struct(">i")
 _STAT: Final = struct.Struct(">qqqqiiiqiiq")
 _END: Final = _HEADER.pack(-1, 1, -1)
 READ_OVERHEAD: Final = _HEADER_AND_INT.size + 1
-"""Bytes of a read in a ``multiRead`` besides its path."""
+"""Bytes of a read in a ``multiRead``, in addition to its path."""
 _PERSISTENT: Final = _INT.pack(0)
 _EPHEMERAL: Final = _INT.pack(1)
 """Flags of a create, after its ACL."""
@@ -176,7 +176,7 @@ def stat_of(fields: Sequence[int]) -> Stat:
 
 
 def _length(size: int) -> int:
-    """Return ``size``, refused if negative: a parser would go back in the reply, and perhaps never end."""
+    """Return ``size``, or refuse a negative one: the parser would move backwards in the reply, perhaps forever."""
     if size < 0:
         raise MalformedReplyError(f"a name of {size} bytes")
     return size

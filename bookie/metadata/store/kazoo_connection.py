@@ -1,12 +1,12 @@
 """One session with ZooKeeper over kazoo 2.11, as awaitable requests. Only this module imports kazoo.
 
 kazoo runs its connection in a thread. Every request is handed to that thread and answered through ``LoopBridge``;
-nothing here blocks the event loop, and no callback blocks kazoo. kazoo only reconnects. Its retries of requests are not
-used: it would send a compare-and-set twice and report the failure of the second one.
+nothing here blocks the event loop, and no callback blocks kazoo. kazoo reconnects by itself, but its retries of
+requests are not used: it would send a compare-and-set twice and report the failure of the second one.
 
 Each write records whether it was sent (``_Write``). This separates "certainly nothing happened" from "outcome unknown".
-It also allows withdrawing an overdue write from kazoo's queue, and keeps a write of a lost session from being sent in
-the next one, no matter when this process learns of the loss (S14).
+So an overdue write can be withdrawn from kazoo's queue, and a write of a lost session is never sent in the next one, no
+matter when this process detects the loss (S14).
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from bookie.runtime.tasks import guarded
 _log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 1000
-"""Requests handed to kazoo at a time; further ones wait, so its unbounded queue stays short."""
+"""Maximum number of requests handed to kazoo at a time; further ones wait, so its unbounded queue stays short."""
 _TCP_CONNECT_TIMEOUT_S: Final = 5.0
-"""Otherwise kazoo, and ``stop`` with it, would wait a whole session timeout for one dead host."""
+"""Without this limit, kazoo, and ``stop`` with it, would wait a whole session timeout for one dead host."""
 _HANDSHAKE_S_MIN: Final = 5.0
 _HANDSHAKES_PER_SESSION: Final = 3
 """A starting server may accept a connection and never answer. With only one server, kazoo would wait for a whole
 session timeout and lose the session. So the wait for each answer is a third of it, with a minimum."""
 _RECONNECT_DELAY_S_MAX: Final = 2.0
 _SENDS_MAX: Final = 4
-"""How often a request is given to kazoo whose connection is lost. A server may close the connection because of it."""
+"""How often a request is sent if its connection is lost each time. The request itself may cause the loss."""
 _RESTART_DELAY_S: Final = 1.0
 _STOP_DEADLINE_S: Final = 30.0
 _EPHEMERAL_FLAG: Final = 1
@@ -109,10 +109,11 @@ class RawRequest:
 
 
 class _Write:
-    """A write, sent in its own session or not at all. It records whether it was sent.
+    """A write that is sent in its own session or not at all. It records whether it was sent.
 
-    kazoo's thread decides by reading ``type`` before serializing, the event loop by ``withdraw``. The first one wins. A
-    withdrawn write stays in kazoo's queue as a harmless read, because kazoo cannot remove it.
+    kazoo's thread claims the write when it reads ``type`` before serializing, and the event loop by ``withdraw``. The
+    first of the two succeeds. A withdrawn write stays in kazoo's queue as a harmless read, because kazoo cannot remove
+    it.
     """
 
     __slots__ = ("_client", "_is_sent", "_lock", "_request", "is_withdrawn", "session_id")
@@ -160,7 +161,7 @@ class _Write:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no type information
-    """kazoo's thread handler with its own TLS, and without four of kazoo's hazards; see the methods."""
+    """kazoo's thread handler with its own TLS, and without four defects of kazoo; see the methods."""
 
     def __init__(
         self,
@@ -169,9 +170,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         refused: Callable[[Address, str, bool], None],
         failed: Callable[[], None],
     ) -> None:
-        """Call ``prepare`` before each connection, ``refused`` after a failure, ``failed`` after the end of a thread.
+        """Store the callbacks.
 
-        A failure has a reason and a certainty. A thread ended by an unexpected error is not started again by kazoo.
+        ``prepare`` is called before each connection. ``refused`` is called after a failed connection, with the reason
+        and whether it is certain that the server refused. ``failed`` is called if an unexpected error ended kazoo's
+        thread, which kazoo does not start again.
         """
         super().__init__()
         self._access = access
@@ -180,7 +183,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._failed = failed
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
-        """Start a thread that ends quietly: kazoo stops reconnecting by an uncaught ``InterruptedError``."""
+        """Start a thread that ends without a traceback: kazoo ends it by ``InterruptedError`` to stop reconnecting."""
 
         def run() -> None:
             try:
@@ -209,7 +212,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         _others: Sequence[socket.socket],
         timeout_s: float | None = None,
     ) -> tuple[list[Receiver], list[socket.socket], list[socket.socket]]:
-        """Wait for one of the sockets with fewer system calls than kazoo. Called with receivers or senders."""
+        """Wait for one of the sockets, with fewer system calls than kazoo. Called with either receivers or senders."""
         if senders:
             return [], wait_sendable(senders, timeout_s), []
         return wait_receivable(receivers, timeout_s), [], []
@@ -217,7 +220,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(
         self, address: Address, hostname: str = "", timeout: float = _TCP_CONNECT_TIMEOUT_S, **kwargs: Any
     ) -> socket.socket:
-        """Connect with a deadline of ``_TCP_CONNECT_TIMEOUT_S``, with the current certificates and secrets.
+        """Connect within ``_TCP_CONNECT_TIMEOUT_S`` at most, with the current certificates and secrets.
 
         kazoo's own TLS is not used: it verifies no host name by default, and trusts the system's authorities as well.
         """
@@ -378,7 +381,7 @@ class KazooConnection:
             write.withdraw()  # for a cancelled caller; no effect once the write was sent
 
     async def _call(self, request: _Request, what: str) -> Any:
-        """Return the answer. What loses its connection is sent on the next one, except a write that was sent (R144)."""
+        """Send a request and return its answer. After a lost connection, repeat it, except a sent write (R144)."""
         session = self.tracker.current
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -387,7 +390,7 @@ class KazooConnection:
                     sends, changes = 1, self.tracker.changes
                     value, error = await self._exchange(request, session)
                     while isinstance(error, ConnectionLoss) and self._may_resend(request, session, sends):
-                        await self.tracker.wait_changes(changes)  # kazoo empties its queue until it reports the loss
+                        await self.tracker.wait_changes(changes)  # until it reports the loss, kazoo empties its queue
                         self.tracker.ensure(session)
                         await self.tracker.ready()
                         sends, changes = sends + 1, self.tracker.changes
@@ -448,8 +451,8 @@ class KazooConnection:
     def _watch_logins(self) -> None:
         """Report the end of each login: kazoo reports the session before the login, which may fail.
 
-        kazoo takes a connection that ends during a login for a refusal, and drops the session. After an earlier login,
-        it is an outage as any other. A server that refuses a login answers with an error.
+        If a connection ends during a login, kazoo treats this as a refusal, and drops the session. After an earlier
+        successful login, it is an ordinary outage. A server that refuses a login answers with an error.
         """
         connection = self._client._connection
         connect, log_in = connection._connect, connection._authenticate_with_sasl
@@ -502,15 +505,15 @@ class KazooConnection:
         _log.info("zookeeper session changed", extra=fields)
 
     def _start_again(self) -> None:
-        """Have kazoo's thread started again after its end.
+        """Schedule a restart of kazoo's thread after its end.
 
-        kazoo reports the end as a change of the state, but not while there is no session: the state is LOST already.
+        kazoo reports the end as a change of state, except while there is no session: then the state is LOST already.
         """
         if not self.tracker.is_closed and (self._restart_task is None or self._restart_task.done()):
             self._restart_task = guarded("restart of the zookeeper connection", self._restart())
 
     async def _restart(self) -> None:
-        """Start kazoo's thread again after a malformed reply ended it; otherwise it would not run again."""
+        """Start kazoo's thread again after its end, for example after a malformed reply. kazoo does not do this."""
         await asyncio.sleep(_RESTART_DELAY_S)
         if not self.tracker.is_closed:
             await self._in_thread(self._shut_down)

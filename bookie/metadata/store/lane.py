@@ -1,14 +1,14 @@
 """Waiting requests of one kind, sent as one: a group commit for the metadata store.
 
-The invariant: a request sent together with others has the same result as alone. If the common request is refused,
-nothing was done, and the requests are sent again (alone, in the tasks of their callers). If the outcome of the common
-request is unknown, it is unknown for each of them, and none is sent again.
+The invariant: a request that is sent together with others has the same result as if it were sent separately. If the
+joint request is refused, nothing was done, and the requests are sent again (separately, in the tasks of their callers).
+If the outcome of the joint request is unknown, it is unknown for each of them, and none is sent again.
 
 A request waits for the end of the event loop's current step, which takes no time, and for a place: at most
-``BATCHES_MAX`` requests of the lane are in flight. So a lone request is sent at once, and batches grow with the load. A
-request is only sent in the session it was made in (S14). A request whose caller was cancelled while it waited is not
-sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's deadline, so a
-caller waits at most for its own request and the batches before it.
+``BATCHES_MAX`` requests of the lane are in flight. So a single request is sent at once, and batches grow with the load.
+A request is only sent in the session in which it was made (S14). A request whose caller was cancelled while it waited
+is not sent; if all callers of a batch are cancelled, so is the batch. Each request to the store has the store's
+deadline, so a caller waits at most for its own request and the batches before it.
 
 S rules are defined in docs/invariants.md.
 """
@@ -27,9 +27,9 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.tasks import guarded
 
 BATCHES_MAX: Final = 2
-"""Requests of a lane in flight: the server works on one while the answer of the other is in transit."""
+"""Requests of a lane in flight at most: the server works on one while the answer to the other is in transit."""
 WAITING_MAX: Final = 1000
-"""Requests waiting in a lane; further ones are sent alone, bounded by the store."""
+"""Maximum number of requests waiting in a lane. Further ones are sent separately; the store bounds their number."""
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -39,7 +39,7 @@ class Apart(enum.Enum):
     """The answer to a request that was not sent with others."""
 
     ALONE = enum.auto()
-    """Nothing was done: the caller sends the request alone."""
+    """Nothing was done: the caller sends the request separately."""
 
 
 class Waiting(Generic[W, R]):
@@ -65,7 +65,7 @@ class Waiting(Generic[W, R]):
 
 
 class _Batch:
-    """Requests sharing a place."""
+    """Requests that share a place in flight."""
 
     __slots__ = ("callers", "has_place", "task")
 
@@ -73,7 +73,7 @@ class _Batch:
         self.callers = callers
         self.has_place = True
         self.task: asyncio.Task[None] | None = None
-        """None for a lone request, sent by its caller."""
+        """None for a single request, which its caller sends."""
 
 
 class Lane(abc.ABC, Generic[W, R]):
@@ -167,7 +167,7 @@ class Lane(abc.ABC, Generic[W, R]):
                 waiting.complete(Apart.ALONE)
         finally:
             for waiting in batch:
-                waiting.answer.cancel()  # only if this task was cancelled or has a defect
+                waiting.answer.cancel()  # has an effect only if this task was cancelled or has a defect
             self._leave(place)
 
     def _left(self, waiting: Waiting[W, R]) -> None:

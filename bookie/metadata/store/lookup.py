@@ -1,7 +1,7 @@
-"""Look-ups of host names at the same time, with a deadline.
+"""Concurrent look-ups of host names, with a deadline.
 
 A name whose look-up is slow does not delay the connection to servers with other names. A look-up cannot be interrupted,
-so each runs in a thread that does not hold up the end of the process. There is one at most for each server.
+so each runs in a thread that does not delay the exit of the process. There is one at most for each server.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 LOOK_UP_S: Final = 3.0
-"""Wait for the look-ups of one attempt to connect."""
+"""Longest wait for the look-ups of one attempt to connect."""
 LATE_ANSWER_S: Final = 60.0
-"""A late answer serves the next attempts for this time. An older one may be the address of another server by then."""
+"""How long a late answer is used by later attempts. An older address may already belong to another server."""
 
 Server = tuple[str, int]
 """Host and port."""

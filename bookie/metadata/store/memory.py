@@ -92,7 +92,7 @@ class MemoryStore(MetadataStore):
         self._tracker = SessionTracker(Session(SessionState.CONNECTED, 1, cell.open_session(), session_timeout_s))
 
     def suspend(self) -> None:
-        """Interrupt the connection; the session lives on."""
+        """Interrupt the connection; the session continues."""
         self._become(SessionState.SUSPENDED)
 
     def expire(self) -> None:

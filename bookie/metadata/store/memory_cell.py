@@ -1,6 +1,6 @@
-"""The server side of the in-memory twin: one tree of nodes with ZooKeeper's rules, and no waiting anywhere.
+"""The server side of the in-memory twin: one tree of nodes with ZooKeeper's rules, without any waiting.
 
-Every method acts at once and in full, or raises one of the port's answers and changes nothing.
+Every method acts at once and in full, or raises one of the port's errors and changes nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MemoryCell:
         return self._signals[path]
 
     def deny(self, path: str) -> None:
-        """Deny every client to read or change ``path`` and to create or delete its children: an empty ACL."""
+        """Forbid every client to read or change ``path`` and to create or delete its children, like an empty ACL."""
         self._denied.add(path)
 
     def allow(self, path: str) -> None:

@@ -1,9 +1,9 @@
 """Many reads in few requests: ZooKeeper's ``multiRead`` (3.6 and later), several in flight, sized by earlier replies.
 
 The size of a server's reply has no limit. So the number of paths per request follows the sizes of earlier replies, to
-keep the expected reply small. The first request below another node than before is small, because its nodes may be
-much larger than those of earlier calls. A request with long paths has fewer of them, as a server ends the connection
-on a request beyond its ``jute.maxbuffer``. Results are not one point in time.
+keep the expected reply small. If a call reads below another node than the call before, its first request is small,
+because the nodes may be much larger than those of earlier calls. A request with long paths has fewer of them, because a
+server closes the connection after a request larger than its ``jute.maxbuffer``. Results are not one point in time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ REPLY_BYTES_AIM: Final = 512 * 1024
 REQUEST_BYTES_MAX: Final = 512 * 1024
 """Half of the default ``jute.maxbuffer``."""
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
-"""Bytes per path before the first reply."""
+"""Expected bytes per path before the first reply."""
 _FIRST_PATHS_MAX: Final = REPLY_BYTES_AIM // _FIRST_ESTIMATE_BYTES
-"""Paths in the first request of a call, below another node than the call before."""
+"""Maximum number of paths in the first request of a call that reads below another node than the call before."""
 _ESTIMATE_WEIGHT: Final = 0.5
-"""Weight of a reply below the estimate. A larger reply replaces the estimate: the next nodes may be as large."""
+"""Weight of a reply that is smaller than expected. A larger reply replaces the estimate: the next nodes may be as
+large."""
 
 T = TypeVar("T")
 Decode = Callable[[bytes, int, OnError], list[T]]
@@ -52,7 +53,7 @@ class BulkReader:
         self._slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
         self._estimates = {OP_GET_DATA: float(_FIRST_ESTIMATE_BYTES), OP_GET_CHILDREN: float(_FIRST_ESTIMATE_BYTES)}
         self._parents = {OP_GET_DATA: "", OP_GET_CHILDREN: ""}
-        """The node below which the call before has read."""
+        """The node below which the previous call read, by operation."""
 
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
         """Read many nodes, in requests of bounded size."""
@@ -73,7 +74,7 @@ class BulkReader:
         async def work() -> None:
             nonlocal start
             while start < len(paths):
-                async with self._slots:  # others may have taken all remaining paths during the wait
+                async with self._slots:  # other workers may take all remaining paths during the wait
                     first, start = start, _end(paths, start, self._paths_per_request(opcode))
                     if part := paths[first:start]:
                         result[first : first + len(part)] = await self._request(opcode, part, decode)
@@ -109,7 +110,7 @@ class BulkReader:
 
 
 def _end(paths: Sequence[str], start: int, count: int) -> int:
-    """Return the end of a request with at most ``count`` paths from ``start`` on, and at least one."""
+    """Return the exclusive end of a request with at most ``count`` paths from ``start`` on, and at least one."""
     size = 0
     end = min(start + count, len(paths))
     for at in range(start, end):

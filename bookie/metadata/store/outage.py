@@ -1,6 +1,6 @@
-"""Log one outage of ZooKeeper as such, instead of a line for each connection attempt.
+"""Log an outage of ZooKeeper in a few lines, instead of one line for each connection attempt.
 
-kazoo tries every two seconds and logs each attempt. Here, only the first failure is logged, then one at growing
+kazoo tries every two seconds and logs each attempt. Here, only the first failure is logged, then one failure at growing
 intervals, each new reason, and the recovery. All other lines of kazoo pass unchanged.
 """
 
@@ -19,7 +19,7 @@ REASONS_MAX: Final = 8
 _ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
 """kazoo's texts for a failed attempt."""
 _ENTAILED: Final = "Transition to CONNECTING"
-"""Follows the first failure and adds nothing."""
+"""Logged by kazoo after the first failure, without new information."""
 
 
 class Outage:
@@ -54,16 +54,16 @@ class Outage:
         return now_s - self._began_s
 
     def over(self, now_s: float) -> float | None:
-        """End the outage after a connection. Return its seconds; None if there was no outage."""
+        """End the outage after a successful connection. Return its duration in seconds; None if there was no outage."""
         began_s, self._began_s = self._began_s, None
         return None if began_s is None else now_s - began_s
 
 
 class OutageLog(logging.LoggerAdapter[logging.Logger]):
-    """kazoo's logger. For the thread of its connection; see the module docstring."""
+    """kazoo's logger, for the thread of its connection. See the module docstring."""
 
     def __init__(self, logger: logging.Logger, hosts: str, now_s: Callable[[], float]) -> None:
-        """``hosts`` are the connection's hosts, for people; ``now_s`` is a monotonic clock."""
+        """Store the arguments. ``hosts`` are the connection's hosts, for the logs; ``now_s`` is a monotonic clock."""
         super().__init__(logger, {})
         self._hosts = hosts
         self._now_s = now_s
@@ -77,7 +77,7 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Adds nothing."""
+        """Return the arguments unchanged."""
         return msg, kwargs
 
     def connected(self) -> None:

@@ -1,7 +1,7 @@
 """The client's view of its session, shared by the kazoo adapter and the in-memory twin.
 
-A request belongs to the session it was made in (S14). ``SessionTracker.ready`` lets it wait out an interrupted
-connection, and fails it once its session is lost. So no decision of one session is carried out in the next.
+A request belongs to the session in which it was made (S14). ``SessionTracker.ready`` lets it wait while the connection
+is interrupted, and fails it once its session is lost. So no decision of one session is carried out in the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SessionTracker:
         return self.current
 
     async def wait_changes(self, seen: int) -> None:
-        """Return once ``changes`` differs from ``seen``, even if the session is the same again by then."""
+        """Return once ``changes`` differs from ``seen``, even if the session is the same again."""
         while self.changes == seen:
             with waiting_for(self.changed) as waiter:
                 await waiter

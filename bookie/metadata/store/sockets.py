@@ -1,8 +1,8 @@
-"""Sockets awaited by kazoo's thread: the connection to the server, and the wake-up for new requests.
+"""Sockets on which kazoo's thread waits: the connection to the server, and the wake-up for new requests.
 
 The thread competes with the event loop for the interpreter, and may lose it for milliseconds at each system call. kazoo
-makes some twenty calls for each request and its reply, most of them to check whether a socket is ready. Here, a socket
-reads ahead and is tried before it is checked, so a request and its reply need about five calls.
+makes about twenty calls for each request and its reply, most of them to check whether a socket is ready. Here, a socket
+reads ahead, and a read or write is tried without a check, so a request and its reply need about five calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from typing_extensions import Buffer, override
 
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""Most bytes read ahead from a socket. Replies arriving together are read together."""
+"""Maximum number of bytes read ahead from a socket. Replies that arrive together are read together."""
 
 _T = TypeVar("_T", bound="Receiver")
 
@@ -32,7 +32,7 @@ class WakeUp:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # after a close in one thread, the descriptor may be another file's
+        self._lock = threading.Lock()  # after a close in one thread, the descriptor may belong to another file
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._count = 0
 
@@ -81,7 +81,7 @@ class WakeUp:
 
 
 class _Tried(socket.socket):
-    """Reads ahead, and is tried first: kazoo waits and tries again only if it was not ready.
+    """A socket that reads ahead, and that kazoo uses without a check: kazoo waits and tries again if it was not ready.
 
     kazoo does so only after the two TLS errors, so a plain socket raises them too.
     """
@@ -91,7 +91,7 @@ class _Tried(socket.socket):
     is_tried_to_receive = False
     """Whether to read at once: the socket was readable, and nothing was read since."""
     is_tried_to_send = True
-    """Whether to write at once: the last write found room."""
+    """Whether to write at once: the buffer had room at the last write."""
 
     @override
     def recv(self, bufsize: int = 1024, flags: int = 0, /) -> bytes:
@@ -164,7 +164,7 @@ class TlsSocket(_Tried, ssl.SSLSocket):
 
     @override
     def pending(self) -> int:
-        """Also count decrypted bytes: otherwise their reply would wait for the next one."""
+        """Count decrypted bytes as well: otherwise a reply in them would not be read until the next one arrives."""
         return super().pending() + ssl.SSLSocket.pending(self)
 
 

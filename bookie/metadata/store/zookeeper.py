@@ -32,7 +32,7 @@ from bookie.runtime.signal import Signal, waiting_for
 _log = logging.getLogger(__name__)
 
 PIPELINED_READS_MAX: Final = 1000
-"""Single reads in flight if the server does not support ``multiRead``."""
+"""Maximum number of single reads in flight if the server does not support ``multiRead``."""
 _WATCH_RETRY_S: Final = 1.0
 """Pause before a wait reads again after a failed read; a session change shortens it."""
 

@@ -23,7 +23,7 @@ _RUNTIME_INCONSISTENCY: Final = -2
 
 
 class RequestUnknownError(RequestRefusedError):
-    """The server is too old to support the request. It closes the connection as well."""
+    """The server is too old to support the request. Such a server also closes the connection."""
 
 
 _NO_PERMISSION: Final = -102
@@ -55,7 +55,7 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
 
 
 def answer_error(code: int | None, what: str) -> BkhealError | None:
-    """Return the error of a definite answer, or None if the code is no definite answer."""
+    """Return the error of a definite answer, or None if the code is not a definite answer."""
     found = None if code is None else _ANSWERS.get(code)
     if found is None:
         return None

@@ -1,10 +1,10 @@
 """Boosted ledgers: ``/bkheal/boosts/<ledgers root>/<ledger id>``, with the requesting operator and the end.
 
-Workers repair a boosted ledger before the others with as few copies left. A boost changes only the order of work, so a
-lost or damaged record costs only time. It ends by itself, and there are at most ``BOOSTS_MAX`` boosts: if many ledgers
-come first, none does.
+Workers repair a boosted ledger before the other ledgers with the same number of copies left. A boost changes only the
+order of work, so a lost or damaged record costs only time. It ends by itself, and there are at most ``BOOSTS_MAX``
+boosts, because too many boosts would have no effect.
 
-Times come from the clocks of the writing and the reading machine, so the end is as exact as these agree.
+The writing and the reading machine use their own clocks, so the end is as exact as the clocks agree.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -65,8 +65,8 @@ class Boosts:
 
         Raises:
             TooManyBoostsError: ``BOOSTS_MAX`` other ledgers are boosted; nothing was changed.
-            StoreUnavailableError: no answer, or other clients change the boosts all the time; nothing was changed.
-            WriteOutcomeUnknownError: no attempt could be settled; starting again is safe.
+            StoreUnavailableError: no answer, or other clients kept changing the boosts; nothing was changed.
+            WriteOutcomeUnknownError: the outcome of every attempt is unknown; starting again is safe.
         """
         path, data = self.path(boost.ledger_id), encode_record(boost, without=["ledger_id"])
         await self.active(boost.since_ms)
@@ -138,10 +138,10 @@ class Boosts:
 
 
 def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
-    """Check that a ledger may be boosted beside those with a record.
+    """Check that a ledger may be boosted in addition to those with a record.
 
     Raises:
-        TooManyBoostsError: it may not.
+        TooManyBoostsError: the maximum number of other ledgers has a record.
     """
     if ledger_id not in recorded and len(recorded) >= BOOSTS_MAX:
         raise TooManyBoostsError(

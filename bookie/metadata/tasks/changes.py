@@ -1,9 +1,9 @@
-"""Changes requested by operators: ``/bkheal/changes/<ledgers root>/<number>`` contains who, when, how, what.
+"""Changes requested by operators: ``/bkheal/changes/<ledgers root>/<number>`` names the operator, time, way and change.
 
-A record is written before its change, so there is no change without a record. It contains the request; the change may
-have failed afterwards. If the record cannot be written, nothing is changed.
+A record is written before its change, so there is no change without a record. It contains only the request; the change
+itself may have failed afterwards. If the record cannot be written, nothing is changed.
 
-Numbers grow, so the order does not depend on clocks. At most some ``CHANGES_MAX`` are kept; the oldest are removed
+Numbers increase, so the order does not depend on clocks. About ``CHANGES_MAX`` records are kept; the oldest are removed
 first, best effort. A record of a newer release, or a damaged one, is shown as unreadable.
 
 Source: docs/failure-model.md#state-under-bkheal.
@@ -26,9 +26,9 @@ from bookie.runtime.clock import Clock
 _log = logging.getLogger(__name__)
 
 CHANGES_MAX: Final = 1_000
-"""Kept records; older changes are in the auditors' logs, if made by auditors."""
+"""Number of kept records. Older changes are in the auditors' logs if an auditor made them."""
 _SPARE: Final = 50
-"""Further records before the oldest are removed, so one removal serves many changes."""
+"""Number of records above ``CHANGES_MAX`` at which the oldest are removed, so that not every change removes records."""
 _TEXT_MAX: Final = 1_000
 _DIGITS: Final = 10
 _ATTEMPTS_MAX: Final = 20

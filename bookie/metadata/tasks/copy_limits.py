@@ -1,9 +1,9 @@
 """Limits on copying for a whole cluster, and the workers sharing them.
 
 ``/bkheal/copy-limits/<ledgers root>`` contains the operator's limits; without the node there are none.
-``/bkheal/copying/<ledgers root>/<worker>`` is an ephemeral node of a worker copying under limits. The workers divide
-the limits by the number of these nodes. The node of a dead worker costs speed until its session ends, but no limit is
-exceeded.
+``/bkheal/copying/<ledgers root>/<worker>`` is an ephemeral node of a worker that copies under limits. Each worker
+divides the limits by the number of these nodes. While the node of a dead worker exists, until its session ends, the
+others copy more slowly than allowed. The limits are never exceeded.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -21,12 +21,12 @@ from bookie.model.records import decode_record, encode_record
 
 
 class CopyProfile(enum.Enum):
-    """Priority if copying makes a bookie slow."""
+    """What has priority if copying makes a bookie slow."""
 
     CLIENT_FIRST = "client-first"
-    """Copy more slowly if a bookie takes longer than 50 ms for a copy request, besides 31 ms for each MiB."""
+    """Copy more slowly if a bookie takes longer than 50 ms plus 31 ms per MiB for a copy request."""
     BALANCED = "balanced"
-    """Copy more slowly if it takes longer than 250 ms, besides 31 ms for each MiB."""
+    """Copy more slowly if a bookie takes longer than 250 ms plus 31 ms per MiB for a copy request."""
     RECOVERY_FIRST = "recovery-first"
     """Copy as fast as the bookies accept it. The default."""
 
@@ -36,7 +36,7 @@ class CopyLimits:
     """Limits of all workers of a cluster together. 0: no limit."""
 
     bytes_per_second: int = 0
-    """Bytes sent to targets; as many may be read from sources."""
+    """Bytes sent to targets. The same number of bytes may be read from sources."""
     requests_per_second: int = 0
     """Reads and adds of copies."""
     bookie_in_bytes_per_second: int = 0
@@ -47,7 +47,7 @@ class CopyLimits:
     """Bytes of ledgers with a single copy left, allowed beyond the other limits."""
     profile: CopyProfile = CopyProfile.RECOVERY_FIRST
     by: str = ""
-    """Operator of the last change, for people."""
+    """Operator who made the last change, for display."""
     since_ms: int = 0
     """Time of the last change, epoch milliseconds; 0 if never set."""
 
@@ -102,8 +102,8 @@ class CopyLimitsStore:
         """Replace the limits by compare-and-set, so no change of another client is lost; return the new ones.
 
         Args:
-            decide: returns the new limits for the present ones; None: there are none. Called again after a conflict or
-                a lost answer, then perhaps with the limits it returned before.
+            decide: returns the new limits for the present ones (None: there are none). Called again after a conflict or
+                a lost answer, perhaps with the limits that it returned before.
 
         Raises:
             UnreadableRecordError: the present ones are damaged, or set by a newer release.

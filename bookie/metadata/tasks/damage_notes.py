@@ -1,11 +1,12 @@
 """Members of unclosed ledgers that served no good copy of an entry.
 
-If a worker meets such a member of a closed ledger, it adds the member to the task. It must not do this with a member of
-an unclosed one, because a recovery would not believe this member any more (R91). So it records the member here, before
-it sends the entry to a target. After the ledger is closed, an audit marks it with these members, and a worker asks them
-for all of their entries.
+If a worker finds such a member of a closed ledger, it adds the member to the task. It must not do this with a member of
+an unclosed ledger, because a recovery would then no longer accept denials from this member (R91). So it records the
+member here, before it sends the entry to a target. After the ledger is closed, an audit marks it with these members,
+and a worker requests all of their entries from them.
 
-A lost record costs nothing but the knowledge of the damage, so there are at most ``NOTES_MAX`` records.
+The only effect of a lost record is that the damage is no longer known. So it is safe to keep at most ``NOTES_MAX``
+records.
 
 Source: R41 and R140, docs/failure-model.md#R140.
 """
@@ -26,7 +27,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 NOTES_MAX: Final = 10_000
-"""Most ledgers with a record: each audit that marks reads all of them. Further ones are not recorded."""
+"""Maximum number of ledgers with a record: each audit that marks reads all of them. Further ones are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)

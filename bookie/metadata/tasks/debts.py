@@ -1,9 +1,9 @@
 """Placement debts: ``/bkheal/debts/<ledgers root>/<ledger id>``, copies that repair placed against the policy.
 
-Repair puts a copy in a bad place rather than nowhere, because too few copies are worse. The record is written before
-the metadata names the new bookie. So a crash may leave an unneeded debt, but never a missing one. The debt ends once
-the fragments adhere to the policy or the ledger is deleted. Until then, workers mark the ledger if a better place
-appears (``replicator.queue.repayment``).
+If there is no good place, repair puts a copy in a bad one, because too few copies are worse. The record is written
+before the metadata names the new bookie. So after a crash there may be a needless debt, but never a copy without its
+debt. The debt ends once the fragments comply with the policy or the ledger is deleted. Until then, workers mark the
+ledger if a better place appears (``replicator.queue.repayment``).
 
 There are at most ``DEBTS_MAX`` records: a worker reads all of them when the bookies or the topology change. Further
 debts are not recorded. The next placement check finds their ledgers, as after the loss of a record.
@@ -28,9 +28,9 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 _log = logging.getLogger(__name__)
 
 DEBTS_MAX: Final = 10_000
-"""Each worker reads the number before it writes a debt, so a fleet exceeds it by at most one for each worker."""
+"""Each worker reads the number of debts before it writes one, so a fleet exceeds it by at most one for each worker."""
 FRAGMENTS_MAX: Final = 100
-"""Fragments named in a record by first entry; all fragments are judged, named or not."""
+"""Maximum number of fragments named in a record. All fragments of the ledger are checked, named or not."""
 _DETAIL_MAX: Final = 1000
 
 
@@ -83,7 +83,7 @@ class PlacementDebts:
     async def list(self) -> builtins.list[PlacementDebt]:
         """Return every debt, by ledger id; yields to the event loop between parts of a long list.
 
-        An unreadable record is a debt of unknown age: its ledger is judged all the same.
+        An unreadable record is a debt of unknown age: its ledger is checked as well.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -1,8 +1,9 @@
-"""Operators' decisions about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``, with who, when and why.
+"""Operators' decisions about dead letters: ``/bkheal/decisions/<ledgers root>/<ledger id>``.
 
 An operator accepts the loss of entries without any live copy, or drops the task of a ledger without accepting anything.
-A record changes no metadata and deletes no entry. An audit does not mark a ledger again for positions with an accepted
-loss. A damaged record accepts nothing, so the next audit marks the ledger again.
+The record names the operator, the time and the reason. It changes no metadata and deletes no entry. An audit does not
+mark a ledger again for positions with an accepted loss. A damaged record accepts nothing, so the next audit marks the
+ledger again.
 
 There are at most ``ACCEPTED_MAX`` accepted losses and ``DROPPED_MAX`` records of dropped tasks.
 
@@ -33,9 +34,10 @@ Copies: TypeAlias = AbstractSet[tuple[EntryId, int, BookieId]]
 """Copies of fragments of one ledger: the first entry, the position, and the bookie."""
 
 ACCEPTED_MAX: Final = 10_000
-"""An audit keeps all accepted losses in memory. More ledgers with lost entries are an incident, not exceptions."""
+"""An audit keeps all accepted losses in memory. More ledgers with lost entries than this are an incident, and not
+exceptions to accept one by one."""
 DROPPED_MAX: Final = 1_000
-"""Records of dropped tasks are only for people; the oldest are removed first."""
+"""No program needs the records of dropped tasks, only operators; the oldest are removed first."""
 
 
 class DecisionTooLargeError(PermanentError):
@@ -124,7 +126,7 @@ class Decision:
         return self.verdict is Verdict.LOSS_ACCEPTED
 
     def is_valid(self, registered: AbstractSet[BookieId]) -> bool:
-        """Return whether an accepted loss is still one: a bookie that is registered again may have the copies (R45)."""
+        """Return whether the accepted loss still holds: a bookie that is registered again may have the copies (R45)."""
         return registered.isdisjoint(self.bookies)
 
 
@@ -169,7 +171,7 @@ class Decisions:
     async def writing(self, decision: Decision) -> Create | SetData:
         """Return an operation to write a decision, in place of an earlier one about the ledger.
 
-        Its transaction fails if the record changes before.
+        The transaction with this operation fails if the record changes first.
 
         Raises:
             DecisionTooLargeError: it names too many fragments for one node.

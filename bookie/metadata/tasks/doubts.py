@@ -1,9 +1,9 @@
 """Members of unclosed ledgers that lost acknowledged entries, or may have.
 
-For a recovery, "no such entry" from a member is evidence that an entry was never acknowledged. It is no evidence after
-the loss of the member's disks (S6). Signs of the loss can disappear before the recovery: a copy in place restores the
-entries, and a recovery writes entries before it fails. So the loss is recorded here before either of them begins, for
-every worker and across restarts, until the ledger is closed or no entry is missing.
+For a recovery, "no such entry" from a member is evidence that an entry was never acknowledged. It is not evidence after
+the loss of the member's disks (S6). The signs of this loss can disappear before the recovery: a repair may copy entries
+back to the member, and a recovery may write entries to it before it fails. So the loss is recorded here before either
+of them begins, for every worker and across restarts, until the ledger is closed or no entry is missing.
 """
 
 from __future__ import annotations

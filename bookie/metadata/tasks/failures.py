@@ -1,15 +1,15 @@
-"""Failed attempts to repair: ``/bkheal/failures/<ledgers root>/<ledger id>``. All workers wait like a single one.
+"""Failed attempts to repair: ``/bkheal/failures/<ledgers root>/<ledger id>``. All workers share the pauses.
 
 After a failed repair, a ledger is tried again after a pause, which grows with the number of consecutive failures. The
 record contains both. Each failure replaces the record, and it is deleted when the task ends or is parked, so there is
 at most one small record for each task.
 
 The record contains a duration and no date, because clocks differ. Each worker counts the pause from its first read of
-this record, so it may wait too long by the age of its list, but never too short. The token distinguishes a record from
-the one before. After locking a ledger, a worker compares the token with the one in its list, and does nothing if
-another worker has tried since.
+this record, so it may wait longer than the pause, but never less. The token distinguishes a record from the previous
+one. After locking a ledger, a worker compares the token with the one in its list, and does nothing if another worker
+has tried since.
 
-A lost record costs another attempt; a damaged one counts as none.
+A lost or damaged record costs another attempt.
 
 Source: R47, docs/failure-model.md#R47 and #state-under-bkheal.
 """
@@ -50,10 +50,10 @@ class FailedTasks:
         self._parent = own_path("failures", ledgers_root)
 
     async def note(self, task: FailedTask) -> None:
-        """Record a failure in place of the one before. The last write wins.
+        """Record a failure in place of the previous one. The last write wins.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
         """
         await put(self._store, self.path(task.ledger_id), encode_record(task, without=["ledger_id"]))
 
@@ -77,7 +77,7 @@ class FailedTasks:
         return None if node is None else _decode(ledger_id, node.data)
 
     async def forget(self, ledger_id: LedgerId) -> None:
-        """Forget the failures of a ledger. Idempotent.
+        """Delete the record of a ledger's failures. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; forgetting again is safe.

@@ -25,8 +25,8 @@ _REPLICA: Final = re.compile(rb'replica: "([!#-&(-\[\]-~]+)"\n')
 _USUAL: Final = re.compile(
     rb"(?:" + _REPLICA.pattern.replace(b"(", b"(?:", 1) + rb")+ctime: (?P<ctime>[1-9][0-9]{0,17})\n"
 )
-"""A task in the usual form of Apache's programs and bkheal, without escapes in names. The library reads all others, and
-takes over ten times as long."""
+"""A task in the usual form of Apache's programs and bkheal, without escapes in names. All other forms are read by the
+protobuf library, which takes more than ten times as long."""
 
 
 class UnreadableTaskError(PermanentError):
@@ -73,7 +73,7 @@ def decode_task(data: bytes) -> TaskData:
 
 
 def encode_lock(owner: str) -> bytes:
-    """Bytes of a lock node: the holder's host name, for people to read."""
+    """Bytes of a lock node: the holder's host name, for display."""
     return f"bookieId: {quoted(owner)}\n".encode() if owner else b""
 
 

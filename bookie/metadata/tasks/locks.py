@@ -5,20 +5,20 @@ by its session. Among bkheal's own processes a lock only saves work: reservation
 But only the lock keeps the collectors of Apache's bookies away from copies not yet in the metadata.
 
 A worker first creates the lock, an ephemeral node, and then reads the task, so the task is at least as new as the lock.
-To complete the task, it compares both nodes with those it saw, by the transactions that created them, because a
-recreated node has the version of the first one. One transaction then deletes the lock and the task at its version, with
-the caller's checks. So no other worker finds the task without its lock. A later mark changes the task, so the task
-stays.
+To complete the task, it reads both nodes again and compares the transactions that created them, because a recreated
+node may have the same version. One transaction then deletes the lock and the task at its version, with the caller's
+checks. So no other worker finds the task without its lock. If the ledger was marked again, the task has another
+version, and it stays.
 
-Apache's workers delete locks without a check of the owner, and a collector may then create the lock before bkheal's
-next write arrives. So the transaction creating a lock of bkheal also writes its data once. The lock then has version 1,
+Apache's workers delete locks without checking the owner, and a collector may then create the lock before bkheal's next
+write arrives. So the transaction that creates a lock of bkheal also writes its data once. The lock then has version 1,
 and a check of this version fails for a lock of Apache's programs.
 
 If the process dies before the transaction, the task stays and the lock ends with the session (S14). If the answer to
 the creation of a lock is lost, the ledger is remembered here, and the next attempt takes over the lock if this session
 owns it. If the answer to the completion is lost, both nodes are read again: if neither exists, it was carried out. The
-task's directory, used by no other ledger, is deleted in the same transaction if nothing else is in it. The other empty
-parents are deleted afterwards, or later for many tasks at once (``prune``). A crash leaves them in place, which is
+task's directory, which no other ledger uses, is deleted in the same transaction if nothing else is in it. The other
+empty parents are deleted afterwards, or later for many tasks at once (``prune``). After a crash they remain, which is
 harmless.
 
 S rules are defined in docs/invariants.md.
@@ -71,9 +71,9 @@ class _Deletion(enum.Enum):
     """The outcome of one attempt to delete a task."""
 
     DELETED = enum.auto()
-    """By this attempt, or by an earlier one whose answer was lost."""
+    """The task was deleted by this attempt, or by an earlier one whose answer was lost."""
     NOT_DELETED = enum.auto()
-    """The task, its lock or another node is not as it was seen. Another attempt would have the same outcome."""
+    """The task, its lock or another node has changed since it was read. Another attempt would have the same outcome."""
     UNSETTLED = enum.auto()
     """A node changed during the attempt, or the answer was lost: the task must be read again."""
 
@@ -92,7 +92,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """The lock of a ledger, marked or not, held by this process, with proof of it."""
+    """The lock of a ledger, marked or not, as created by this process."""
 
     ledger_id: LedgerId
     czxid: int
@@ -123,14 +123,14 @@ class HeldLook:
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node as read before a decision. A recreated node has the version of the first one, so no ``Check`` finds it."""
+    """A node as read before a decision. A recreated node may have the same version, so a ``Check`` does not suffice."""
 
     path: str
     czxid: int | None
     """The transaction that created it; None if it does not exist."""
 
     def is_same(self, node: Node | None) -> bool:
-        """Whether ``node``, read at the path again, is the same node, or still none."""
+        """Whether ``node``, read at the path again, is the same node, or None if there was no node."""
         return self.czxid == (None if node is None else node.stat.czxid)
 
 
@@ -141,7 +141,7 @@ class TaskLocks:
         self._store = store
         self._root = root
         self._holders: dict[LedgerId, int] = {}
-        """Ledgers locked through this instance, with the session. The lock node outlives neither."""
+        """Ledgers locked through this instance, with the session of each lock. The lock ends with its session."""
         self._left_behind: set[LedgerId] = set()
         """Ledgers with a lock perhaps left by this session after a lost answer; the next attempt takes it over."""
         self._branches: set[str] = set()
@@ -184,16 +184,16 @@ class TaskLocks:
 
         Args:
             ledger_id: the ledger.
-            owner: host name of this process, for people to read.
+            owner: host name of this process, for display.
             other_nodes: paths of other nodes to read under the lock, in the same request as the task.
 
         Returns:
-            The task as it is under the lock. None if the lock is taken (even by another user in this process), or if
+            The task as it is under the lock. None if the lock is taken (also by another user in this process), or if
             the ledger is not marked; then no lock remains.
 
         Raises:
             UnreadableTaskError: the task cannot be read; no lock is left.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again settles a remaining lock.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again takes over a remaining lock.
         """
         lock, nodes = await self._take(ledger_id, owner, other_nodes)
         if lock is None:
@@ -220,7 +220,7 @@ class TaskLocks:
         return lock
 
     async def release(self, lock: HeldLock) -> None:
-        """Release the lock if it is still the node of this session, never another owner's; leave the task. Idempotent.
+        """Release the lock if it is still this session's node, never one of another owner. The task stays. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
@@ -278,8 +278,8 @@ class TaskLocks:
     def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
         """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
 
-        The version of a recreated node begins at 0 again. So ``look`` must have found both nodes unchanged right
-        before. After the transaction, call ``note_completed``.
+        The version of a recreated node begins at 0 again. So call ``look`` right before the transaction, and do not
+        continue unless both nodes are unchanged. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id
         return (
@@ -310,7 +310,7 @@ class TaskLocks:
     async def _take(
         self, ledger_id: LedgerId, owner: str, other_nodes: Sequence[str]
     ) -> tuple[HeldLock | None, list[Node | None]]:
-        """``_create``, unless a user of this process has the lock or is taking it; record the holder."""
+        """Call ``_create``, unless a user of this process has the lock or is taking it; record the holder."""
         session_id = self._store.session.session_id
         if self._holders.get(ledger_id) == session_id:
             return None, []
@@ -339,9 +339,9 @@ class TaskLocks:
     ) -> tuple[HeldLock | None, list[Node | None]]:
         """Create the lock; return it if it is now this session's, with the task and the ``other_nodes`` read under it.
 
-        Until there is a holder, the lock counts as left behind.
+        Until the holder is recorded, the lock counts as left behind.
 
-        The task is read after the creation of the lock, and compared with this state on completion.
+        The task is read after the creation of the lock. On completion, it is compared with this state.
         """
         path = lock_path(self._root, ledger_id)
         for _ in range(WRITE_ATTEMPTS_MAX):
@@ -379,7 +379,7 @@ class TaskLocks:
             raise error.cause from error
 
     async def _delete_task(self, held: HeldTask, checks: Sequence[Operation], seen: Sequence[SeenNode]) -> bool:
-        """Return whether the task was deleted, at the version and creation seen under the lock."""
+        """Delete the task if it is unchanged since it was seen under the lock; return whether it was deleted."""
         is_unknown = False
         try:
             for _ in range(WRITE_ATTEMPTS_MAX):
@@ -398,9 +398,9 @@ class TaskLocks:
     async def _try_delete_task(
         self, held: HeldTask, checks: Sequence[Operation], seen: Sequence[SeenNode], *, is_unknown: bool
     ) -> _Deletion:
-        """One attempt of ``_delete_task``.
+        """Make one attempt of ``_delete_task``.
 
-        One transaction deletes the task and the lock, so no other worker can find the one without the other.
+        One transaction deletes the task and the lock, so no other worker can find one without the other.
         """
         unlock, delete, delete_directory = self.completion(held)
         if not self._is_in_session(held.lock):
@@ -408,7 +408,7 @@ class TaskLocks:
         paths = [delete.path, unlock.path, *(each.path for each in seen)]
         task, lock, *others = await self._store.get_many_current(paths)
         if lock is None and task is None:
-            # An own transaction whose answer was lost deleted both, or another program did.
+            # An earlier transaction of this process, whose answer was lost, deleted both, or another program did.
             return _Deletion.DELETED if is_unknown else _Deletion.NOT_DELETED
         if lock is None or not _is_ours(lock.stat, held.lock):
             return _Deletion.NOT_DELETED
@@ -427,7 +427,7 @@ class TaskLocks:
                     raise
                 if not self._is_in_session(held.lock):
                     return _Deletion.NOT_DELETED
-                # Another program has a node in the task's directory.
+                # The task's directory is not empty: it contains a node of another program.
                 await self._store.multi([unlock, *checks, delete])
             return _Deletion.DELETED
         except (MultiFailedError, WriteOutcomeUnknownError) as error:
@@ -456,10 +456,10 @@ class TaskLocks:
         raise WriteOutcomeUnknownError(f"releasing the lock of ledger {ledger_id}: every answer was lost; try again")
 
     def _is_in_session(self, lock: HeldLock) -> bool:
-        """Whether the session of a lock continues.
+        """Whether the session of a lock has not ended.
 
-        It may end during any read. In a new session, the lock of the next owner has the same version as this one. So a
-        write is sent only if nothing yields between this check and the request (S14).
+        It may end during any read. Then the lock of the next owner has the same version as this one. So there must be
+        no ``await`` between this check and the request of a write (S14).
         """
         return self._store.session.is_alive(lock.session_id)
 

@@ -1,13 +1,13 @@
 """Marking ledgers as under-replicated: create the task, or merge into it (docs/formats.md#marking).
 
-After a bookie loss nearly all tasks are new. So many are first created together with their directories, without a read;
-refused ones are then read and merged. Marking never removes anything from a task, so it is idempotent, and two
-concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again.
+After a bookie loss nearly all tasks are new. So many are first created together with their directories, without a read.
+If creates are refused, the tasks are read and merged. Marking never removes anything from a task, so it is idempotent,
+and two concurrent auditors lose nothing: each change is a create or a compare-and-set, and the later one merges again.
 
-A task that already names all the bookies is not touched, its version included, because a worker may be about to
-complete it. There is one exception: if one of the bookies, and not a draining one, has registered since the last
-change of the task, the task is written again as it is, and gets a new version. The bookie may have lost its disks since
-it answered the worker (R136). The time of the task stays: the ledger has lacked copies since then.
+A task that already names all the bookies is not written, so that its version stays the same: a worker may be about to
+complete it. There is one exception: if one of the bookies that is not draining has registered since the last change of
+the task, the task is written again with the same content, and gets a new version. The bookie may have lost its disks
+since it answered the worker (R136). The time in the task stays: the ledger has lacked copies since then.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from bookie.runtime.waiting import all_begun_in_turn
 _log = logging.getLogger(__name__)
 
 _STEP: Final = 4000
-"""Ledgers read, decided and written at a time: bounds memory, and the age of the data used for a change."""
+"""Number of ledgers read, decided and written at a time: bounds memory, and the age of the data used for a change."""
 _BATCH_ROUNDS: Final = 3
-"""Attempts in batches; ledgers still contended afterwards are marked one by one."""
+"""Attempts in batches; ledgers that still have conflicts afterwards are marked one by one."""
 _NO_NODES: Final = (".", "..")
-"""Ids that ZooKeeper refuses as names of nodes, so no such bookie is registered."""
+"""Ids that ZooKeeper refuses as names of nodes, so no bookie with such an id is registered."""
 _BRANCHES_MAX: Final = 10_000
-"""Upper directories remembered as created; each serves 65,536 ledgers."""
+"""Maximum number of upper directories that are remembered as created; each serves 65,536 ledgers."""
 
 Findings = Mapping[LedgerId, tuple[BookieId, ...]]
 
@@ -78,9 +78,9 @@ class TaskMarking:
         self._root = root
         self._clock = clock
         self._branches: set[str] = set()
-        """Parents of task directories that existed once.
+        """Parents of task directories that were found or created earlier.
 
-        They may be deleted: then creates are refused.
+        If one of them was deleted since, creates below it are refused.
         """
         self._expects_new = True
         """Whether most ledgers of the last step had no task."""
@@ -90,7 +90,7 @@ class TaskMarking:
 
         Raises:
             UnreadableTaskError: its task exists and is unreadable; it was not touched.
-            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not marked for sure; mark again.
+            StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: perhaps not marked; mark again.
         """
         path = task_path(self._root, ledger_id)
         error: Exception | None = None
@@ -152,7 +152,7 @@ class TaskMarking:
         refused: set[str] = set()
         await all_begun_in_turn(self._send(part, sent, refused) for part in batches_of(self._pairs(findings)))
         if refused:
-            self._branches.clear()  # a deleted branch is the likeliest reason besides an existing task
+            self._branches.clear()  # if the task does not exist, the likeliest reason is a deleted branch
         return refused
 
     def _pairs(self, findings: Findings) -> Iterator[tuple[Create, Create]]:
@@ -215,7 +215,7 @@ class TaskMarking:
     async def _registered_at(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
         """Return the transaction that created the registration of each registered bookie; no older than this call.
 
-        Draining bookies are left out: workers replace them without a question.
+        Draining bookies are left out: workers replace them without asking them for their entries.
         """
         asked = [bookie for bookie in set(bookies) if is_bookie_id(bookie) and bookie not in _NO_NODES]
         if not asked:
@@ -259,7 +259,7 @@ class TaskMarking:
 def _merged(
     node: Node, missing: Sequence[BookieId], now_ms: int, registered_at: Mapping[BookieId, int]
 ) -> TaskData | None:
-    """Return the task after the mark, perhaps only with another version; None if it stays as it is."""
+    """Return the task to write, which may be equal to the present one; None if the node is not written."""
     task = decode_task(node.data)
     merged = task.merged(missing, now_ms)
     if merged is None and any(registered_at.get(bookie, 0) > node.stat.mzxid for bookie in missing):

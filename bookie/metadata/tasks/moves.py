@@ -1,12 +1,13 @@
 """Ledgers with copies moved for placement: ``/bkheal/moves/<ledgers root>/<slot>``, with the times of the moves.
 
-Two programs with different policies could move the copies of a ledger back and forth: each finds the placement of the
-other wrong, and marks the ledger. The record bounds this: after ``MOVES_MAX`` moves within ``WINDOW_MS``, bkheal does
-not move a ledger again.
+Two programs with different policies could move the copies of a ledger back and forth: each treats the other's placement
+as wrong, and marks the ledger. The record bounds this: after ``MOVES_MAX`` moves within ``WINDOW_MS``, bkheal does not
+move a ledger again.
 
-There are at most ``SLOTS`` records, each with up to ``SLOT_LEDGERS_MAX`` ledgers. A new ledger replaces the one with
-the oldest move. So the records need no listing and no removal. A lost or damaged record allows more moves and has no
-other effect. Times come from the clocks of the writing and the reading machine; only days matter.
+There are at most ``SLOTS`` records, each with up to ``SLOT_LEDGERS_MAX`` ledgers. In a full record, a new ledger
+replaces the one with the oldest move. So the records need no listing and no removal. A lost or damaged record allows
+more moves and has no other effect. The writing and the reading machine use their own clocks; an error of hours does not
+matter.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 SLOTS: Final = 256
 SLOT_LEDGERS_MAX: Final = 400
-"""Most ledgers in a record, which then has some 16 KB."""
+"""Maximum number of ledgers in a record, which then has about 16 KB."""
 MOVES_MAX: Final = 2
 """One move repairs the placement; a second one allows for a later correction of the topology."""
 WINDOW_MS: Final = 30 * 86_400_000
@@ -61,7 +62,7 @@ class MovedLedgers:
         """Record a move of a ledger's copies. Recording the same time again changes nothing.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; noting it again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
         """
 
         def noted(data: bytes | None) -> bytes:

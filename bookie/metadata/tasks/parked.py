@@ -1,12 +1,12 @@
 """Parked tasks: not repairable in the present state of the cluster, with the reason.
 
-They are records of bkheal, outside Apache's tree. They save work and inform operators. Losing a record costs another
-attempt, and a damaged one counts as not parked.
+They are records of bkheal, outside Apache's tree. They save work and inform operators. A task with a lost or damaged
+record counts as not parked, which costs another attempt.
 
-A record names the bookies available when the task was parked. Many tasks are parked with the same bookies, so each
-distinct list is a separate node (``parked-bookies``), and records refer to it by its hash. A list is written before its
-first record, and deleted by ``forget_lists`` once no record has named it for a while. A record with a missing list
-counts as parked without any bookie, which costs another attempt.
+A record names the bookies that were available when the task was parked. Many tasks are parked with the same bookies, so
+each distinct list is a separate node (``parked-bookies``), and records refer to it by its hash. A list is written
+before its first record, and deleted by ``forget_lists`` once no record has named it for a while. A task whose list is
+missing counts as parked without any bookie, which costs another attempt.
 
 Source: docs/failure-model.md#state-under-bkheal.
 """
@@ -43,9 +43,9 @@ _NEWEST: Final = 2
 """Format 1 contained the bookies themselves."""
 _HASH_DIGITS: Final = 32
 _DETAIL_MAX: Final = 4000
-"""Characters kept of a detail: enough for a person, and far below the limit of a node."""
+"""Maximum length of a stored detail: enough for an operator, and far below the limit of a node."""
 _REFUSALS_MAX: Final = 200
-"""Refusals kept of a task: with more, some bookies are asked again."""
+"""Maximum number of stored refusals of a task. If there are more, some bookies are asked again."""
 
 
 class ParkReason(enum.Enum):
@@ -63,7 +63,7 @@ class ParkReason(enum.Enum):
     UNREACHABLE_BOOKIES = "silent_bookies"
     """Required registered bookies do not answer, several attempts in a row."""
     MISPLACED = "misplaced"
-    """No copy is missing, but copies break the placement policy and cannot be moved now; the detail has the reason."""
+    """No copy is missing, but copies break the placement policy and cannot be moved now; the detail contains why."""
     INTERNAL_ERROR = "internal_error"
     """The repair broke an internal rule; the detail names the place."""
 
@@ -75,7 +75,7 @@ class Refusal:
     bookie: BookieId
     at_ms: int
     zxid: int
-    """A transaction before the refusal. A registration created by a later one may be of a restarted bookie."""
+    """A transaction before the refusal. If a later one created the registration, the bookie may have restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,12 @@ class ParkedTask:
     topology: str = ""
     """For a misplaced ledger: the policy and the topology of the verdict (``EnsembleJudge``)."""
     refusals: tuple[Refusal, ...] = ()
-    """Bookies that would refuse another attempt as well. Without them, another attempt is made."""
+    """Bookies that would refuse another attempt as well. If the record names none, another attempt is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """The content of a node, in the formats 1 and 2."""
+    """The content of a node, in format 1 or 2."""
 
     reason: ParkReason
     detail: str
@@ -205,7 +205,7 @@ class ParkedTasks:
         return None if record is None else record.attempts
 
     async def forget_lists(self) -> None:
-        """Delete the lists of bookies named by no record, neither now nor at the last call. One with children remains.
+        """Delete the lists that no record named, neither now nor at the last call. Nodes with children remain.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; calling again is safe.
@@ -222,7 +222,7 @@ class ParkedTasks:
                 await remove(self._store, f"{self._lists}/{name}")
 
     async def unpark(self, ledger_id: LedgerId) -> None:
-        """Forget a parked task. Idempotent.
+        """Delete the record of a parked task. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; unparking again is safe.
@@ -234,7 +234,7 @@ class ParkedTasks:
         return f"{self._parent}/{ledger_id}"
 
     async def _records(self, ledger_ids: Sequence[LedgerId]) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
-        """Yield the readable records of ``ledger_ids``, some at a time."""
+        """Yield the readable records of ``ledger_ids``, in parts."""
         async for part in in_steps(ledger_ids, READ_AT_ONCE):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             async for pairs in in_steps(list(zip(part, nodes, strict=True))):

@@ -1,12 +1,13 @@
 """Copies being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
-A repair reserves before it looks at the target or copies to it. The write that puts the target into the ensemble checks
-that the reservation still stands. A collector counts reservations as membership. So a bookie never deletes a copy after
-a worker has found it and before the metadata names it, whatever happens to the locks.
+A repair makes a reservation before it lists the entries of the target or copies to it. The write that puts the target
+into the ensemble checks that the reservation still exists. For a collector, a bookie with a reservation counts as a
+member. So a bookie never deletes a copy after a worker has found it and before the metadata names it, even if locks are
+lost.
 
-A ledger has at most one node, owned by the worker with the ledger's lock. Below it is one empty child, named by the
-token. A transaction checks the presence of this child, because the version of the node itself begins at 0 again after
-each release, and an old worker must not take a later reservation for its own.
+A ledger has at most one node, owned by the worker with the ledger's lock. It has one empty child, named after the
+token. A transaction checks that this child exists. The version of the node itself does not suffice, because it begins
+at 0 again after each release, and an old worker must not mistake a later reservation for its own.
 
 A reservation also records the progress of its copy, so the next worker can continue the copy (R44). The progress is a
 hint: only the target's own list of entries counts.
@@ -48,7 +49,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 
 _FROM_THE_START: Final = EntryId(0)
 _TOKEN_VERSION: Final = 0
-"""A token's node never changes."""
+"""Version of a token's node, which is never written again."""
 
 
 class UnreadableReservationError(PermanentError):
@@ -87,7 +88,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReservations:
-    """The reservations of a ledger as written or read. ``Check(path, version)`` holds while they stand."""
+    """The reservations of a ledger as written or read. ``Check(path, version)`` succeeds while they exist."""
 
     ledger_id: LedgerId
     token: str
@@ -151,17 +152,18 @@ class Reservations:
         is_first: bool = False,
         checks: Sequence[Check] = (),
     ) -> LedgerReservations:
-        """Replace every reservation of a ledger; durable on return.
+        """Replace all reservations of a ledger; durable on return.
 
-        For the holder of the ledger's lock only.
+        Only the holder of the ledger's lock may call this.
 
         Existing reservations belong to a worker that died or has lost the lock. ``token`` is unique for each set of
-        reservations; the same token for the same set is a retry. With ``is_first`` the caller has just seen no
-        reservation, which saves a request, and an existing one is not replaced. ``checks`` are part of the transaction.
+        reservations; the same token for the same set is a retry. ``is_first`` means that the caller has just read that
+        there is no reservation. This saves a request, and an existing reservation is not replaced. ``checks`` are part
+        of the transaction.
 
         Raises:
-            ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists in spite of
-                ``is_first``; nothing was changed.
+            ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists although
+                ``is_first`` is set; nothing was changed.
             WriteOutcomeUnknownError: the answer was lost and the node cannot be read; release it or reserve again.
             StoreUnavailableError: no answer; nothing was changed.
         """
@@ -184,7 +186,7 @@ class Reservations:
                 changes = await self._replacing(ledger_id, node, data)
                 await self._store.multi([*changes, Create(reserved.path), *checks])
                 return reserved
-            except (MultiFailedError, NoNodeError) as error:  # another worker reserved or released in the meantime
+            except (MultiFailedError, NoNodeError) as error:  # another worker may have reserved or released
                 if isinstance(error, MultiFailedError) and error.index > len(changes):
                     raise ReservationRefusedError(f"reserving ledger {ledger_id}: {error.cause}") from error
                 if isinstance(error, MultiFailedError) and node is None and isinstance(error.cause, NoNodeError):
@@ -219,7 +221,7 @@ class Reservations:
         """Record the progress of the copies of ``reserved``. False if the reservation was deleted or replaced.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; either state of the record is correct.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; the record is correct with or without the write.
         """
         data = _encode(reserved.token, reservations)
         check = Check(reserved.path, reserved.version)
@@ -238,7 +240,7 @@ class Reservations:
         return frozenset(ledger_ids(await child_names(self._store, self._parent)))
 
     async def discard(self, ledger_id: LedgerId) -> None:
-        """Delete the reservations of a ledger by any worker: writes relying on them are refused. Idempotent.
+        """Delete the reservations of a ledger, of any worker. Writes that depend on them are then refused. Idempotent.
 
         Raises:
             UnreadableReservationError: damaged; the next repair of the ledger replaces it.
@@ -249,7 +251,7 @@ class Reservations:
             await self.release(reserved)
 
     def deletes(self, reserved: LedgerReservations) -> list[Operation]:
-        """Return operations to release ``reserved`` in a transaction; it fails unless they still stand."""
+        """Return operations to release ``reserved`` in a transaction; it fails unless the reservations still exist."""
         return [Delete(reserved.path, reserved.version), Delete(self.path(reserved.ledger_id))]
 
     async def _create_parent(self, created_before: int) -> None:

@@ -1,12 +1,12 @@
 """Standby workers: ``/bkheal/standby/<ledgers root>``, one ephemeral node for each worker without work.
 
 The nodes are ordered by their sequence numbers. The first ``WATCHING_MAX`` workers watch the list of tasks for all
-others. Each other worker waits for the deletion of its own node, a call to work, or of the node before it: then it may
-be one of those that watch. So a change wakes one worker and not all of them, and a call costs one request for each
-called worker.
+others. Each other worker waits until its own node is deleted, which is a call to work, or the node before it: then it
+may have become one of those that watch. So a change wakes one worker and not all of them, and a call costs one request
+for each called worker.
 
-Only the start time of a repair depends on these nodes. A lost node costs its worker two requests, and a worker reads
-the list itself after a while without a call. Nodes end with their sessions.
+Only the start time of a repair depends on these nodes. A lost node costs its worker two requests, and a worker that is
+not called for a while reads the list itself. Nodes end with their sessions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bookie.runtime.waiting import first_to_end
 _log = logging.getLogger(__name__)
 
 WATCHING_MAX: Final = 3
-"""Standby workers watching for all others. More than one, because one may be slow, or unable to reach some bookies."""
+"""Number of standby workers that watch for all others. One is too few: it may be slow, or unable to reach bookies."""
 CALLED_MAX: Final = 100
-"""Workers called at a time. They take work, so the next call may be smaller."""
+"""Maximum number of workers called at a time. They take work, so the next call may be smaller."""
 _NUMBER_DIGITS: Final = 10
 
 
@@ -61,7 +61,7 @@ class StandbyWorkers:
         """Create a node after all others, and return its name.
 
         Args:
-            token: unique to this worker, and plain: letters and digits.
+            token: unique to this worker; only letters and digits.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created node ends with the session.
@@ -106,7 +106,7 @@ class StandbyWorkers:
             )
 
     async def call(self, count: int, watching_max: int = WATCHING_MAX) -> int:
-        """Call up to ``count`` of the last workers, but none that watches; return the number of called workers.
+        """Call up to ``count`` of the last workers, but none of those that watch; return how many were called.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; some may have been called.
@@ -115,13 +115,13 @@ class StandbyWorkers:
         called = names[-min(count, CALLED_MAX) :] if names else []
         try:
             await self._store.multi([Delete(f"{self._parent}/{name}") for name in called])
-        except MultiFailedError as error:  # another watching worker called them, or one has left
+        except MultiFailedError as error:  # another watching worker has called one of them, or one has left
             _log.info("standby workers are called by another process", extra={"error": str(error)})
             return 0
         return len(called)
 
     async def leave(self, name: str) -> None:
-        """Delete a node. Idempotent, and best effort: a remaining node costs the next worker one look."""
+        """Delete a node. Idempotent, and best effort: a remaining node costs the next worker one read."""
         try:
             await remove(self._store, f"{self._parent}/{name}")
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:

@@ -2,8 +2,8 @@
 
 They are Apache's nodes, so its auditors and workers obey them as well. While the ``disable`` node exists, audits do not
 mark and workers do not copy: audits read it before each batch, and workers check it before each chunk (S7). A worker
-keeps the answer for at most a second, or until a watch fires (``replicator.knowledge.recent``). The lost-bookie delay
-is a number of seconds in a separate node, read each time. So a change by Apache's tools takes effect at once.
+caches the answer for at most a second, or until a watch fires (``replicator.knowledge.recent``). The lost-bookie delay
+is a number of seconds in a separate node, which is never cached. So a change by Apache's tools takes effect at once.
 
 S rules are defined in docs/invariants.md.
 """
@@ -19,7 +19,7 @@ from bookie.metadata.port import MetadataStore, NodeExistsError, NoNodeError, Wr
 from bookie.model.errors import ConflictError, PermanentError
 
 DELAY_S_MAX: Final = (1 << 31) - 1
-"""Seconds; Apache's auditor reads the delay as a signed 32-bit number."""
+"""Longest delay in seconds: Apache's auditor reads the delay as a signed 32-bit number."""
 
 
 class AlreadyDisabledError(ConflictError):

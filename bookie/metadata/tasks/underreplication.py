@@ -1,13 +1,13 @@
 """Under-replication tasks: the tree, the marking and locking of tasks, and the switches of auto-recovery.
 
-The invariant: bkheal deletes a task only together with the lock it was read under, and only if the task is still the
-same node at the same version (S5). All other changes only add: marking creates a task or merges bookies into it. The
-tree is Apache's, so its auditors and workers share the same tasks, locks and switches.
+The invariant: bkheal deletes a task only together with the lock under which it was read, and only if the task is still
+the same node at the same version (S5). All other changes only add: marking creates a task or merges bookies into it.
+The tree is Apache's, so its auditors and workers share the same tasks, locks and switches.
 
-Any number of processes may mark and complete at once. Each mark is a create or a compare-and-set, repeated after a
-conflict; a task that already names all the bookies is not touched (``marking``). A worker first creates the lock and
-then reads the task. A mark during the repair changes the task's version, so the completion fails and the task stays
-(R13).
+Any number of processes may mark and complete at the same time. Each mark is a create or a compare-and-set, repeated
+after a conflict; a task that already names all the bookies stays as it is (``marking``). A worker first creates the
+lock and then reads the task. A mark during the repair changes the task's version, so the completion fails and the task
+stays (R13).
 
 A crash while many ledgers are being marked leaves some of them marked, and the next audit marks the rest (R21, R22). A
 crash of a worker leaves the task; the lock ends with the session (S14). If the answer to a lock request is lost, a lock
@@ -61,7 +61,7 @@ _DIGITS: Final = 16
 """Hexadecimal digits of a ledger id in the path of its task."""
 _LEVEL_DIGITS: Final = _DIGITS // _TREE_LEVELS
 _NAMES_AT_ONCE: Final = 10_000
-"""Names of branches parsed between two turns of the event loop: some milliseconds."""
+"""Number of names of branches parsed before a yield to the event loop: a few milliseconds of work."""
 
 
 class IncompatibleTasksError(PermanentError):
@@ -70,7 +70,7 @@ class IncompatibleTasksError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTask:
-    """An unreadable task: a finding. Its ledger is marked, for unknown bookies."""
+    """An unreadable task, which is a finding. Its ledger is marked, but the bookies are unknown."""
 
     ledger_id: LedgerId
     reason: str
@@ -142,7 +142,7 @@ class UnderReplication:
     async def page(
         self, after: LedgerId | None, places_max: int, left_out: Container[LedgerId] = frozenset()
     ) -> TaskPart:
-        """Return the tasks in the next places of the tree, by ledger id. Its cost is independent of their number.
+        """Return the tasks in the next places of the tree, by ledger id. The cost does not depend on the tree's size.
 
         Args:
             after: start after this ledger; None: at the first.
@@ -165,7 +165,10 @@ class UnderReplication:
         return TaskPart(await self._tasks_of(ids), None)
 
     async def _places(self, path: str, digits: str, first: str) -> AsyncIterator[LedgerId]:
-        """Yield the ledgers with a directory in the tree from ``first`` on, ascending; its path spells their digits."""
+        """Yield the ledgers with a directory below ``path``, ascending, from ``first`` on.
+
+        ``digits`` are the digits of their ids that ``path`` contains.
+        """
         listing = (await self._store.children_many([path]))[0]
         names = [] if listing is None else task_level_names(listing.names)
         start = bisect_left(names, first[len(digits) :][:_LEVEL_DIGITS]) if first.startswith(digits) else 0
@@ -197,7 +200,7 @@ class UnderReplication:
     async def wait_top_changed(self, seen: Children) -> None:
         """Wait until the top of the tree differs from ``seen``: the first task of an empty tree changes it.
 
-        Branches without tasks are removed. A new task beside others may leave the top as it is.
+        Branches without tasks are removed. If there are other tasks, a new task may leave the top unchanged.
 
         Raises:
             StoreUnavailableError: the session was lost while waiting.
@@ -248,7 +251,7 @@ class UnderReplication:
         return await _in_order(ids)
 
     async def _scan(self) -> builtins.list[Task | UnreadableTask]:
-        return await self._tasks_of(await self.ids())  # without tasks completed in the meantime
+        return await self._tasks_of(await self.ids())  # tasks that were completed in between are left out
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
         async for part in in_steps(paths, READ_AT_ONCE):

@@ -17,7 +17,7 @@ from bookie.runtime.listening import is_loopback
 
 _PEER_KINDS: Final = ("ipv4:", "ipv6:")
 _IPV6_CLIENT_BITS: Final = 64
-"""Clients usually own a whole network of this size, so its addresses count as one client."""
+"""A client usually owns a whole network of this size, so all its addresses count as one client."""
 
 _NO_TOKENS: Final = (
     "this process runs without --tokens-file; `bkheal auditor-token` prints a token, and a line for such a file"
@@ -140,8 +140,8 @@ class Access:
     def admit(self, address: str, token: str | None, needed: Role, *, is_limited: bool = True) -> Principal:
         """Return the admitted caller.
 
-        Wrong tokens count for the rate of their address, which limits guessing. A wrong token is refused even if none
-        is needed, because its owner expects to be authenticated.
+        Requests with a wrong token count for the rate of their address, which limits guessing. A wrong token is refused
+        even if none is needed, because its owner expects to be authenticated.
 
         Args:
             address: IP address of the caller.
@@ -150,9 +150,7 @@ class Access:
             is_limited: whether the request counts for the client's rate. A wrong token always counts.
 
         Raises:
-            RateLimitedError: too many requests, or too many wrong tokens from this address.
-            UnauthenticatedError: the token is wrong, or one is needed.
-            ForbiddenError: the caller's role is not sufficient.
+            RateLimitedError, UnauthenticatedError, ForbiddenError: see the classes.
         """
         entry = None if token is None else self._tokens.find(token)
         caller = Principal(ANONYMOUS, address, max(self.open_to_all, default=Role.READ, key=list(Role).index))

@@ -1,4 +1,4 @@
-"""A limit for the rate of requests: one token bucket per client, for a bounded number of clients."""
+"""A rate limit for requests: one token bucket per client, for a bounded number of clients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BURST_FACTOR: Final = 2.0
 
 
 class RateLimit:
-    """Buckets with a refill of ``rate`` requests per second and a capacity of twice as many."""
+    """Token buckets that refill at ``rate`` requests per second and hold the requests of two seconds, at least one."""
 
     def __init__(self, rate: float, clients_max: int, clock: Clock) -> None:
         self.set_rate(rate)
         self._clients_max = clients_max
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Requests left and the time of that count; the least recently seen client comes first."""
+        """Remaining requests of each client and the time of that count; the least recently seen client comes first."""
 
     def set_rate(self, rate: float) -> None:
         """Change the rate of every client, from its next request on."""

@@ -1,9 +1,9 @@
 """API tokens: a file of names, roles and hashes.
 
 One token a line, ``name role sha256 [expires]``, separated by blanks; ``#`` begins a comment. ``expires`` is a time
-such as ``2027-01-31T00:00:00Z``; from then on the token is refused. The file holds no secret: a token is 256 random
-bits, so a plain hash of it cannot be turned round. It is read again when it changes. A file that is unreadable or has a
-wrong line admits no token, because the intended revocations are unknown.
+such as ``2027-01-31T00:00:00Z``; from then on the token is refused. The file contains no secret: a token is 256 random
+bits, so a plain hash of it cannot be reversed. It is read again when it changes. If it is unreadable or has an invalid
+line, no token is admitted, because it is not known which tokens were revoked.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _TIME: Final = re.compile(r"[0-9T:.\-]+(Z|[+-][0-9]{2}:[0-9]{2})")
-"""With an offset: a local time would mean another moment on each machine."""
+"""A time with an offset: a local time would mean a different moment on each machine."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = "bkheal_"
-"""So that scanners for leaked secrets, and people, recognise a token."""
+"""Prefix by which people and scanners for leaked secrets recognize a token."""
 ANONYMOUS: Final = "anonymous"
 _TOKEN_BYTES_MAX: Final = 64 << 10
-"""Of the file of one token. A token of bkheal has 50 characters, a JWT of another service a few thousand."""
+"""Size limit of the file of one token. A token of bkheal has 50 characters, a JWT of another service a few thousand."""
 
 
 class TokensFileError(PermanentError):
-    """A line of the tokens file is not one. The text never repeats the line, which might be a token."""
+    """A line of the tokens file is invalid. The message never repeats the line, which might be a token."""
 
 
 class TokenFileError(PermanentError):
-    """The file of a caller's own token cannot be used. The text never repeats its content."""
+    """The file of a caller's own token cannot be used. The message never repeats its content."""
 
 
 class Role(enum.StrEnum):
-    """What a caller may do; each includes what stands before it."""
+    """What a caller may do. Each role includes those before it."""
 
     READ = "read"
     OPERATE = "operate"
-    """Start, pause and cancel runs; drain, boost, limit copying, try dead letters again; enable recovery."""
+    """Start, pause and cancel runs; drain, boost, limit copying, retry dead letters; enable recovery."""
     ADMINISTER = "administer"
     """Disable recovery, set the lost-bookie delay, accept losses, drop dead letters, hold critical ledgers back."""
 
@@ -81,7 +81,7 @@ class NewToken:
 
 
 def make_token(name: str, role: Role, expires_ms: int = 0) -> NewToken:
-    """Make a token that expires at a time, or never if that is 0.
+    """Make a token that expires at a given time, or never if the time is 0.
 
     Raises:
         TokensFileError: ``name`` is not a valid name.

@@ -1,7 +1,7 @@
 """The audit log: one record for each request to change something, including refused requests.
 
-Requests refused only by the rate limit are not recorded. The logger ``bkheal.audit`` allows a separate destination.
-Records hold names, never tokens.
+Requests that only the rate limit refused are not recorded. The logger is ``bkheal.audit``, so that the records can go
+to a separate destination. Records contain names, never tokens.
 """
 
 from __future__ import annotations

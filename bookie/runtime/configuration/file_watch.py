@@ -1,9 +1,9 @@
 """The watch on a running process's configuration file: reads it periodically and at SIGHUP, and applies changes.
 
 Contents are compared, not times: a ConfigMap volume swaps the directory of a symbolic link, with arbitrary times. New
-content counts once two consecutive reads have returned it, because the first may have seen a half-written file. SIGHUP
-declares the file complete. An unreadable or rejected file changes nothing. It is tried again, because it may name files
-that do not exist yet. ``reload`` makes the decisions.
+content is used after two consecutive reads have returned it, because the first one may have read a half-written file.
+After SIGHUP, the file counts as complete. An unreadable or rejected file changes nothing. It is tried again, because it
+may name files that do not exist yet. ``reload`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 2.0
-"""Interval between two reads; a change takes effect after two of them."""
+"""Interval between two reads; a change takes effect after two reads."""
 BYTES_MAX: Final = 1 << 20
 """Size limit of the file, in bytes, the same as Kubernetes' limit for a ConfigMap."""
 _STREAMS: Final = (0, 1, 2)
@@ -76,7 +76,8 @@ class ConfigWatch:
         """Read the file and apply the changes.
 
         Args:
-            is_asked: an operator requested it: treat the present content as complete, and log the result in any case.
+            is_asked: whether an operator requested it. If so, the present content counts as complete, and the result
+                is logged even if nothing has changed.
         """
         async with self._turn:
             content = await asyncio.to_thread(_read, self._source.path)
@@ -93,7 +94,7 @@ class ConfigWatch:
             if is_asked or str(error) != self._refusal:
                 _log.error("configuration file is refused, the old values stay", extra=fields | {"error": str(error)})
             self._refusal = str(error)
-            self._settled = None  # another file may be the reason, so the next read tries this content again
+            self._settled = None  # the reason may be another file, so the next read tries this content again
             return
         self._refusal = ""
         decision = decide(self._source, self._seen, new)
@@ -121,13 +122,13 @@ async def following(
 ) -> AsyncIterator[None]:
     """Watch the file inside the context; without a file do nothing, and leave SIGHUP unchanged.
 
-    If the process ignores SIGHUP, as under ``nohup``, its closed terminal does not count.
+    If the process ignores SIGHUP, as under ``nohup``, it does not react to a closed terminal.
 
     Args:
         source: the file.
         apply: for each live option, the function that applies a new value.
         clock: the clock of the pauses between reads.
-        on_hangup: called at a SIGHUP due to the closed terminal of the process.
+        on_hangup: called after a SIGHUP because the terminal of the process was closed.
     """
     if source is None:
         yield
@@ -156,7 +157,7 @@ async def following(
 
 
 def _terminals() -> frozenset[int]:
-    """Return the standard streams connected to a terminal; a closed terminal no longer counts."""
+    """Return the standard streams that are connected to an open terminal."""
     return frozenset(number for number in _STREAMS if os.isatty(number))
 
 

@@ -64,7 +64,7 @@ def options_of(settings: type) -> tuple[SettingsOption, ...]:
 
 
 def live_options(settings: type) -> frozenset[str]:
-    """Return the names of the options with live changes from the configuration file."""
+    """Return the names of the options that may change in the configuration file while the process runs."""
     return frozenset(option.name for option in options_of(settings) if option.declared.is_live)
 
 
@@ -79,15 +79,16 @@ def range_problems(settings: Any) -> Iterator[str]:
 
 
 def file_problem(name: str, path: Path | None) -> str | None:
-    """Return why the value of an option is no path of a file, in one sentence; None if it is one, or is not given.
+    """Return why the value of an option is not the path of a file, in one sentence; None if it is, or is not given.
 
-    A path that cannot be looked at, for instance in a directory without permission, is not called absent.
+    A path that cannot be checked, for instance in a directory without permission, has another reason than a missing
+    file.
     """
     if path is None:
         return None
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one: no path at all, such as one with NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: an impossible path, such as one with NUL
         is_file = False
     except OSError as error:
         return f"{name}: cannot look for {path}: {error.strerror or error}"
@@ -103,7 +104,7 @@ def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
         others: the fields that are not options.
 
     Raises:
-        ConfigurationError: a file does not exist or cannot be looked for, a value is out of range or contradicts
+        ConfigurationError: a file does not exist or cannot be checked, or a value is out of range or contradicts
             another; names every problem.
     """
     problems = [
@@ -214,7 +215,7 @@ def _name(each: dataclasses.Field[Any], mark: Option, prefix: str) -> str:
 
 
 def _is_given(mark: Option, value: Any) -> bool:
-    """An empty text stands for no value, and the parsers make the empty path of it."""
+    """Whether the option has a value. An empty string means no value; the parsers convert it to the empty path."""
     return value is not None and value != "" and not (mark.is_file and value == Path())
 
 

@@ -1,7 +1,7 @@
 """The effect of a changed configuration file on a running process: decisions only, no file, no clock, no signals.
 
 A value comes from the file, or is the default if the file has none. As at the start of the process, flags and variables
-take precedence over the file. Of the other options, the live ones change at once, and the rest wait for a restart.
+take precedence over the file. Of the other options, the live ones change at once, and the rest need a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Decision:
     outranked: tuple[Change, ...] = ()
     """Changes without effect, because a flag or a variable takes precedence."""
     waiting: tuple[Change, ...] = ()
-    """Changes that need a restart. ``old`` is the value in use."""
+    """Changes that need a restart. ``old`` is the value in use now."""
 
 
 def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
@@ -68,6 +68,6 @@ def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
             outranked.append(Change(option, old, now))
         elif option in source.live:
             taken.append(Change(option, old, now))
-        elif now != source.values.get(option):  # else the value in use is restored
+        elif now != source.values.get(option):  # otherwise the file has the value in use again
             waiting.append(Change(option, source.values.get(option), now))
     return Decision(tuple(taken), tuple(outranked), tuple(waiting))

@@ -20,7 +20,7 @@ CONFIG_VARIABLE: Final = "BKHEAL_CONFIG"
 URI_KEY: Final = "metadata_uri"
 
 _DEPTH_MAX: Final = 16
-"""Bound on the nesting of tables and lists; no command's settings are nested more than three deep."""
+"""Maximum depth of nested tables and lists; no command's settings are nested more than three deep."""
 _TOO_DEEP: Final = f"it is nested more than {_DEPTH_MAX - 1} deep"
 _INT_MIN: Final = -(1 << 63)
 _INT_MAX: Final = (1 << 63) - 1
@@ -131,7 +131,7 @@ def _default_file(env: Mapping[str, str]) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether the default file exists. In a home directory that this user may not search, there is none."""
+    """Whether the default file exists. If this user may not search the home directory, it counts as missing."""
     try:
         return path.is_file()
     except OSError:

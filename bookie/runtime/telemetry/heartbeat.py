@@ -12,14 +12,14 @@ from bookie.runtime.clock import Clock
 
 INTERVAL_S: Final = 1.0
 SILENCE_S_MAX: Final = 30.0
-"""A loop blocked for longer does not recover by itself; garbage collections and slow disks block it less."""
+"""A loop that is blocked longer than this does not recover. Garbage collections and slow disks block it less long."""
 
 
 class Heartbeat:
     """The time of the loop's last beat, readable from any thread."""
 
     def __init__(self, clock: Clock, on_beat: Callable[[], None] | None = None) -> None:
-        """Count as alive from now on; ``on_beat`` is called on the loop at each beat and must not block or raise."""
+        """Begin as alive. ``on_beat`` is called on the loop at each beat and must not block or raise."""
         self._clock = clock
         self._on_beat = on_beat
         self._last_s = clock.monotonic_s()

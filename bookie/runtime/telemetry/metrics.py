@@ -49,16 +49,16 @@ COMMON: Final = (
 """The metrics of every process."""
 
 SHARED_S: Final = 1.0
-"""How long one rendering is the answer to all requests for its format."""
+"""How long one rendering is used for all requests for its format, in seconds."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 _FORMATS: Final = {
     (_OPENMETRICS, ""): f"{_OPENMETRICS}; version=1.0.0",
     (_OPENMETRICS, "1.0.0"): f"{_OPENMETRICS}; version=1.0.0",
     ("text/plain", "1.0.0"): "text/plain; version=1.0.0",
 }
-"""The ``Accept`` header of each format beside the default one, text of version 0.0.4, by media type and version.
+"""The ``Accept`` header of each format other than the default, text of version 0.0.4, by media type and version.
 
-No metric of ours has a name that the formats escape, so the scheme of escaping that a client names is left out.
+No metric of bkheal has a name that must be escaped, so the escaping scheme in a client's header is ignored.
 """
 
 Labels = tuple[tuple[str, str], ...]
@@ -136,7 +136,7 @@ class Exposition:
 def render(registry: CollectorRegistry, accept: str = "", accept_encoding: str = "") -> Exposition:
     """Render a registry as text or OpenMetrics, according to ``accept``; compressed if ``accept_encoding`` names gzip.
 
-    Suits any HTTP server and takes some milliseconds. Raises the errors of the registry's collectors.
+    Works with any HTTP server and takes a few milliseconds. Raises the errors of the registry's collectors.
     """
     return _rendered(registry, _format(accept), "gzip" if gzip_accepted(accept_encoding) else "")
 
@@ -147,16 +147,16 @@ class SharedRendering:
     def __init__(
         self, registry: CollectorRegistry, monotonic_s: Callable[[], float], update: Callable[[], None] = lambda: None
     ) -> None:
-        """``update`` is called before each rendering, to set the values of the registry."""
+        """Store the arguments. ``update`` is called before each rendering, to set the values of the registry."""
         self._registry = registry
         self._monotonic_s = monotonic_s
         self._update = update
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, str], tuple[float, Exposition]] = {}
-        """The end and the result of the last rendering, by format and encoding, of which there are a few."""
+        """The end and the result of the last rendering, by format and encoding. There are only a few of these."""
 
     def exposition(self, accept: str = "", accept_encoding: str = "") -> Exposition:
-        """Return what ``render`` returns, as it was up to a second ago. Waits if another thread is rendering."""
+        """Return the result of ``render``, up to ``SHARED_S`` seconds old. Waits if another thread is rendering."""
         asked = (_format(accept), "gzip" if gzip_accepted(accept_encoding) else "")
         with self._lock:
             ended_s, shown = self._shared.get(asked, (0.0, None))
@@ -168,7 +168,7 @@ class SharedRendering:
 
 
 def _format(accept: str) -> str:
-    """Return the ``Accept`` header of the first format in ``accept`` that there is; empty for the default one."""
+    """Return the ``Accept`` header of the first supported format in ``accept``; empty for the default format."""
     for part in accept.split(","):
         media_type, *parameters = (word.strip() for word in part.split(";"))
         version = next((word.removeprefix("version=") for word in parameters if word.startswith("version=")), "")

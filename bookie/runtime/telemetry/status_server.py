@@ -1,4 +1,4 @@
-"""A small HTTP server beside the main work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
+"""A small HTTP server in addition to the main work of a process: ``/metrics``, ``/livez``, ``/readyz``, ``/version``.
 
 It runs in its own threads, so a blocked event loop is reported as not alive instead of giving no answer. Unlike the
 server of prometheus-client, it has the other paths and limits threads and time. It performs the TLS handshake in the
@@ -32,17 +32,17 @@ from bookie.runtime.telemetry.status_settings import StatusServerSettings
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 16
-"""Most concurrent connections. A scraper and a few probes use one each.
+"""Maximum number of concurrent connections. A scraper and a few probes use one each.
 
-For a further one, the connection that was opened first and has not sent a complete request is closed.
+If there are more, the oldest connection that has not sent a complete request is closed.
 """
 LONG_ANSWERS_MAX: Final = CONNECTIONS_MAX // 2
-"""Most connections that send a long body at once; a further one is refused with 503. So slow readers of metrics leave
-places for probes."""
+"""Maximum number of connections that send a long body at the same time; further ones get a 503. So slow readers of
+metrics do not block probes."""
 _LONG_BYTES: Final = 4_096
 """A shorter body fits in the buffers of a connection: its thread does not wait for the client."""
 PLACE_WAIT_S: Final = 1.0
-"""Longest wait of a further connection until another one has ended. Without a place after it, it is closed."""
+"""How long a connection above the limit waits for the end of another one, in seconds. Then it is closed."""
 DEADLINE_S: Final = 10.0
 """Longest life of a connection from its acceptance, even if its client is slow."""
 _STOP_S: Final = 5.0
@@ -100,7 +100,7 @@ class _Server(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         self._waiting: dict[socket.socket, None] = {}
-        """Those without a complete request, in the order of their opening, unless they are making room."""
+        """Connections without a complete request, oldest first. A connection that is closed to make room is removed."""
         self._own = threading.local()
         try:
             found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -140,7 +140,7 @@ class _Server(ThreadingMixIn, TCPServer):
             super().finish_request(secured, client_address)
 
     def begin_answer(self) -> None:
-        """Keep the connection of this thread open for further ones: its request is complete."""
+        """Record that the request is complete: the connection of this thread is no longer closed to make room."""
         with self._lock:
             self._waiting.pop(self._own.request, None)
 
@@ -159,7 +159,7 @@ class _Server(ThreadingMixIn, TCPServer):
         _log.debug("HTTP connection ended early", exc_info=True)
 
     def _take_place(self) -> bool:
-        """Return whether there is a place for one more connection, which the caller then has."""
+        """Take a place for one more connection, and return whether there was one."""
         if self._places.acquire(blocking=False):
             return True
         with self._lock:
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: probes and scrapes are not worth a line each."""
+        """Log nothing: one line for each probe and scrape would be too many."""
 
 
 def _hang_up(request: socket.socket) -> None:
@@ -235,7 +235,7 @@ def _hang_up(request: socket.socket) -> None:
 
 
 class _Tls:
-    """The TLS context, recreated if its files were replaced. Invalid files leave the old context in place."""
+    """The TLS context, recreated if its files were replaced. If new files are invalid, the old context stays in use."""
 
     def __init__(self, settings: StatusServerSettings) -> None:
         self._settings = settings

@@ -1,8 +1,8 @@
-"""The state of a running bookie, and changes to it by operators. The gRPC interface checks the caller's permissions.
+"""The state of a running bookie, and operators' changes to it. The gRPC interface checks the caller's permissions.
 
 Every method is short or bounded: a change only starts background work, and an inventory has limits of ledgers, bytes
-and time. A change is completed even if its caller leaves: a write continued in a thread after the end of its caller
-could overtake a later write.
+and time. A change is completed even if its caller is cancelled: otherwise its write, which continues in a thread, could
+overtake a later write.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire import administration_pb2 as pb
 
 INVENTORY_LEDGERS_MAX: Final = 10_000
-"""Most ledgers of one call."""
+"""The most ledgers that one call returns."""
 _BATCH_LEDGERS: Final = 200
 _BATCH_BYTES: Final = 1 << 20
 _ENDS_AT_ONCE: Final = 8
-"""A small number, to keep the index free for client requests."""
+"""The number of ledgers whose ends are read concurrently: small, to keep the index free for client requests."""
 _INVENTORY_S: Final = 60.0
-"""Time limit of one call, from its start to its last list. The list in progress at the limit is completed."""
+"""Time limit of one call. A list that is in progress at the limit is completed."""
 _INVENTORIES_MAX: Final = 2
-"""Concurrent calls; each holds the list of one ledger in memory."""
+"""The most concurrent calls. Each holds the list of one ledger in memory."""
 _UNREPAIRED_SHOWN: Final = 1000
 _LOOK_S: Final = 5.0
-"""Deadline of a disk to report its space."""
+"""Deadline for a disk to report its space."""
 
 _PHASES: Final = {
     ScrubPhase.WAITING: pb.ScrubState.WAITING,
@@ -56,7 +56,7 @@ class WrongRequestError(PermanentError):
 
 
 class NotNowError(TransientError):
-    """The bookie cannot do this in its present state. Nothing was changed."""
+    """The bookie cannot do this in its current state. Nothing was changed."""
 
 
 class TooManyInventoriesError(TransientError):
@@ -72,7 +72,7 @@ class Node:
     storage: LedgerStorage
     service: BookieService
     disks: Mapping[str, Disk]
-    """The disks by role: ``journal``, then ``journal-2`` and so on for more journals, and ``ledgers``."""
+    """The disks by role: ``journal``, ``journal-2`` and so on for more journals, and ``ledgers``."""
     watch: DiskWatch
     drain: DrainWatch
     read_only: OperatorReadOnly
@@ -84,14 +84,14 @@ class Node:
     journal_paths: Mapping[str, Path]
     """The directories of the journals by role, in their order."""
     begun_s: float
-    """Start of the process on the clock's monotonic time."""
+    """Start of the process in the monotonic time of ``clock``."""
     begun_ms: int = field(init=False)
-    """Start of the process, epoch milliseconds."""
+    """Start of the process in epoch milliseconds."""
     _inventories: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _forcing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _next_force: asyncio.Task[pb.ForceResponse] | None = None
-    """A force not yet begun, shared by all calls until its start."""
+    """A force that has not begun yet. All calls until its start share it."""
 
     def __post_init__(self) -> None:
         self.begun_ms = self.clock.epoch_ms()
@@ -196,7 +196,7 @@ class Node:
     async def _messages(
         self, ids: Sequence[LedgerId], *, only_ends: bool
     ) -> AsyncGenerator[tuple[LedgerId, Sequence[pb.InventoryLedger]], None]:
-        """Yield each ledger with its messages. Ends are small, so those of a few ledgers are read concurrently."""
+        """Yield each ledger with its messages. Ends are small, so they are read for a few ledgers concurrently."""
         if not only_ends:
             for ledger_id in ids:
                 yield ledger_id, _ledger_pieces(await self.storage.ledger(ledger_id))
@@ -228,7 +228,7 @@ class Node:
         return pb.ForceResponse(took_ms=int((self.clock.monotonic_s() - begun_s) * 1000))
 
     def scrub(self, request: pb.ScrubRequest) -> pb.ScrubState:
-        """Start, interrupt or show the scrub.
+        """Start or interrupt the scrub, or return its state.
 
         Raises:
             WrongRequestError: an unknown action.
@@ -248,7 +248,7 @@ class Node:
         return self._scrub()
 
     def collect(self, request: pb.CollectRequest) -> pb.CollectionState:
-        """Start a garbage collection, or show the last one.
+        """Start a garbage collection, or return the last one.
 
         Raises:
             WrongRequestError: an unknown action.
@@ -263,8 +263,9 @@ class Node:
         return self._collection()
 
     async def set_read_only(self, request: pb.SetReadOnlyRequest, who: str) -> pb.ReadOnlyState:
-        """Record and apply an operator's request, or show the state. From the return on, clients get answers
-        accordingly.
+        """Record and apply an operator's request, or return the state.
+
+        When the call returns, clients already get answers accordingly.
 
         Raises:
             WrongRequestError: an unknown action.

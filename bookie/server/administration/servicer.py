@@ -1,4 +1,4 @@
-"""The gRPC interface of the administration: permissions, deadlines, the record of each change, errors as statuses."""
+"""The gRPC interface of the administration: permissions, deadlines, a record of each change, errors as statuses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from bookie.wire import administration_pb2_grpc as rpc
 _log = logging.getLogger(__name__)
 
 _DEADLINE_S: Final = 30.0
-"""Deadline of a call without a stream."""
+"""Deadline of a call that does not stream."""
 _FORCE_DEADLINE_S: Final = 120.0
-"""Enough for two write caches and the index on a slow disk."""
+"""Deadline of a force: enough to write two write caches and the index to a slow disk."""
 _TAKEN_WITHIN_S: Final = 30.0
 """Deadline for one message of an inventory; a slower client is disconnected."""
 
@@ -50,10 +50,10 @@ _CODES: Final = {
 
 
 class AdministrationServicer(rpc.AdministrationServicer):
-    """The servicer of ``node``; answers UNAVAILABLE until ``node`` is set."""
+    """The servicer of ``node``. It answers UNAVAILABLE until ``node`` is set."""
 
     def __init__(self, access: Access) -> None:
-        """Store ``access``, which decides about callers."""
+        """Store ``access``, which decides what a caller may do."""
         self.node: Node | None = None
         self._access = access
 
@@ -64,7 +64,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
     async def Inventory(  # noqa: N802
         self, request: pb.InventoryRequest, context: InventoryContext
     ) -> None:
-        """Send the batches, each after the client has taken the previous one."""
+        """Send each batch after the client has received the previous one."""
         try:
             node = self._admitted(context, Role.READ)
             async with aclosing(node.inventory(request)) as batches:
@@ -75,11 +75,11 @@ class AdministrationServicer(rpc.AdministrationServicer):
             await _refuse(context, "inventory", error)
 
     async def Force(self, request: pb.ForceRequest, context: Context) -> pb.ForceResponse:  # noqa: N802
-        """Make a checkpoint."""
+        """Run a checkpoint."""
         return await self._changing(context, "force", "", lambda node, who: node.force(), _FORCE_DEADLINE_S)
 
     async def Scrub(self, request: pb.ScrubRequest, context: Context) -> pb.ScrubState:  # noqa: N802
-        """Start, interrupt or show the scrub."""
+        """Start or interrupt the scrub, or return its state."""
 
         async def work(node: Node, who: str = "") -> pb.ScrubState:
             return node.scrub(request)
@@ -89,7 +89,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         return await self._changing(context, "scrub", _name(pb.ScrubRequest.Action, request.action), work)
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectionState:  # noqa: N802
-        """Start a garbage collection, or show the last one."""
+        """Start a garbage collection, or return the last one."""
 
         async def work(node: Node, who: str = "") -> pb.CollectionState:
             return node.collect(request)
@@ -99,7 +99,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         return await self._changing(context, "collect", _name(pb.CollectRequest.Action, request.action), work)
 
     async def SetReadOnly(self, request: pb.SetReadOnlyRequest, context: Context) -> pb.ReadOnlyState:  # noqa: N802
-        """Set, end or show the read-only mode."""
+        """Set, end or return the read-only mode."""
 
         async def work(node: Node, who: str = "") -> pb.ReadOnlyState:
             return await node.set_read_only(request, who)
@@ -161,11 +161,11 @@ class AdministrationServicer(rpc.AdministrationServicer):
 
 
 class _NotReadyError(Exception):
-    """The bookie is starting; stays in this module."""
+    """The bookie is starting. Not raised outside this module."""
 
 
 def _name(actions: Callable[[int], str] | object, number: int) -> str:
-    """Return the name of an action for the record."""
+    """Return the name of an action as it is recorded."""
     try:
         return str(actions.Name(number)).lower()  # type: ignore[union-attr]
     except ValueError:

@@ -1,1 +1,1 @@
-"""Another interface of a bookie: Apache BookKeeper's TCP protocol, versions 3 and 2, over the same storage as gRPC."""
+"""The interface for Apache BookKeeper's TCP protocol, versions 3 and 2, on the same storage as gRPC."""

@@ -1,7 +1,7 @@
-"""Execute Apache's operations: their requests to the bookie, and the encoding of the outcomes.
+"""Execution of the operations of Apache's protocol: requests to the bookie, and encoding of the outcomes.
 
-Contains no network code. Every request gets one answer, the body of a frame, for any outcome. An unavailable entry is
-never reported as absent (S6): limbo and damage have their own status, or that of an I/O error.
+It contains no network code. Every request gets one answer, the body of a frame, whatever the outcome. An unavailable
+entry is never reported as absent (S6): limbo and damage have a status of their own, or that of an I/O error.
 
 Source: docs/formats.md#operations.
 """
@@ -44,17 +44,17 @@ from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, LacReply, St
 _log = logging.getLogger(__name__)
 
 LIST_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES - 256
-"""Room for an encoded entry list in one frame. A longer list is not sent at all, because a part would be wrong."""
+"""The most bytes of an encoded entry list in one frame. A longer list is not sent: a part of it would be wrong."""
 BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES
 _BATCH_READ_STEP: Final = 64
-"""Entries fetched at a time by a batch read."""
+"""The number of entries that a batch read fetches at a time."""
 _THESE_DISKS: Final = ""
-"""Apache's requests have no incarnation: they mean the present disks."""
+"""The incarnation passed for Apache's requests. They have none, so they refer to the current disks."""
 _ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
 
 
 class RequestAnswerer:
-    """The answers to the requests of all connections of one listener."""
+    """Executes the requests of all connections of one listener."""
 
     def __init__(self, handler: BookieHandler, clock: Clock) -> None:
         self._handler = handler
@@ -64,8 +64,8 @@ class RequestAnswerer:
     async def adds(self, group: AddGroup) -> Sequence[bytes]:
         """Return the answer frames for the adds of a group, in their order.
 
-        While the ledger disk is behind, they wait within the bounds of the group. The adds are stored together. If the
-        batch is refused for its shape, each is tried alone, so a bad add does not affect the others.
+        The adds are stored together. While the ledger disk is behind, they wait within the bounds of the group. If the
+        batch is refused as malformed, each add is tried separately, so a bad add does not affect the others.
         """
         kind, packets, accepted, wait = group.kind, group.packets, group.accepted, group.wait
         status = await self._add(kind, packets, wait)
@@ -88,10 +88,11 @@ class RequestAnswerer:
         return reply.status
 
     async def reads(self, reads: Sequence[Read]) -> tuple[list[bytes], list[Read]]:
-        """Answer at least one of the reads of one group (``grouping``). Return the pieces of the frames, and the reads
-        left for another call.
+        """Answer at least one of the reads of one group (``grouping``).
 
-        The answers hold ``READ_BYTES_MAX`` and one entry more, even if one entry is requested many times.
+        Return the pieces of the frames, and the reads that are left for another call.
+
+        The answers have at most ``READ_BYTES_MAX`` plus one entry, even if one entry is requested many times.
         """
         if reads[0].entry_id == NO_ENTRY:
             return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
@@ -122,7 +123,7 @@ class RequestAnswerer:
         return answers, left
 
     async def _last(self, read: Read) -> EntryResult:
-        """Return the greatest entry. After fencing an unknown ledger, there is none."""
+        """Return the greatest entry. After a fence of an unknown ledger, there is none."""
         if read.fence_key is not None:
             fenced = await self._handler.answer(_THESE_DISKS, requests.Fence(read.ledger_id, read.fence_key))
             self._end_polls(read.ledger_id)
@@ -178,9 +179,9 @@ class RequestAnswerer:
         return v3.polled(poll, reply.entry.entry_id, reply.entry.packet, lac, updated_ms)
 
     async def _waited(self, poll: LongPoll) -> LacReply:
-        """Return the answer after a change, at the end of the wait, or after a fence through this listener.
+        """Return the answer after a change, at the end of the wait, or after a fence by this listener.
 
-        A fence over gRPC is not noticed: the poll then lasts its whole time.
+        A fence over gRPC does not end the poll, which then waits for its full time.
         """
         waiting = self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
         task = guarded("apache long poll", waiting)
@@ -200,7 +201,7 @@ class RequestAnswerer:
                 self._polls.pop(poll.ledger_id, None)
 
     def _end_polls(self, ledger_id: LedgerId) -> None:
-        """After a fence or an attempt at one, make the waiting polls of the ledger look again and answer."""
+        """Make the waiting polls of the ledger look again and answer, after a fence or an attempt to fence."""
         for task in self._polls.pop(ledger_id, set()):
             task.cancel()
 
@@ -249,7 +250,7 @@ class RequestAnswerer:
         return v3.info_answer(request, Status.OK, reply.info.disk_total_bytes, reply.info.disk_free_bytes)
 
     async def _batch_read(self, read: BatchRead) -> bytes:
-        """Return entries from the first on, up to an unavailable entry, the count, or the bytes; always the first."""
+        """Return entries from the first on, until one is unavailable or a limit is reached, but at least the first."""
         room = min(read.bytes_max, BATCH_READ_BYTES_MAX) - BATCH_OVERHEAD_BYTES
         last = LEDGER_ID_MAX if read.count_max <= 0 else min(read.first + read.count_max - 1, LEDGER_ID_MAX)
         entries: list[bytes] = []
@@ -257,7 +258,7 @@ class RequestAnswerer:
         while (start := read.first + len(entries)) <= last:
             ids = [EntryId(entry) for entry in range(start, min(start + _BATCH_READ_STEP, last + 1))]
             reply = await self._handler.answer(_THESE_DISKS, requests.Read(read.ledger_id, ids, fence_key))
-            fence_key = None  # it is done, and durable
+            fence_key = None  # the ledger is fenced durably now
             for result in reply.results:
                 room -= BATCH_ENTRY_OVERHEAD_BYTES + len(result.packet)
                 if result.status is not Status.OK or (entries and room < 0):
@@ -268,12 +269,12 @@ class RequestAnswerer:
         return _batch(read, entries, Status.BAD_REQUEST)
 
     def _noted(self, ledger_id: LedgerId, reply: LacReply) -> int:
-        """Return the greatest LAC known after this reply."""
+        """Take a reply into account, and return the greatest known LAC."""
         return self._lacs.note(ledger_id, proven_lac(reply))
 
 
 def _batch(read: BatchRead, entries: Sequence[bytes], ended_by: Status) -> bytes:
-    """Return the entries found, or the reason why there are none."""
+    """Return the answer with the found entries, or with the reason why there are none."""
     return batch_answer(read, Status.OK if entries else ended_by, entries)
 
 

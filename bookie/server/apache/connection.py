@@ -1,7 +1,7 @@
-"""One client's connection: its transport, from the first byte to the end.
+"""The connection of one client: its transport, from the first byte to the end.
 
-``incoming`` turns bytes into requests, requests wait and run in ``pending``, and answers leave through ``outgoing`` in
-the order of their completion. A malformed message closes the connection, with one line in the log.
+``incoming`` decodes bytes into requests, requests wait and run in ``pending``, and ``outgoing`` sends answers in the
+order of their completion. A malformed message closes the connection, with one line in the log.
 
 A connection with mandatory TLS begins in cleartext with START_TLS. Until the end of the handshake, all its requests are
 refused.
@@ -30,13 +30,13 @@ from bookie.wire.apache.framing import MalformedFrameError
 _log = logging.getLogger(__name__)
 
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Detects clients on a vanished machine within a minute; some platforms lack some of the options."""
+"""Socket options that detect within a minute that a client's machine has vanished; some platforms lack some of them."""
 
 
 class ApacheConnection(asyncio.Protocol):
-    """One client's connection. All of it runs on the loop's thread.
+    """The connection of one client. All of its code runs in the thread of the event loop.
 
-    The socket is read only while no earlier request has to wait, to slow down a client above the bounds.
+    The socket is read only while no earlier request has to wait, which slows down a client that exceeds the bounds.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class ApacheConnection(asyncio.Protocol):
         Args:
             answering: executes the requests.
             limits: bounds.
-            room: the room shared with the other connections.
-            tls: context of the handshake, or None for cleartext.
+            room: shared with the other connections.
+            tls: the context of the handshake, or None for cleartext.
             joined: called for a new connection; False if there is no room for it.
-            left: called at its end.
+            left: called at the end of the connection.
         """
         self._limits, self._joined, self._left = limits, joined, left
         self._loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class ApacheConnection(asyncio.Protocol):
         self._upgrade = TlsUpgrade(tls, limits, self._incoming, self._out, self._use_encrypted, self._lose)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A callback of ``asyncio.Protocol``, as are the following."""
+        """A callback of ``asyncio.Protocol``, like the following methods."""
         assert isinstance(transport, asyncio.Transport)
         self._peer = str(transport.get_extra_info("peername"))
         self._transport = transport
@@ -86,7 +86,7 @@ class ApacheConnection(asyncio.Protocol):
         self._await_request(self._first_request_s)
 
     def data_received(self, data: bytes) -> None:
-        """Take every whole frame, and begin the requests with room."""
+        """Decode all complete frames, and begin the requests for which there is room."""
         if self._upgrade.is_under_way:
             self._upgrade.keep(data)
             return
@@ -103,17 +103,17 @@ class ApacheConnection(asyncio.Protocol):
             self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        """Record that the client fetches answers too slowly; beyond a bound, no more requests begin for it."""
+        """Record that the client receives answers too slowly. Beyond a bound, no more requests begin for it."""
         self._out.is_held_up()
         self._read_on()
 
     def resume_writing(self) -> None:
-        """Record that the client has fetched all answers."""
+        """Record that the client has received all answers."""
         self._out.has_left()
         self._pending.begin()
 
     def eof_received(self) -> None:
-        """The client sends nothing more: the connection ends, and requests in progress are completed."""
+        """End the connection: the client sends nothing more. Requests in progress are completed."""
         if self._incoming.frames.rest_bytes:
             self._give_up("it ended within a frame")
 
@@ -132,7 +132,7 @@ class ApacheConnection(asyncio.Protocol):
         self._left(self)
 
     def finish(self) -> asyncio.Future[None]:
-        """Stop reading, send the due answers, and close. The returned future completes at the end."""
+        """Stop reading, send the answers to begun requests, and close. The returned future completes at the end."""
         self._is_finishing = True
         self._drop_waiting()
         self._pending.end_polls()
@@ -141,7 +141,7 @@ class ApacheConnection(asyncio.Protocol):
         return self._over
 
     def abort(self) -> None:
-        """Close at once, with any pending answers."""
+        """Close at once, and discard pending answers."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -151,7 +151,7 @@ class ApacheConnection(asyncio.Protocol):
         self._pending.put(fresh, is_more_coming=self._incoming.frames.rest_bytes > 0)
 
     def _go_on(self) -> None:
-        """After requests arrived, began or ended, release the room of begun frames, and read on or end."""
+        """After requests arrived, began or ended: release the room of begun frames, then resume reading or end."""
         if self._transport is None:
             return
         pending = self._pending
@@ -169,7 +169,7 @@ class ApacheConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _use_encrypted(self, transport: asyncio.Transport, early: list[bytes]) -> None:
-        """Continue after the handshake, with the bytes received before its end was noticed."""
+        """Continue after the handshake, with the bytes that were received before its end was noticed."""
         self._transport = transport
         self._await_request(self._limits.silent_s)
         for data in early:

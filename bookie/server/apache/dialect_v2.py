@@ -1,4 +1,4 @@
-"""Version 2 on one connection: fixed layouts to requests and back (docs/formats.md#version-2).
+"""Version 2 on one connection: the codec between fixed layouts and requests (docs/formats.md#version-2).
 
 Outcomes without a code in version 2 become an I/O error; see ``bookie.wire.apache.statuses``.
 """
@@ -62,14 +62,14 @@ class DialectV2(Dialect):
 
     @override
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
-        """Version 2 has no field for a last add confirmed."""
+        """Return the answer to a read. Version 2 has no field for a last add confirmed."""
         found = packet if status is Status.OK else b""
         head = v2.encode_response(v2.EntryV2(v2_of_status(status), read.ledger_id, read.entry_id, b"", read.tag))
         return (len(head) + len(found)).to_bytes(LENGTH_SIZE, "big") + head, found
 
 
 def batch_answer(read: BatchRead, status: Status, entries: Sequence[bytes]) -> bytes:
-    """Return the answer to a batch read; with entries only if OK."""
+    """Return the answer to a batch read, which has entries only if it is OK."""
     found = tuple(entries) if status is Status.OK else ()
     return v2.encode_response(
         v2.BatchV2(v2_of_status(status), read.ledger_id, read.first, read.request_id, found, read.tag)

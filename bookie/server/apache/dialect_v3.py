@@ -1,7 +1,8 @@
-"""Version 3 on one connection: protobuf messages to requests, outcomes to protobuf messages.
+"""Version 3 on one connection: the codec between protobuf messages, requests and outcomes.
 
-Answers carry version three, the operation and the txnId of the request. The outcome is at the top and again in the
-operation's own part. Answers without such a part (login, TLS, unknown operations, refusals) have it only at the top.
+Answers contain version three, the operation and the txnId of the request. The outcome is in the top-level message, and
+also in the part of the operation. Answers without such a part (login, TLS, unknown operations, refusals) have it only
+at the top level.
 
 Source: docs/formats.md#version-3, #operations.
 """
@@ -37,7 +38,7 @@ from bookie.wire.apache.statuses import code_of_status
 from bookie.wire.port import Status
 
 AUTH_DISABLED: Final = "AuthDisabledPlugin"
-"""The name used by a bookie without a login; clients take it as a success."""
+"""The name that a bookie without a login sends; clients treat it as a success."""
 _TOTAL_DISK_CAPACITY: Final = 1
 _FREE_DISK_SPACE: Final = 2
 
@@ -52,11 +53,11 @@ _PARTS: Final[Mapping[int, tuple[str, str]]] = {
     pb.FORCE_LEDGER: ("forceLedgerRequest", "forceLedgerResponse"),
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER: ("getListOfEntriesOfLedgerRequest", "getListOfEntriesOfLedgerResponse"),
 }
-"""The parts of operations with a status of their own in the answer."""
+"""The parts of answers that have a status of their own."""
 
 
 class DialectV3(Dialect):
-    """Version 3 of the protocol. Belongs to one connection, because its answers are built in place."""
+    """Version 3 of the protocol. An object belongs to one connection, because it reuses its answer messages."""
 
     def __init__(self, *, may_serve: bool = True) -> None:
         """Without ``may_serve``, everything but login and START_TLS is refused, because the connection must use TLS."""
@@ -135,7 +136,7 @@ class DialectV3(Dialect):
 
 
 def polled(poll: LongPoll, entry_id: int, packet: bytes | None, lac: int, updated_ms: int | None) -> bytes:
-    """Return the successful answer to a long poll with an entry; without ``packet``, the entry is not here (yet)."""
+    """Return the answer to a successful long poll with an entry. Without ``packet``, the entry is not here (yet)."""
     response = _read_response(poll.tag, pb.EOK, poll.ledger_id, entry_id)
     part = response.readResponse
     part.maxLAC = lac
@@ -212,7 +213,7 @@ def _start_tls(request: pb.Request) -> Request:
 
 
 def _force(request: pb.Request) -> Request:
-    """Answer at once: every add was durable when it was acknowledged."""
+    """Answer at once, because every add was durable when it was acknowledged."""
     response = _response(pb.FORCE_LEDGER, request.header.txnId, pb.EOK)
     part = response.forceLedgerResponse
     part.status, part.ledgerId = pb.EOK, request.forceLedgerRequest.ledgerId
@@ -238,7 +239,7 @@ def _list_entries(request: pb.Request) -> Request:
 
 
 def _unknown_operation(request: pb.Request) -> Request:
-    """Refuse an unknown operation with the request's own fields; any other missing field is damage."""
+    """Refuse an unknown operation with the fields of the request. Any other missing field is an error."""
     header = request.header
     if header.HasField("version") and header.HasField("txnId") and not header.HasField("operation"):
         return Answered(_echo(request, pb.EBADREQ))
@@ -246,7 +247,7 @@ def _unknown_operation(request: pb.Request) -> Request:
 
 
 def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """Return a refusal at the top alone, with the request's header, even if the operation is unknown."""
+    """Return a refusal only at the top level, with the request's header, even if the operation is unknown."""
     response = pb.Response(header=request.header, status=code)
     response.header.version = pb.VERSION_THREE
     response.header.ClearField("priority")
@@ -254,7 +255,7 @@ def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
 
 
 def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """Return a refusal, in the operation's own part, too, if it has one."""
+    """Return a refusal, also in the part of the operation if it has one."""
     operation = request.header.operation
     response = _response(operation, request.header.txnId, code)
     if operation in _PARTS:

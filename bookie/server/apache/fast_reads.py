@@ -1,7 +1,7 @@
-"""Build the successful version 3 answer to a read around the entry, instead of with protobuf.
+"""Encoding of the successful answer to a version 3 read around the entry, without protobuf.
 
-Protobuf would copy an entry into its message and again into the message's bytes; here the storage's bytes are sent as
-they are. The result is identical to protobuf's.
+Protobuf would copy an entry into its message and again into the message's bytes. Here the bytes from the storage are
+sent without a copy. The result is identical to protobuf's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.model.varint import varint
 from bookie.wire.apache.framing import LENGTH_SIZE
 
 _VARINTS_KEPT: Final = 4096
-"""Size of the cache for ledgers, sizes and last adds confirmed, which repeat often."""
+"""Size of the cache for combinations of ledger, size and last add confirmed, which repeat often."""
 
 
 def found_v3(txn: int, ledger_id: int, entry_id: int, packet: bytes, known_lac: int | None) -> Sequence[bytes]:

@@ -1,7 +1,7 @@
-"""A client's stream of bytes as blocks of whole frames, each parsed in its receive buffer.
+"""The byte stream of a client as blocks of frames, which are parsed in the receive buffer.
 
-Frames received whole are not copied; a frame received in pieces is joined once. ``bookie.wire.apache.framing`` has the
-format.
+A frame that is received in one piece is not copied. A frame that is received in several pieces is joined once.
+``bookie.wire.apache.framing`` has the format.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ _LENGTH: Final = struct.Struct(">i")
 
 
 class FrameBlocks:
-    """A client's stream, cut into frames. Belongs to one connection."""
+    """The stream of one connection, divided into frames."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.rest_bytes = 0
-        """Bytes kept of an incomplete frame; 0 between frames."""
+        """The number of stored bytes of an incomplete frame; 0 between frames."""
         self.rest_number = 0
-        """Number of frames kept in part so far."""
+        """The number of incomplete frames stored so far."""
         self._rest: list[bytes] = []
 
     @property
     def frame_bytes(self) -> int:
-        """Size of the incomplete frame; 0 between frames, and if not even its length has arrived."""
+        """Size of the incomplete frame; 0 between frames, and if its length has not arrived yet."""
         return self._frame_bytes() if self.rest_bytes >= LENGTH_SIZE else 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield blocks, each with the offset of its first frame. Return the rest of a block by ``keep``.
+        """Yield blocks, each with the offset of its first frame. The caller must ``keep`` the rest of each block.
 
         Raises:
-            MalformedFrameError: the frame received in pieces is too long or empty.
+            MalformedFrameError: a frame that was received in pieces is too long or empty.
         """
         start = 0
         if self.rest_bytes:
@@ -51,7 +51,7 @@ class FrameBlocks:
             yield data, start
 
     def frame_end(self, block: bytes, start: int) -> int | None:
-        """Return the end of the frame at ``start``, or None if it ends beyond the block.
+        """Return the end of the frame at ``start``, or None if it is not complete in the block.
 
         Raises:
             MalformedFrameError: it is too long or empty.
@@ -64,14 +64,14 @@ class FrameBlocks:
         return end if end <= len(block) else None
 
     def keep(self, block: bytes, start: int) -> None:
-        """Keep the incomplete last frame of a block, from ``start`` on, until it is complete."""
+        """Store the incomplete last frame of a block, from ``start`` on, until it is complete."""
         if start < len(block):
             self._rest = [block[start:]]
             self.rest_bytes = len(block) - start
             self.rest_number += 1
 
     def _move(self, data: bytes, start: int, needed: int) -> int:
-        """Take the bytes still missing of ``needed`` from ``data``, as far as available."""
+        """Store bytes of ``data`` until there are ``needed``, as far as available, and return their end."""
         end = min(start + needed - self.rest_bytes, len(data))
         self._rest.append(data[start:end])
         self.rest_bytes += end - start

@@ -1,4 +1,4 @@
-"""Group requests that arrived together: a batch costs the storage hardly more than one entry.
+"""Grouping of requests that arrived together: a batch costs the storage hardly more than one entry.
 
 Adds of one ledger, key and recovery flag become one batch; plain or fencing reads of one ledger become one read.
 Requests in between do not separate a group: the protocol promises no order among unanswered requests. The adds of one
@@ -15,23 +15,23 @@ from bookie.wire.add_wait import AddWait
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 READS_MAX: Final = 256
-"""Reads in one group; bytes bound their answer as well."""
+"""The most reads in one group. Their answer also has a bound in bytes."""
 GROUP_OVERHEAD_BYTES: Final = 8 << 10
-"""Memory of a group in the storage beside its entries: its task, its requests and its answers.
+"""Memory of a group in the storage in addition to its entries: for its task, its requests and its answers.
 
 Source: 60,028 groups of one add of 100 bytes each, waiting for the ledger disk, took 498 MiB (Python 3.11, Linux).
 """
 
 
 class AddGroup:
-    """Adds for one ``AddBatch``: at least one, and within its bounds.
+    """The adds of one ``AddBatch``: at least one, within the bounds of a batch.
 
     Attributes:
         kind: their common properties.
         packets: the entries.
         accepted: the answer frames to send once the entries are stored, in the same order.
         size: bytes of the entries.
-        wait: their wait while the ledger disk is behind; None before it begins.
+        wait: the bounds of their wait while the ledger disk is behind; None before it begins.
     """
 
     __slots__ = ("accepted", "kind", "packets", "size", "wait")
@@ -45,7 +45,7 @@ class AddGroup:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the group takes in the storage, about."""
+        """The approximate memory that the group takes in the storage."""
         return self.size + GROUP_OVERHEAD_BYTES
 
     def room(self, packet_bytes: int) -> int:
@@ -63,7 +63,7 @@ class AddGroups:
         self._open: dict[AddKind, AddGroup] = {}
 
     def add(self, kind: AddKind, packets: Sequence[bytes], accepted: Sequence[bytes]) -> None:
-        """Take adds of one kind with entries of one size."""
+        """Add adds of one kind whose entries have the same size."""
         start, packet_bytes = 0, len(packets[0])
         group = self._open.get(kind)
         while start < len(packets):
@@ -80,9 +80,9 @@ class AddGroups:
 
 
 def group_others(requests: Iterable[Other]) -> list[list[Read] | Other]:
-    """Group the reads and return all other requests unchanged, in the order of the first request of each.
+    """Group the reads, and keep all other requests unchanged, in the order of the first request of each group.
 
-    The reads of one group either all name entries, or all request the last one.
+    The reads of one group either all request entries by id, or all request the last one.
     """
     groups: list[list[Read] | Other] = []
     open_groups: dict[tuple[int, bytes | None, int], list[Read]] = {}

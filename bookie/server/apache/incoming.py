@@ -1,7 +1,7 @@
-"""Requests from one client's bytes, in its version of the protocol.
+"""Decoding of a client's bytes to requests, in its version of the protocol.
 
-The version is found frame by frame, as in Apache's bookies: the first frame that is not version 3 makes the connection
-version 2 permanently.
+The version is determined for each frame, as in Apache's bookies: after the first frame that is not version 3, the
+connection permanently uses version 2.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 
 
 class Fresh:
-    """The requests in one piece of the stream.
+    """The requests from one piece of the stream.
 
     Attributes:
-        adds: in groups.
-        answers: answer frames of requests without work for the storage.
-        others: every other request.
+        adds: the adds, in groups.
+        answers: the answer frames of requests that need no storage.
+        others: all other requests.
     """
 
     __slots__ = ("adds", "answers", "others")
@@ -39,7 +39,7 @@ class Fresh:
         return not (self.adds.groups or self.answers or self.others)
 
     def put(self, request: Add | Other) -> None:
-        """Take a request."""
+        """Add a request."""
         if isinstance(request, Add):
             self.adds.add(request.kind, [request.packet], [request.accepted])
         elif isinstance(request, Answered):
@@ -49,24 +49,24 @@ class Fresh:
 
 
 class IncomingRequests:
-    """The requests of one connection. Belongs to one connection."""
+    """The decoder of one connection."""
 
     def __init__(self, frame_bytes_max: int, *, may_serve: bool) -> None:
-        """Wait for the first bytes; ``may_serve`` as for the dialects."""
+        """Prepare for the first bytes. ``may_serve`` is passed to the dialects."""
         self.frames = FrameBlocks(frame_bytes_max)
         self.must_be_over = False
-        """True if START_TLS was answered, after which cleartext is refused."""
+        """True after START_TLS was answered, when cleartext is refused."""
         self._may_serve = may_serve
         self._v3, self._v2 = DialectV3(may_serve=may_serve), DialectV2(may_serve=may_serve)
         self._is_v2 = False
 
     def secured(self) -> None:
-        """Serve all requests from now on; everything received from now on was encrypted."""
+        """Serve all requests from now on, because everything that is received now was encrypted."""
         self._v3, self._v2, self._may_serve = DialectV3(), DialectV2(), True
         self.must_be_over = False
 
     def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
-        """Yield the requests in the frames completed by ``data``; START_TLS separately, after the earlier ones.
+        """Yield the requests in the frames that ``data`` completes, START_TLS separately after earlier ones.
 
         Raises:
             MalformedFrameError: a frame is malformed, or cleartext followed START_TLS.
@@ -90,7 +90,7 @@ class IncomingRequests:
         yield fresh
 
     def _take_adds(self, block: bytes, start: int, adds: AddGroups) -> int:
-        """Take adds in the usual layout, up to the first other frame; return its start."""
+        """Decode adds in the usual form, up to the first other frame, and return the start of that frame."""
         if not self._may_serve:
             return start
         if self._is_v2:

@@ -1,8 +1,8 @@
-"""The greatest last add confirmed of each ledger seen by this listener, added to read answers.
+"""The greatest last add confirmed of each ledger that this listener has seen, for its answers to reads.
 
-It is a free hint: readers can continue without another request. It comes from headers of durable entries here and from
-explicit LACs accepted or returned by the service, so it never exceeds the value confirmed by a writer. The LAC of a
-ledger without recent requests is removed; then the entry at hand is the only evidence.
+It is a hint that saves readers a request. It comes from the headers of entries that are durable here, and from explicit
+LACs that the service accepted or returned, so it never exceeds the value that a writer confirmed. The LAC of a ledger
+without recent requests is removed; an answer then contains only what its own entry proves.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ class KnownLacs:
         return lac
 
     def updated_ms(self, ledger_id: LedgerId) -> int | None:
-        """Return when the known LAC was first seen, in milliseconds since 1970, or None if unknown."""
+        """Return when the known LAC was first seen, in epoch milliseconds, or None if there is none."""
         known = self._known.get(ledger_id)
         return None if known is None else known[1]

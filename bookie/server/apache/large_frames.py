@@ -1,7 +1,7 @@
-"""The room of one connection for large frames, taken before they are read to their end.
+"""The room of one connection for large frames, which is taken before such a frame is read completely.
 
-It is kept until the requests of the frames have begun; other bounds apply from there on. A request waiting for those
-bounds keeps its frame in memory but never waits for this room, so its holder makes progress in the end.
+The room is kept until the requests of the frames have begun; then other bounds apply. A request that waits for those
+bounds keeps its frame in memory, but never waits for this room. So every holder of room eventually makes progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.server.apache.room import Room
 
 
 class LargeFrames:
-    """The large frames of one connection; at most one is incomplete, others may wait for their requests to begin."""
+    """The large frames of one connection. At most one is incomplete; others may have requests that wait to begin."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class LargeFrames:
         is_held_back: Callable[[], bool],
         give_up: Callable[[str], None],
     ) -> None:
-        """Take nothing yet.
+        """Create the object without room.
 
         Args:
             room: shared with all connections.
             limits: bounds.
-            read_on: called when room has become available.
-            is_held_back: whether the frames keep their room for a reason the client cannot change.
-            give_up: called with the reason if the client is too slow while others wait.
+            read_on: called after room was taken for a waiting frame, to resume reading.
+            is_held_back: returns whether the frames keep their room for a reason that the client cannot change.
+            give_up: called with the reason if the client is too slow while other connections wait.
         """
         self._room, self._limits = room, limits
         self._read_on, self._is_held_back, self._give_up = read_on, is_held_back, give_up
@@ -43,16 +43,16 @@ class LargeFrames:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the connection must not be read."""
+        """Whether the next frame waits for room, so the connection must not be read."""
         return bool(self._wanted)
 
     def look(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
-        """Update the room. Call this after each piece of the stream and whenever requests have begun.
+        """Update the room. To be called after each piece of the stream, and whenever requests have begun.
 
         Args:
-            frames: the stream; room is taken for its incomplete frame before reading on.
-            is_begun: no earlier request waits any more, so the room of complete frames is given back.
-            is_read: no waiting request prevents reading from the connection.
+            frames: the stream. Room is taken for its incomplete frame before more is read.
+            is_begun: whether all earlier requests have begun, so the room of complete frames is released.
+            is_read: whether no waiting request prevents reading from the connection.
         """
         size = frames.frame_bytes
         if frames.rest_number != self._frame or not size:
@@ -63,11 +63,11 @@ class LargeFrames:
             self._frame, self._wanted = frames.rest_number, size
             self._take()
         elif is_read and not self._is_read and self._taken:
-            self._watch()  # the client could not send during this time
+            self._watch()  # restart the time: the client could not send before
         self._is_read = is_read
 
     def drop(self) -> None:
-        """Give back the room of complete frames, which no longer wait."""
+        """Release the room of complete frames, whose requests no longer wait."""
         kept, self._kept = self._kept, 0
         if not self._taken:
             self._unwatch()
@@ -75,12 +75,12 @@ class LargeFrames:
             self._room.give(kept)
 
     def close(self) -> None:
-        """Release everything. Call this only at the end of the connection."""
+        """Release everything, at the end of the connection."""
         self._put_by()
         self.drop()
 
     def _put_by(self) -> None:
-        """Keep the room of a frame that is now complete, if there is one."""
+        """Count the room of the current frame, if there is one, as that of a complete frame."""
         self._kept += self._taken
         self._taken = self._wanted = 0
         self._room.leave(self._ask)

@@ -1,4 +1,4 @@
-"""The listening socket of Apache's protocol: binds the port, accepts connections, and ends them in order."""
+"""The listening socket of Apache's protocol, which binds the port, and accepts and ends connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 256
 _FLUSH_DEADLINE_S: Final = 2.0
-"""Time to send the due answers after the requests themselves have ended."""
+"""Time to send the remaining answers after all requests have ended."""
 _ABORT_DEADLINE_S: Final = 0.5
 
 
@@ -43,7 +43,7 @@ class ApacheListener:
         self._is_full = False
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
-        """Bind the port (0: any free one) and return it. Connections are answered from ``start`` on.
+        """Bind the port (0: any free one) and return it. Connections are served after ``start``.
 
         Raises:
             AddressInUseError: the port is not available.
@@ -57,7 +57,7 @@ class ApacheListener:
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
-            self._socket.listen(_BACKLOG)  # now, to let a second bookie on this port fail at once
+            self._socket.listen(_BACKLOG)  # listen now, so that a second bookie on this port fails at once
         except OSError as error:
             self._close_socket()
             raise address_in_use(host, port, "Apache's protocol", ("--apache-port", "--host"), error) from error
@@ -78,7 +78,7 @@ class ApacheListener:
         accept_singly(self._server, _BACKLOG)
 
     async def stop(self) -> None:
-        """Send the due answers and close every connection. Idempotent."""
+        """Send the answers to begun requests, and close every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
         else:

@@ -1,6 +1,6 @@
-"""Unsent answers to one client, and the room they take until they are sent.
+"""The unsent answers to one client, and the room that they take until they are sent.
 
-A client that does not fetch its answers keeps its part of a shared room. It loses its connection once others wait for
+A client that does not receive its answers occupies a part of a shared room. Its connection is closed if others wait for
 this room.
 """
 
@@ -14,8 +14,8 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import Room
 
 _PORTION_BYTES: Final = 256 << 10
-"""Size of one write. A transport copies the bytes not accepted by the socket at once, so large amounts are written in
-portions."""
+"""Size of one write. A transport copies the bytes that the socket does not accept at once, so many answers are written
+in portions."""
 
 
 class OutgoingAnswers:
@@ -36,11 +36,11 @@ class OutgoingAnswers:
         """Send over this transport from now on."""
         self._transport = transport
         self._unwatch()
-        transport.set_write_buffer_limits(high=1, low=0)  # to be notified when all bytes have left, and when not
+        transport.set_write_buffer_limits(high=1, low=0)  # to be notified when all bytes were sent, and when not
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still a client to fetch answers."""
+        """Whether the client is still connected."""
         return self._transport is not None
 
     @property
@@ -50,7 +50,7 @@ class OutgoingAnswers:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client must fetch answers before more requests begin for it."""
+        """Whether the client must receive answers before more requests begin for it."""
         return (
             self._transport is not None and self._too_slow is not None and self._unsent > self._limits.unsent_bytes_max
         )
@@ -60,11 +60,12 @@ class OutgoingAnswers:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, frames: Sequence[bytes], taken: int = 0) -> None:
-        """Queue answers; those of one turn of the loop are sent together.
+        """Queue answers. Those of one turn of the event loop are sent together.
 
         Args:
             frames: the answers.
-            taken: estimated room taken for them; the exact amount is given back when they have been sent.
+            taken: the room that was taken for them, by estimate. It is corrected to their size, which is released after
+                they were sent.
         """
         if self._transport is None:
             self._room.give(taken)
@@ -88,18 +89,18 @@ class OutgoingAnswers:
             self._give_back()
 
     def is_held_up(self) -> None:
-        """Record that the client has not fetched everything."""
+        """Record that the client has not received everything."""
         if self._too_slow is None:
             self._watch()
 
     def has_left(self) -> None:
-        """Record that the client has fetched everything."""
+        """Record that the client has received everything."""
         self._unwatch()
         if self.is_empty:
             self._give_back()
 
     def close(self) -> None:
-        """Discard the answers: the client has disconnected."""
+        """Discard the answers, because the client has disconnected."""
         self._transport = None
         self._frames.clear()
         self._unwatch()
@@ -128,7 +129,7 @@ class OutgoingAnswers:
 
 
 def _portions(frames: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in strings of about ``_PORTION_BYTES``."""
+    """Join frames to strings of about ``_PORTION_BYTES``."""
     portion: list[bytes] = []
     size = 0
     for frame in frames:

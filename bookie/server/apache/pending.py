@@ -1,4 +1,4 @@
-"""The unanswered requests of one connection: waiting, or in the storage."""
+"""The unanswered requests of one connection, which wait or are in the storage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bookie.server.apache.running import RunningRequests
 
 
 class PendingRequests:
-    """The requests of one connection to the storage, independent of the transport.
+    """The storage requests of one connection, independent of the transport.
 
-    A due request waits only for a bound: its connection's, or the shared room's. Adds begin before other requests.
+    A due request waits only for a bound of its connection or for shared room. Adds begin before other requests.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class PendingRequests:
             answering: executes the requests.
             limits: bounds.
             room: shared with the other connections.
-            out: takes the answers.
-            begun: called after each ``begin``, which follows each arrival and the end of each task.
+            out: receives the answers.
+            begun: called after each ``begin``, which runs after each arrival and the end of each task.
             give_up: called with the reason if a request cannot be answered.
         """
         self._out, self._begun = out, begun
@@ -46,7 +46,7 @@ class PendingRequests:
 
     @property
     def are_running(self) -> bool:
-        """Whether any begun request has not ended."""
+        """Whether any request has begun and not ended."""
         return self._running.count > 0
 
     @property
@@ -60,22 +60,22 @@ class PendingRequests:
         return self._adds.are_due or self._others.are_waiting
 
     def are_held_back(self) -> bool:
-        """Whether requests wait for something other than the client fetching its answers."""
+        """Whether requests wait for anything other than that the client receives its answers."""
         return self.are_due and not self._out.is_full
 
     def put(self, fresh: Fresh, *, is_more_coming: bool) -> None:
-        """Take arrived requests, and begin those with room.
+        """Add arrived requests, and begin those for which there is room.
 
         Args:
             fresh: the adds and the other requests.
-            is_more_coming: the stream stopped within a frame.
+            is_more_coming: whether the received data ended within a frame.
         """
         self._adds.put(fresh.adds.groups, is_more_coming=is_more_coming)
         self._others.put(fresh.others)
         self.begin()
 
     def begin(self) -> None:
-        """Begin the due requests with room."""
+        """Begin the due requests for which there is room."""
         self._adds.begin()
         self._others.begin()
         self._begun()

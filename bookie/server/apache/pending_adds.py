@@ -1,4 +1,4 @@
-"""The adds of one connection, from their arrival until their answers."""
+"""The adds of one connection, from their arrival until they are answered."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bookie.wire.port import BATCH_BYTES_MAX
 
 
 class PendingAdds:
-    """Groups of adds, waiting or in the storage.
+    """The groups of adds that wait or are in the storage.
 
-    While the ledger disk is behind, begun groups wait in the storage, and reads of the connection continue beside them.
-    While a group has no room, its connection is not read, so later reads and fences of the client wait as well.
+    While the ledger disk is behind, begun groups wait in the storage, and reads of the connection continue. While there
+    is no room for a group, its connection is not read, so later reads and fences of the client wait as well.
 
-    Groups begin in the order of their arrival, and may overlap in the storage. The shared room includes the memory of a
-    group exactly while the group is in the storage. The time of a group for the ledger disk counts from its arrival, so
-    the time without room is a part of it.
+    Groups begin in the order of their arrival, and may overlap in the storage. A group holds shared room exactly while
+    it is in the storage. Its wait for the ledger disk is bounded from its arrival, so the time in which it waits for
+    room counts.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PendingAdds:
             limits: bounds.
             room: shared with all connections.
             running: counts the adds in the storage.
-            out: takes the answers.
+            out: receives the answers.
             begin: called when waiting adds may begin; it must call ``begin`` of this object.
         """
         self._answering, self._limits, self._room = answering, limits, room
@@ -64,9 +64,10 @@ class PendingAdds:
         return bool(self._waiting) and self._gathering is None
 
     def put(self, groups: Iterable[AddGroup], *, is_more_coming: bool) -> None:
-        """Take arrived adds. They begin at the next ``begin``, or after a short delay.
+        """Add arrived adds. They begin at the next ``begin``, or after a short delay.
 
-        The delay applies if the stream stopped within a frame (``is_more_coming``), so more adds share a commit.
+        The delay applies if the received data ended within a frame (``is_more_coming``), so that more adds share a
+        commit.
         """
         wait = AddWait(self._caller, asyncio.get_running_loop().time() + self._limits.add_wait_s)
         for group in groups:
@@ -80,7 +81,7 @@ class PendingAdds:
             self._gathering = loop.call_later(self._limits.gather_s, self._gathered)
 
     def begin(self) -> None:
-        """Begin the due adds with room."""
+        """Begin the due adds for which there is room."""
         while self.are_due and self._running.may_begin and self._bytes < self._limits.add_bytes_max:
             group = self._waiting[0]
             if not self._room.take(self._begin, group.held_bytes):
@@ -90,7 +91,7 @@ class PendingAdds:
             self._running.run("apache adds", len(group.packets), self._run(group))
 
     def drop(self) -> None:
-        """Drop the adds that have not begun. Those that wait in the storage wait no longer."""
+        """Drop the adds that have not begun. Those that wait in the storage stop waiting."""
         self._caller.end()
         self._end_gathering()
         self._waiting.clear()

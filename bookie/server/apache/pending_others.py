@@ -1,4 +1,4 @@
-"""The requests of one connection other than adds, from their arrival until their answers."""
+"""The requests of one connection other than adds, from their arrival until they are answered."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SMALL_ANSWERS: Final = (Info, WriteLac)
 
 
 class PendingOthers:
-    """Groups of reads and other requests, waiting or in the storage.
+    """The groups of reads and other requests that wait or are in the storage.
 
-    A request begins only after the shared room includes the largest size of its answer. ``OutgoingAnswers`` gives this
-    room back. Requests with small answers and long polls take no room; the number of long polls is bounded.
+    A request begins only after shared room was taken for the largest size of its answer. ``OutgoingAnswers`` releases
+    this room. Requests with small answers and long polls take no room; the number of long polls is bounded.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PendingOthers:
             limits: bounds.
             room: room for answers, shared with all connections.
             running: counts the requests in the storage.
-            out: takes the answers.
+            out: receives the answers.
             begin: called when a waiting request may begin; it must call ``begin`` of this object.
         """
         self._answering, self._limits, self._room = answering, limits, room
@@ -59,11 +59,11 @@ class PendingOthers:
         return bool(self._waiting)
 
     def put(self, requests: Iterable[Other]) -> None:
-        """Take arrived requests; they begin at the next ``begin``."""
+        """Add arrived requests. They begin at the next ``begin``."""
         self._waiting += group_others(requests)
 
     def begin(self) -> None:
-        """Begin the requests with room."""
+        """Begin the requests for which there is room."""
         while self._waiting and self._running.may_begin and self._reads < self._limits.reads_max:
             other = self._waiting[0]
             if isinstance(other, LongPoll) and len(self._polls) >= self._limits.polls_max:
@@ -122,7 +122,7 @@ class PendingOthers:
 
 
 def _answer_bytes_max(other: list[Read] | Other) -> int:
-    """Return the memory bound of the answer without its last entry. Long polls are bounded by their number instead."""
+    """Return the memory bound of the answer without its last entry; 0 for long polls, whose number is bounded."""
     if isinstance(other, list):
         return min(len(other) * FRAME_BYTES_MAX, READ_BYTES_MAX)
     return 0 if isinstance(other, _SMALL_ANSWERS) or _waits(other) else READ_BYTES_MAX

@@ -1,8 +1,8 @@
-"""The requests of Apache's protocol, as values decoded from both versions.
+"""The requests of Apache's protocol, decoded from both versions.
 
-Adds and reads carry their dialect, for their answers; requests that exist only in version 3 are answered in version 3.
-They arrive by the ten thousand per second, so they are plain classes with slots: freezing one would cost more than
-decoding it. They are never changed.
+Adds and reads contain their dialect, for their answers. Requests that exist only in version 3 are answered in version
+3. Tens of thousands arrive per second, so they are plain classes with slots: the creation of a frozen one would take
+longer than decoding. They are never changed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from bookie.wire.port import Status
 
 
 class Dialect(Protocol):
-    """One version of the protocol on one connection. Adds and reads are answered with frames, the rest with bodies."""
+    """One version of the protocol on one connection. Answers to adds and reads are frames; others are bodies."""
 
     def decode(self, body: bytes) -> Request:
         """Return the request in a frame.
 
         Raises:
-            MalformedFrameError: it is not a request of this version.
+            MalformedFrameError: the frame is not a request of this version.
         """
         ...
 
     def refused(self, accepted: bytes, status: Status) -> bytes:
-        """Return the frame for ``status`` in place of ``accepted``, the frame of a success."""
+        """Return the frame for ``status`` that replaces ``accepted``, the frame of a success."""
         ...
 
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
@@ -40,15 +40,15 @@ class AddKind(NamedTuple):
 
     dialect: Dialect
     stored_in: LedgerId
-    """The ledger in the entry's header. An entry too short for one uses the ledger beside it, and the storage refuses
-    it."""
+    """The ledger in the entry's header. If the entry is too short for one, it is the ledger in the request, and the
+    storage refuses the entry."""
     master_key: bytes
     is_recovery: bool
 
 
 @dataclass(slots=True)
 class Add:
-    """Store one entry. The ids are in its own header; the ids beside it only repeat them."""
+    """Store one entry. Its own header has the ids, which the request only repeats."""
 
     kind: AddKind = field(repr=False)
     packet: bytes = field(repr=False)
@@ -58,7 +58,7 @@ class Add:
 
 @dataclass(slots=True)
 class Read:
-    """Read one entry, -1 for the last one. With a ``fence_key``, fence the ledger first."""
+    """Read one entry; id -1: the last one. With a ``fence_key``, fence the ledger first."""
 
     dialect: Dialect
     tag: int
@@ -83,7 +83,7 @@ class BatchRead:
 
 @dataclass(slots=True)
 class LongPoll:
-    """Version 3: wait for a last add confirmed beyond one, then read."""
+    """Version 3: wait for a last add confirmed greater than ``beyond``, then read."""
 
     dialect: Dialect
     tag: int
@@ -132,7 +132,7 @@ class ListEntries:
 
 @dataclass(slots=True)
 class Answered:
-    """A request answered without the storage."""
+    """A request that is answered without the storage."""
 
     answer: bytes = field(repr=False)
 

@@ -1,8 +1,8 @@
-"""Bytes shared by all connections of a listener, given out in a fair order.
+"""Memory budgets that all connections of a listener share, in a fair order.
 
-A request without room waits in a queue and is offered room in its turn; while there is a queue, new requests go to its
-end. So no request starves, and freed room goes to the longest waiter. No holder of one kind of room waits for more of
-the same kind before it releases its own, except for actions of its own client, which have a deadline.
+A request for which there is no room waits in a queue, and gets room in its turn. While there is a queue, new requests
+are added at its end. So no request starves, and released room goes to the longest waiter. A holder of room never waits
+for more room of the same kind before it releases its own. It may wait for its own client, which has a deadline.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from bookie.server.apache.limits import ListenerLimits
 
 Ask = Callable[[], None]
-"""The callback of the next waiter: it calls ``take`` again, or leaves without room."""
+"""The callback of a waiter in its turn. It calls ``take`` again, or leaves without room."""
 
 
 class Room:
-    """Room of one kind."""
+    """A budget of bytes for one purpose."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
-        """Bytes in use. A request for more than the total succeeds while nothing else is held."""
+        """Bytes in use. A request for more than the total succeeds if nothing else is held."""
         self._bytes_max = bytes_max
         self._line: dict[Ask, int] = {}
         self._asked: Ask | None = None
@@ -33,7 +33,7 @@ class Room:
         return bool(self._line)
 
     def take(self, ask: Ask, size: int) -> bool:
-        """Take ``size`` bytes. Return False without room, and call ``ask`` in its turn."""
+        """Take ``size`` bytes. If there is no room, return False, and call ``ask`` in its turn."""
         if (self._line and self._asked != ask) or not self._fits(size):
             self._line.setdefault(ask, size)
             return False
@@ -42,7 +42,7 @@ class Room:
         return True
 
     def give(self, size: int) -> None:
-        """Release bytes; a negative size means more were used than announced."""
+        """Release bytes. A negative size takes more, if more were used than announced."""
         self.held -= size
         self._serve()
 
@@ -76,13 +76,13 @@ class SharedRoom:
     """The room shared by the connections of one listener."""
 
     adds: Room
-    """Adds in the storage."""
+    """For adds in the storage."""
     answers: Room
-    """Entries read but not sent, and the largest results of running reads."""
+    """For entries that were read but not sent, and the largest results of running reads."""
     frames: Room
-    """Large frames, incomplete or with requests not yet begun."""
+    """For large frames that are incomplete or have requests that have not begun."""
 
     @classmethod
     def within(cls, limits: ListenerLimits) -> SharedRoom:
-        """Return empty rooms within ``limits``."""
+        """Create the rooms with the bounds of ``limits``."""
         return cls(Room(limits.all_add_bytes_max), Room(limits.all_answer_bytes_max), Room(limits.all_frame_bytes_max))

@@ -1,4 +1,4 @@
-"""The begun requests of one connection: their number, and their tasks."""
+"""The running requests of one connection: their number and their tasks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 class RunningRequests:
     """The requests of one connection in the storage.
 
-    ``count`` is the number of begun requests that have not ended. A call of ``ended`` follows each task. A failed task
-    ends its own connection and no other.
+    ``count`` is the number of requests that have begun and not ended. ``ended`` is called after each task. A failed
+    task ends only its own connection.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RunningRequests:
 
         Args:
             limits: bounds.
-            out: the answers; no request begins while they are full.
+            out: the answers. No request begins while they are full.
             ended: called at the end of each task.
             give_up: called with the reason if a request cannot be answered.
         """
@@ -41,12 +41,12 @@ class RunningRequests:
         return not self._out.is_full and self.count < self._limits.requests_max
 
     def run(self, name: str, count: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin ``count`` requests; ``work`` must call ``end`` with the same number, even if it fails."""
+        """Begin ``count`` requests. ``work`` must call ``end`` with the same number, even if it fails."""
         self.count += count
         return guarded(name, self._to_the_end(work))
 
     def end(self, count: int) -> None:
-        """Count the requests as ended. Call this before giving back their room, because others begin then."""
+        """Count requests as ended. To be called before their room is released, because others then begin."""
         self.count -= count
 
     async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""START_TLS: the change of one connection from cleartext to TLS, on the same socket."""
+"""START_TLS: the switch of one connection from cleartext to TLS, on the same socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEFT: Final = "it left during the TLS handshake"
 
 
 class TlsUpgrade:
-    """The handshake of one connection; at most one succeeds.
+    """The TLS handshake of one connection. It succeeds at most once.
 
     Between the acceptance of START_TLS and the end of the handshake, no byte is treated as a request. Cleartext after
     START_TLS is refused, and decrypted bytes are kept until the connection uses the encrypted transport.
@@ -36,17 +36,17 @@ class TlsUpgrade:
         """Wait for START_TLS.
 
         Args:
-            context: the TLS context; None: START_TLS is refused.
+            context: the TLS context. If it is None, START_TLS is refused.
             limits: bounds.
-            incoming: the requests of the connection; all of them are served after the handshake.
+            incoming: the requests of the connection, which are all served after the handshake.
             out: the answers of the connection, sent over the encrypted transport after the handshake.
-            secured: called after the handshake with the encrypted transport and the bytes received early.
+            secured: called after the handshake with the encrypted transport and the bytes of ``keep``.
             failed: called with the reason if there is no handshake; asyncio does not report the end of the connection.
         """
         self._context, self._limits, self._incoming, self._out = context, limits, incoming, out
         self._secured, self._failed = secured, failed
         self.is_under_way = False
-        """True from the acceptance on, even after a failed handshake."""
+        """True after START_TLS was accepted, even after a failed handshake."""
         self._is_done = self._is_lost = False
         self._early: list[bytes] = []
 
@@ -62,11 +62,11 @@ class TlsUpgrade:
         guarded("apache TLS handshake", self._shake_hands(transport, protocol, self._context))
 
     def keep(self, data: bytes) -> None:
-        """Keep bytes received early: the TLS layer may finish before the call waiting for it."""
+        """Keep bytes that were received early: the TLS layer may finish before the call that awaits it."""
         self._early.append(data)
 
     def lose(self) -> None:
-        """Ignore a handshake that succeeds later: the connection has ended."""
+        """Ignore a handshake that succeeds later, because the connection has ended."""
         self._is_lost = True
 
     async def _shake_hands(
@@ -76,7 +76,7 @@ class TlsUpgrade:
             encrypted: asyncio.Transport | None = await asyncio.get_running_loop().start_tls(
                 transport, protocol, context, server_side=True, ssl_handshake_timeout=self._limits.handshake_s
             )
-        except OSError as error:  # ssl's own errors are of this family
+        except OSError as error:  # the errors of ssl are subclasses of it
             self._failed(f"no TLS: {error}")
             return
         if encrypted is None or self._is_lost:  # the client left during the handshake, or right after it

@@ -1,4 +1,4 @@
-"""The bookie's gRPC server: it decodes requests, calls the service and encodes responses.
+"""The gRPC server of a bookie, which decodes requests, calls the service and encodes responses.
 
 Not here: Apache's protocol (``bookie.server.apache``); what a request does (``bookie.server.service``).
 """

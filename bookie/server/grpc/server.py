@@ -20,23 +20,23 @@ from bookie.wire.tls import server_credentials
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["Bookie"].full_name
 _FLUSH_DEADLINE_S: Final = 2.0
-"""Deadline for sending the due acks, after the requests themselves have ended."""
+"""Deadline for sending the remaining acknowledgements after all requests have ended."""
 _STOP_GRACE_S: Final = 0.5
 CONNECTIONS_MAX: Final = ADD_STREAMS_MAX
-"""Connections at once; one more is closed. A client, a replicator or an auditor uses one each."""
+"""The most concurrent connections; a further one is closed. Each client, replicator or auditor uses one."""
 
-# No limit on a connection's age: its end would break add streams, which writers answer with an ensemble change.
+# The age of a connection is not limited: its end would break add streams, and writers would change the ensemble.
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    ("grpc.so_reuseport", 0),  # two bookies on one port must clash
+    ("grpc.so_reuseport", 0),  # a second bookie on the same port must fail
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # the C name of what clients may send
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # limits the pings of clients (RECV in the C constant)
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 30_000),  # finds clients whose machine vanished, and frees their streams
+    ("grpc.keepalive_time_ms", 30_000),  # detects clients whose machine vanished, and frees their streams
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 
@@ -45,7 +45,7 @@ class GrpcServer:
     """One gRPC server for one bookie: ``bind``, ``start``, ``stop``."""
 
     def __init__(self, *, concurrent_requests_max: int) -> None:
-        # Streams of adds and of health last as long as their connections, so they have places of their own.
+        # Streams of adds and health checks last as long as their connections, so they are counted separately.
         self._server = grpc.aio.server(
             options=_OPTIONS, maximum_concurrent_rpcs=concurrent_requests_max + ADD_STREAMS_MAX + WATCHES_MAX
         )
@@ -53,7 +53,7 @@ class GrpcServer:
         self._servicer: BookieServicer | None = None
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
-        """Bind the port (0: any free one) and return it. Connections are answered from ``start`` on.
+        """Bind the port (0: any free one) and return it. Connections are served after ``start``.
 
         Raises:
             AddressInUseError: the port is not available.
@@ -70,11 +70,11 @@ class GrpcServer:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of answers that clients have not taken yet."""
+        """The bytes of answers that clients have not received yet."""
         return 0 if self._servicer is None else self._servicer.unsent.bytes
 
     async def start(self, handler: BookieHandler, administration: AdministrationServicer | None = None) -> None:
-        """Serve ``handler`` and ``administration``. Health checks get "not serving" until ``say_serving``."""
+        """Serve ``handler`` and ``administration``. Health checks report "not serving" until ``say_serving``."""
         self._servicer = BookieServicer(handler)
         if administration is not None:
             add_AdministrationServicer_to_server(administration, self._server)  # type: ignore[no-untyped-call]
@@ -88,11 +88,11 @@ class GrpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def say_not_serving(self) -> None:
-        """Report to health checks, permanently, that the bookie is stopping; requests are still answered."""
+        """Report to health checks permanently that the bookie is stopping. Requests are still answered."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Send the due acks and close every connection. Idempotent."""
+        """Send the remaining acknowledgements, and close every connection. Idempotent."""
         if self._servicer is not None:
             await self._servicer.finish_adds(_FLUSH_DEADLINE_S)
         await self._server.stop(_STOP_GRACE_S)

@@ -1,7 +1,7 @@
-"""The gRPC interface of a bookie: messages to values and back, nothing decided here.
+"""The gRPC interface of a bookie: conversion between messages and values, without decisions.
 
-Adds of one stream are handed over in their order and overlap from there on: the next batch does not wait for the ack
-of the one before it. The number of overlapping batches is bounded; at the bound, the stream is not read further.
+Adds of one stream are passed to the handler in order and then overlap: a batch does not wait for the acknowledgement of
+the one before it. The number of overlapping batches is bounded. At the bound, the stream is not read.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ Context = grpc.aio.ServicerContext[object, object]
 MessageT = TypeVar("MessageT")
 
 ADD_STREAMS_MAX: Final = 2048
-"""Add streams at once. A client has one for as long as its connection."""
+"""The most concurrent add streams. A client has one for as long as its connection exists."""
 _ADD_STREAMS_OF_PEER_MAX: Final = 64
-"""Of them on one connection, which all clients of a process may share."""
+"""The most of them on one connection, which all clients of a process may share."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of one add stream; beyond them it is not read, which slows down its client."""
+    """The bounds of one add stream. Beyond them it is not read, which slows down its client."""
 
     batches_max: int = 256
     bytes_max: int = 16 << 20
 
 
 class BookieServicer(rpc.BookieServicer):
-    """Serves ``handler``."""
+    """The gRPC servicer of ``handler``."""
 
     def __init__(
         self, handler: BookieHandler, limits: StreamLimits | None = None, unsent: UnsentLimits | None = None
@@ -90,14 +90,14 @@ class BookieServicer(rpc.BookieServicer):
                 del self._streams_of_peer[peer]
 
     async def Read(self, request: pb.ReadRequest, context: ReadContext) -> None:  # noqa: N802
-        """Answer with messages of about 1 MiB, while the answers of this connection and of all have room."""
+        """Answer with messages of about 1 MiB, within the bounds of unsent answers (``UnsentAnswers``)."""
         fence_key = request.fence_key if request.HasField("fence_key") else None
         entry_ids = cast(list[EntryId], list(request.entry_ids))
         read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
         answer = partial(self._handler.answer, request.incarnation, read)
         async with self.unsent.answering(context.peer(), answer, is_urgent=read.is_urgent) as reply:
             is_taken = await self._is_taken(context, read_to_wire(reply))
-        if not is_taken:  # gRPC still holds one message, and closes the call once the client takes it or goes
+        if not is_taken:  # gRPC still holds one message, until the client receives it or disconnects
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
 
     async def ReadLedgers(self, request: pb.ReadLedgersRequest, context: ReadLedgersContext) -> None:  # noqa: N802
@@ -126,13 +126,13 @@ class BookieServicer(rpc.BookieServicer):
                         answer.end()
         finally:
             for task in running:
-                if not task.cancel() and task.exception() is None:  # it was answered, and nothing was sent
+                if not task.cancel() and task.exception() is None:  # it has an answer, which was not sent
                     task.result().end()
-        if not is_taken:  # as for one read
+        if not is_taken:  # as in ``Read``
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
 
     async def _is_taken(self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]) -> bool:
-        """Send an answer; False if the client does not take it."""
+        """Send an answer. Return False if the client does not receive it in time."""
         try:
             async with asyncio.timeout(self.unsent.limits.taken_within_s):
                 for message in messages:
@@ -142,7 +142,7 @@ class BookieServicer(rpc.BookieServicer):
         return True
 
     async def ReadLast(self, request: pb.ReadLastRequest, context: Context) -> pb.EntryBatch:  # noqa: N802
-        """Answer in one message: there is one entry."""
+        """Answer with one message, because there is only one entry."""
         last = ReadLast(LedgerId(request.ledger_id))
         return read_last_to_wire(await self._handler.answer(request.incarnation, last))
 
@@ -157,7 +157,7 @@ class BookieServicer(rpc.BookieServicer):
         return lac_to_wire(await self._handler.answer(request.incarnation, lac))
 
     async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
-        """Answer after a greater last add confirmed; cancelled when the client disconnects."""
+        """Answer after a greater last add confirmed is known; cancelled when the client disconnects."""
         poll = WaitLac(LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000)
         return lac_to_wire(await self._handler.answer(request.incarnation, poll))
 
@@ -197,21 +197,21 @@ class BookieServicer(rpc.BookieServicer):
         return ledger_id, await self._handler.answer(incarnation, ListEntries(ledger_id))
 
     async def Copy(self, request: pb.CopyRequest, context: Context) -> pb.CopyResponse:  # noqa: N802
-        """Copy from another bookie; the copies continue if the client disconnects."""
+        """Copy from another bookie. The copies continue if the client disconnects."""
         return copied_to_wire(await self._handler.answer(request.incarnation, copy_from_wire(request)))
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:  # noqa: N802
-        """Answer with the state."""
+        """Answer with the state of the bookie."""
         return info_to_wire(await self._handler.answer(request.incarnation, Info()))
 
     async def finish_adds(self, deadline_s: float) -> None:
-        """Read no further adds, send the due acks, and end every add stream."""
+        """Read no further adds, send the remaining acknowledgements, and end every add stream."""
         if self._exchanges:
             await asyncio.wait([exchange.finish() for exchange in self._exchanges], timeout=deadline_s)
 
 
 class _AddExchange:
-    """One client's add stream. A batch is in flight until its ack is sent."""
+    """The add stream of one client. A batch is in flight until its acknowledgement is sent."""
 
     def __init__(self, handler: BookieHandler, context: AddContext, limits: StreamLimits) -> None:
         self._handler = handler
@@ -240,12 +240,12 @@ class _AddExchange:
             self._over.set_result(None)
 
     def finish(self) -> asyncio.Future[None]:
-        """Request the end; the future completes after the stream has ended."""
+        """Request the end of the stream. The future completes after it has ended."""
         self._reader.cancel()
         return self._over
 
     async def _send(self) -> None:
-        """Send all due acks, in one message."""
+        """Send all due acknowledgements in one message."""
         due, self._due = self._due, []
         await self._context.write(pb.AddResponse(acks=[ack for ack, _ in due]))
         self._in_flight -= len(due)

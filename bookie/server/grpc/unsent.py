@@ -1,13 +1,13 @@
-"""The memory of answers that clients have not taken yet.
+"""A bound on the memory of answers that clients have not received yet.
 
-The invariant: unsent answers have at most ``total_bytes_max``, plus the answers of ``reads_max`` reads. A read gets its
-place, then checks the unsent bytes, and gives its place back after its answer is counted. So no two reads count on the
+The invariant: unsent answers have at most ``total_bytes_max`` bytes, plus the answers of ``reads_max`` reads. A read
+takes a place, then checks the unsent bytes, and releases its place after its answer is counted. So no two reads use the
 same room.
 
-A slow client delays only itself: its next reads start after it has taken the earlier answers. If many clients together
-reach the total, reads are refused until some answers are sent (TOO_MANY_REQUESTS: another bookie can answer, or this
-one later). The rest of an answer not taken within ``taken_within_s`` is dropped, so the refusals end. gRPC still holds
-one message of such an answer, about 1 MiB, until the client takes it or disconnects.
+A slow client delays only itself: its next reads start after it has received the earlier answers. If many clients
+together reach the total, reads are refused until some answers are sent (TOO_MANY_REQUESTS: another bookie can answer,
+or this one later). If an answer is not received within ``taken_within_s``, its rest is dropped, so the refusals end.
+gRPC still holds one message of such an answer, about 1 MiB, until the client receives it or disconnects.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from bookie.wire.port import ReadReply, Status
 
 @dataclass(frozen=True, slots=True)
 class UnsentLimits:
-    """Bounds of the answers of all connections."""
+    """The bounds of unsent answers."""
 
     connection_bytes_max: int = 32 << 20
-    """Unsent answers of one connection; its next read waits."""
+    """Bytes of unsent answers of one connection, beyond which its next read waits."""
     total_bytes_max: int = 256 << 20
-    """Unsent answers of all connections; further reads are refused."""
+    """Bytes of unsent answers of all connections, beyond which further reads are refused."""
     reads_max: int = 32
-    """Reads whose answers are not counted yet, each of 13 MB at most."""
+    """The most reads whose answers are not counted yet. Each answer has at most 13 MB."""
     taken_within_s: float = 30.0
-    """Deadline for taking one answer. Clients wait half as long for it."""
+    """Deadline for a client to receive one answer. Clients wait half as long for it."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class UnsentAnswer:
-    """A counted answer."""
+    """An answer whose size is counted."""
 
     reply: ReadReply
     end: Callable[[], None]
@@ -52,13 +52,13 @@ class UnsentAnswer:
 
 
 class UnsentAnswers:
-    """Counts the answers of one listener."""
+    """The unsent answers of one listener."""
 
     def __init__(self, limits: UnsentLimits | None = None) -> None:
-        """Start with nothing unsent."""
+        """Start without answers."""
         self.limits = limits or UnsentLimits()
         self.bytes = 0
-        """Bytes of entries in unsent answers."""
+        """The bytes of the entries in unsent answers."""
         self._places = ReadPlaces(self.limits.reads_max)
         self._connections: dict[str, _Connection] = {}
         """The connections with a running read."""
@@ -67,9 +67,9 @@ class UnsentAnswers:
     async def answering(
         self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
     ) -> AsyncIterator[ReadReply]:
-        """Call ``read`` if there is room, and count its answer until the context ends, after it was sent.
+        """Call ``read`` if there is room, and count its answer until the context ends, which must be after its sending.
 
-        ``is_urgent``: whether it goes before the other waiting reads.
+        ``is_urgent``: whether it comes before other waiting reads.
         """
         answer = await self.answer(peer, read, is_urgent=is_urgent)
         try:

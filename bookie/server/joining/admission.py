@@ -1,4 +1,4 @@
-"""Admission of a bookie: gather the evidence for ``identity``, and record a new bookie in a safe order.
+"""Admission of a bookie: gathers the evidence for ``identity``, and records a new bookie in a safe order.
 
 The invariant: a process serves under a bookie id only on the disks that ZooKeeper and all its directories record for
 this id, and answers "unknown" for everything that earlier disks of the id may have held (S6, S17).
@@ -8,18 +8,18 @@ the history in ZooKeeper, then the cookie in ZooKeeper, then ``VERSION`` in each
 before, ``limbo-pending`` is written to each directory first and removed last, and every ledger that names the bookie is
 put in limbo between the history and the cookie (``limbo``). The bookie serves after the last step.
 
-The history comes before the search for ledgers: a repair or recovery that names the bookie for its earlier disks checks
-the history in the same transaction, so its write is either found by the search or refused (R30). The cookie and
-``VERSION`` come last: they declare the start complete.
+The history is written before the search for ledgers: a repair or recovery that names the bookie because of its earlier
+disks checks the history in the same transaction, so the search finds its write, or the write is refused (R30). The
+cookie and ``VERSION`` are last, because they declare the start complete.
 
-Of two first starts under one id at once, one proceeds. A start is recorded only at the version of the history by which
-it was allowed, and the transaction with the cookie changes this version. The refused start changes neither of them, so
-the other one finds its own disks at its next start.
+Of two concurrent first starts under one id, only one proceeds. A start is recorded only if the history still has the
+version on which its admission was based, and the transaction with the cookie changes this version. The refused start
+changes neither of them, so the other one finds its own disks at its next start.
 
-A crash between two steps is repaired by the next start, and every step may find itself done. Without ``limbo-pending``,
-directories without data and without ``VERSION`` show an interrupted first start, which continues with the incarnation
-in them, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination is refused, and
-an operator decides (``identity.decide``).
+After a crash between two steps, the next start continues, and every step may already be done. Without
+``limbo-pending``, directories without data and without ``VERSION`` show an interrupted first start, which continues
+with their incarnation, if any. With ``limbo-pending``, the start begins again with the limbo. Every other combination
+is refused, and an operator decides (``identity.decide``).
 
 Source: docs/failure-model.md#identity-of-a-bookie; S rules are defined in docs/invariants.md.
 """
@@ -70,9 +70,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoleDirectory:
-    """A directory of this bookie, and the disk for access to its ``current``.
+    """A directory of this bookie, and the disk for its ``current``.
 
-    Only a ledger directory other than the first may have no disk; ``problem`` is the reason.
+    Only a ledger directory other than the first may have no disk; ``problem`` is then the reason.
     """
 
     role: Role
@@ -88,9 +88,9 @@ class Admission:
     bookie_id: BookieId
     incarnation: str
     is_stamped: bool = True
-    """False: first put the possible content of earlier disks in limbo (``limbo``), then call ``stamp``."""
+    """If False, first put the possible content of earlier disks in limbo (``limbo``), then call ``stamp``."""
     out_of_use: Mapping[str, str] = field(default_factory=dict)
-    """The ledger directories to start without, by their paths, and why."""
+    """The paths of the ledger directories to start without, with the reasons."""
 
 
 async def admit(
@@ -105,23 +105,23 @@ async def admit(
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
 ) -> Admission:
-    """Return the identity of this process, after it is recorded in ZooKeeper and in the directories.
+    """Determine the identity of this process, record it in ZooKeeper and in the directories, and return it.
 
-    Disks with predecessors under the same bookie id are not stamped yet; see ``Admission``.
+    If there were other disks under this bookie id before, the new ones are not stamped yet; see ``Admission``.
 
     Args:
-        store: session with the cluster's ZooKeeper.
-        cluster: cluster to join.
-        directories: every directory of the bookie.
-        wanted_id: requested bookie id; empty for none.
-        default_id: bookie id if none was requested and the directories have none.
+        store: a session with the cluster's ZooKeeper.
+        cluster: the cluster to join.
+        directories: all directories of the bookie.
+        wanted_id: the requested bookie id; empty for none.
+        default_id: the bookie id if none was requested and the directories have none.
         clock: time.
         rng: makes the UUID of a new incarnation.
         may_be_new_incarnation: whether empty disks under a known bookie id are intended.
         speaks_apache: whether this bookie serves Apache's clients as well.
 
     Raises:
-        IdentityError: this process must not be that bookie.
+        IdentityError: this process must not be this bookie.
         ForeignClusterError: Apache's clients use the cluster, and this bookie does not support them. A bookie that
             joined before any of Apache's bookies is admitted with a warning: other clients need its data.
         InvalidIdError: not a bookie id.
@@ -191,9 +191,9 @@ async def _rewrite(
     known: KnownBookie,
     stored: StoredCookie | None,
 ) -> None:
-    """Record the longer list of ledger directories. Every step may find itself done already.
+    """Record the longer list of ledger directories. Every step may already be done.
 
-    ``stored`` is the cookie by which the start was allowed: a cookie changed since then stays.
+    ``stored`` is the cookie on which the admission was based. If it was changed since then, it is not replaced.
     """
     out_of_use = dict(known.out_of_use)
     in_use = [directory for directory in directories if str(directory.path.resolve()) not in out_of_use]
@@ -212,7 +212,7 @@ async def _rewrite(
 
 
 def _check_language(bookie: BookieId, with_both_protocols: frozenset[BookieId], *, is_known: bool) -> None:
-    """Apache's clients use the cluster and would pick this bookie as well."""
+    """Refuse, or warn about, a bookie that Apache's clients of the cluster would choose and cannot use."""
     problem = (
         f"other bookies of the cluster speak Apache's protocol ({some(with_both_protocols)}) and {bookie} "
         "does not, so that "
@@ -233,7 +233,7 @@ def _cookie(directories: Sequence[RoleDirectory], bookie: BookieId, cluster: Clu
 
 
 def _id_in(directories: Sequence[LocalDirectory]) -> str | None:
-    """Return the bookie id in the first readable cookie; ``decide`` reports the problems of the others."""
+    """Return the bookie id in the first readable cookie; ``decide`` reports problems of the others."""
     for directory in directories:
         if directory.version is not None:
             try:
@@ -263,7 +263,7 @@ def _just_joined(bookie: BookieId) -> IdentityError:
 async def stamp(
     store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], admitted: Admission
 ) -> Admission:
-    """Record the cookie, as the last step of a start on new disks. Every step may find itself done already.
+    """Record the cookie, as the last step of a start on new disks. Every step may already be done.
 
     Raises:
         IdentityError: other disks have taken this bookie id since the start.
@@ -272,7 +272,7 @@ async def stamp(
     """
     cookie = _cookie(directories, admitted.bookie_id, cluster)
     stored = await CookieStore(store, cluster).read(cookie.bookie_id)
-    # Later than the cookie: if other disks have replaced it before it was read, they are in the history.
+    # Read the history after the cookie: disks that replaced the cookie before it was read are then in the history.
     history = await Incarnations(store, cluster.root).history(cookie.bookie_id)
     uuids = [item.uuid for item in history.incarnations]
     path, data = cookie_path(cluster.root, cookie.bookie_id), encode_cookie(cookie)

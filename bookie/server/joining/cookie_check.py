@@ -1,6 +1,7 @@
-"""The cookies of a bookie's directories, compared with the one in ZooKeeper. Nothing is changed.
+"""Comparison of the cookies in a bookie's directories with the one in ZooKeeper. Nothing is changed.
 
-The directories are read without a lock, so the bookie may run. Apache's bookies keep the same file in the same place.
+The directories are read without a lock, so the bookie may be running. Apache's bookies keep the same file in the same
+place.
 
 Source: docs/formats.md#cookies.
 """
@@ -31,14 +32,14 @@ class DirectoryCookie:
     directory: str
     cookie: Cookie | None
     problem: str | None
-    """Why the file is not a cookie."""
+    """The reason why the file is not a cookie."""
     incarnation: str | None
-    """None: there is none, as in directories of Apache's bookies."""
+    """None if there is none, as in directories of Apache's bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One field of one directory that differs from ZooKeeper. None: there is no value."""
+    """One field of one directory that differs from ZooKeeper. A value of None is missing."""
 
     directory: str
     field: str
@@ -58,13 +59,13 @@ async def directory_cookies(directories: Sequence[Path]) -> list[DirectoryCookie
 def mismatches(
     found: DirectoryCookie, stored: Cookie, instance_id: str, last_incarnation: str | None
 ) -> list[Mismatch]:
-    """Return every field in which a directory differs from ZooKeeper; empty if the directory belongs to this bookie.
+    """Return the fields in which a directory differs from ZooKeeper; empty if it belongs to this bookie.
 
     Args:
         found: the cookie of the directory.
         stored: the cookie in ZooKeeper.
-        instance_id: of the cluster.
-        last_incarnation: the newest one of this bookie in the cluster; None for Apache's bookies.
+        instance_id: the instance id of the cluster.
+        last_incarnation: the latest incarnation of this bookie in the cluster; None for Apache's bookies.
     """
     here = found.directory
     if found.cookie is None:

@@ -1,9 +1,9 @@
 """The identity files in a bookie's directories.
 
-Beside the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
+In addition to the data, ``current`` in each directory holds ``VERSION`` (the cookie, as Apache's bookies write it) and
 ``incarnation`` (the UUID of this set of disks). While ``limbo-pending`` exists as well, with the same UUID, the bookie
 has not yet put into limbo the entries that earlier disks under its id may have held, and must not serve. If the index
-was rebuilt or the journal salvaged, the disks count as others, and ``rebuilt-from`` has their previous UUID.
+was rebuilt or the journal salvaged, the disks count as new ones, and ``rebuilt-from`` has their previous UUID.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bookie.server.upkeep.operator_read_only import READ_ONLY_FILE
 from bookie.storage.port import SILENT_S, Disk, StalledDiskError
 
 CURRENT: Final = "current"
-"""Sub-directory with everything; other software may have files beside it, such as ``lost+found``."""
+"""The subdirectory with all files of the bookie. Other files may exist next to it, such as ``lost+found``."""
 INDEX_DIRECTORY: Final = "index"
-"""The entry index, in ``current`` of the ledger directory."""
+"""The directory of the entry index, in ``current`` of the first ledger directory."""
 VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
 LIMBO_FILE: Final = "limbo-pending"
@@ -27,7 +27,7 @@ REBUILT_FILE: Final = "rebuilt-from"
 _NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, READ_ONLY_FILE, ".")
 """Prefixes of names that are not data, including the lock and the remains of an interrupted write of such a file.
 
-An operator may request the read-only mode before the first start.
+The read-only file is included because an operator may request the read-only mode before the first start.
 """
 
 
@@ -40,21 +40,21 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    """The identity files of one directory. None: the file does not exist."""
+    """The identity files of one directory. None means that the file does not exist."""
 
     role: Role
     path: str
-    """As in the cookie."""
+    """The path as it is in the cookie."""
     version: bytes | None = None
     incarnation: str | None = None
     has_data: bool = False
-    """Whether there is anything else."""
+    """Whether there are files other than identity files."""
     pending: str | None = None
-    """Incarnation in ``limbo-pending``."""
+    """The incarnation in ``limbo-pending``."""
     rebuilt_from: str | None = None
-    """Incarnation in ``rebuilt-from``; it only counts together with ``pending``."""
+    """The incarnation in ``rebuilt-from``. It has a meaning only together with ``pending``."""
     problem: str = ""
-    """Why it could not be opened; nothing is known about its files then."""
+    """The reason why it could not be opened; its files are then unknown."""
 
 
 async def look(role: Role, path: str, disk: Disk, *, silent_s: float = SILENT_S) -> LocalDirectory:
@@ -62,7 +62,7 @@ async def look(role: Role, path: str, disk: Disk, *, silent_s: float = SILENT_S)
 
     Raises:
         StalledDiskError: the disk did not answer for ``silent_s``.
-        DiskError: unreadable.
+        DiskError: a file cannot be read.
     """
     try:
         return await within_running_time(silent_s, _found(role, path, disk))

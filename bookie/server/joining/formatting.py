@@ -1,11 +1,11 @@
-"""Erase a stopped bookie's directories, to make them as new (``bkheal bookie format``).
+"""Erasing the directories of a stopped bookie, to use them like new ones (``bkheal bookie format``).
 
 The invariant: a bookie never starts on partly erased directories. ``VERSION`` is deleted last, and nothing is deleted
 before the cookie is removed from ZooKeeper: without a cookie there, directories with a cookie or with data are refused
-(``identity``). After a crash, call it again.
+(``identity``). After a crash, run the command again.
 
-The history of incarnations stays. So if the bookie id is used again, the content of the erased disks counts as unknown,
-and is marked for repair (R30).
+The history of incarnations is kept. So if the bookie id is used again, the content of the erased disks counts as
+unknown and is marked for repair (R30).
 
 Source: docs/failure-model.md#identity-of-a-bookie.
 """
@@ -29,7 +29,8 @@ from bookie.server.joining.identity import may_become
 from bookie.storage.port import Disk, DiskError
 
 _KEPT: Final = (VERSION_FILE, ".")
-"""Prefixes of names that stay until the end: the cookie, and the lock, which always stays."""
+"""Prefixes of names that are not deleted with the data: the cookie, which is deleted last, and the lock, which is never
+deleted."""
 
 
 class FormatRefusedError(PermanentError):
@@ -37,7 +38,7 @@ class FormatRefusedError(PermanentError):
 
 
 def require_all(directories: Sequence[LocalDirectory]) -> None:
-    """Refuse to erase a part of a bookie.
+    """Check that all directories can be opened, so that no bookie is erased partly.
 
     Raises:
         FormatRefusedError: a directory cannot be opened.
@@ -48,9 +49,9 @@ def require_all(directories: Sequence[LocalDirectory]) -> None:
 
 
 def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
-    """Return the cookie in the directories; None if they have neither a cookie nor data.
+    """Return the cookie in the directories, or None if they have neither a cookie nor data.
 
-    If an addition of ledger directories was interrupted, it is the cookie with most of them (``identity``).
+    If an addition of ledger directories was interrupted, return the cookie with the longest list (``identity``).
 
     Raises:
         FormatRefusedError: they belong to different bookies, or the bookie cannot be determined.
@@ -82,19 +83,19 @@ async def release_cookie(
     may_delete: bool,
     record: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Make sure that ZooKeeper has no cookie for these directories, and return whether one was deleted.
+    """Make sure that ZooKeeper has no cookie for these directories. Return whether one was deleted.
 
     Args:
-        store: session with the cluster's ZooKeeper.
+        store: a session with the cluster's ZooKeeper.
         cluster: the cluster of the bookie.
-        cookie: of the directories.
-        directories: their contents.
+        cookie: the cookie in the directories.
+        directories: the identity files of the directories.
         may_delete: whether the cookie may be deleted.
-        record: called before the cookie is deleted, so there is no deletion without a record.
+        record: called before the cookie is deleted, so that there is no deletion without a record.
 
     Raises:
-        FormatRefusedError: the directories are of another cluster; the bookie is registered; its cookie belongs to
-            other disks; or there is one and ``may_delete`` is False.
+        FormatRefusedError: the directories belong to another cluster; the bookie is registered; its cookie belongs to
+            other disks; or there is a cookie and ``may_delete`` is False.
         CookieConflictError: the cookie was changed since it was read.
         InvalidCookieError: the cookie in ZooKeeper is damaged.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; nothing was erased.
@@ -117,7 +118,7 @@ async def release_cookie(
         )
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     ours = {name for each in directories for name in (each.incarnation, each.pending, each.rebuilt_from)} - {None}
-    # If an addition of ledger directories was interrupted, the cookie in ZooKeeper has them first.
+    # If an addition of ledger directories was interrupted, only the cookie in ZooKeeper may have them.
     if not may_become(cookie, stored.cookie) or (history and history[-1] not in ours):
         raise FormatRefusedError(f"the cookie of bookie {bookie} in ZooKeeper is that of other disks")
     await record()
@@ -126,13 +127,13 @@ async def release_cookie(
 
 
 async def erase(currents: Sequence[tuple[Path, Disk]]) -> None:
-    """Delete everything in the ``current`` of each directory except for its lock; the cookies last.
+    """Delete everything in the ``current`` of each directory except its lock, the cookies last.
 
     Args:
         currents: each directory, and the disk with its lock.
 
     Raises:
-        DiskError: something could not be deleted. The bookie does not start on the rest; call it again.
+        DiskError: a file could not be deleted. The bookie does not start on the remaining files; call this again.
     """
     for current, disk in currents:
         await asyncio.to_thread(_delete_data, current)

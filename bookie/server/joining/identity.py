@@ -1,6 +1,6 @@
-"""May this process be that bookie? A pure decision from the contents of ZooKeeper and the directories.
+"""The decision whether a process may be a bookie, made only from the contents of ZooKeeper and the directories.
 
-Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie that has lost its entries, seems healthy, and
+Rules: docs/failure-model.md#identity-of-a-bookie. The danger is a bookie that has lost its entries, looks healthy, and
 answers "no such entry". So a bookie id belongs to one set of disks: its cookie in ZooKeeper and in each directory, and
 an incarnation UUID in each directory, recorded in the history under ``/bkheal/incarnations``. Every mismatch is
 refused, and an operator decides.
@@ -9,19 +9,19 @@ A new bookie is recorded in this order: its incarnation in the directories, then
 ZooKeeper, then ``VERSION`` in the directories, then the first data. A start that was interrupted at any point is
 distinguished from lost disks by the incarnation file and by the absence of data, and continues from there.
 
-A new incarnation, empty disks under a known bookie id, is stamped last (BP-46): ``limbo-pending`` and the incarnation
-into the directories, then the history; then every ledger that names this bookie is put into limbo and marked for
-repair; only then the cookie and ``VERSION``, and at the end ``limbo-pending`` is removed. As long as it exists, a start
-begins again with the limbo, and nothing is served.
+A new incarnation (empty disks under a known bookie id) is stamped last (BP-46). First ``limbo-pending`` and the
+incarnation are written to the directories, then the history. Then every ledger that names this bookie is put into limbo
+and marked for repair. Only then are the cookie and ``VERSION`` written, and finally ``limbo-pending`` is removed. While
+it exists, a start begins again with the limbo, and nothing is served.
 
 Disks whose index was rebuilt (``rebuilt``), or whose journal was salvaged (``salvaged``), have data and become a new
-incarnation as well. ``rebuilt-from`` proves that they were the last ones under the bookie id: it has the last
-incarnation of the history.
+incarnation as well. ``rebuilt-from`` proves that they were the last disks of the bookie id: it has the last incarnation
+of the history.
 
-Ledger directories other than the first hold only entry logs. An unreadable or empty one is out of use: the bookie
-starts without it, and never counts its entries as absent (R114). Empty directories may be added at the end of the list.
-They are recorded in this order: the incarnation in each of them, then the cookie in ZooKeeper, then ``VERSION`` in each
-directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
+Ledger directories other than the first contain only entry logs. An unreadable or empty one is out of use: the bookie
+starts without it, and never reports its entries as absent (R114). Empty directories may be added at the end of the
+list. They are recorded in this order: the incarnation in each of them, then the cookie in ZooKeeper, then ``VERSION``
+in each directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bookie.server.joining.directories import LocalDirectory, Role
 
 
 class Refusal(enum.Enum):
-    """Why a bookie must not start."""
+    """The reasons why a bookie must not start."""
 
     DAMAGED_COOKIE = "a VERSION file cannot be read"
     OTHER_BOOKIE = "the disks of another bookie"
@@ -54,7 +54,7 @@ class Refusal(enum.Enum):
 
 
 class IdentityError(PermanentError):
-    """This process must not be this bookie; ``refusal`` is the rule that forbids it."""
+    """This process must not be this bookie. ``refusal`` is the rule that forbids it."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -63,14 +63,14 @@ class IdentityError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The whole input of the decision."""
+    """The complete input of the decision."""
 
     expected: Cookie
     """The cookie that this start would write."""
     stored: Cookie | None
     """The cookie in ZooKeeper."""
     history: Sequence[str]
-    """Incarnations of this bookie id in ZooKeeper, oldest first."""
+    """The incarnations of this bookie id in ZooKeeper, oldest first."""
     directories: Sequence[LocalDirectory]
     may_be_new_incarnation: bool = False
     """Whether empty disks under a known bookie id are intended."""
@@ -78,7 +78,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class NewBookie:
-    """Record everything, then start. ``incarnation`` is the one of an interrupted first start, None for none."""
+    """Record everything, then start. ``incarnation`` is that of an interrupted first start, or None."""
 
     incarnation: str | None
 
@@ -88,10 +88,10 @@ class KnownBookie:
     """Start on these disks.
 
     Attributes:
-        incarnation: of the disks.
-        out_of_use: the paths of ledger directories to start without, and why.
+        incarnation: the incarnation of the disks.
+        out_of_use: the paths of ledger directories to start without, with the reasons.
         added: the paths of empty directories to add.
-        is_rewritten: the cookie must be written again, because the list of directories grew.
+        is_rewritten: whether the cookie must be written again, because the list of directories grew.
     """
 
     incarnation: str
@@ -102,9 +102,10 @@ class KnownBookie:
 
 @dataclass(frozen=True, slots=True)
 class NewIncarnation:
-    """Begin or continue a new incarnation: nothing is stamped or served before all it may have held is in limbo.
+    """Begin or continue a new incarnation: nothing is stamped or served before the limbo is complete.
 
-    ``incarnation``: the one of an interrupted start, None for none.
+    ``incarnation`` is that of an interrupted start, or None. All ledgers of which earlier disks may have held entries
+    must be in limbo first.
     """
 
     incarnation: str | None
@@ -114,10 +115,10 @@ Decision = NewBookie | KnownBookie | NewIncarnation
 
 
 def decide(evidence: Evidence) -> Decision:
-    """Return how to start.
+    """Return how this process must start.
 
     Raises:
-        IdentityError: it may not start; the text has the reason and the remedy.
+        IdentityError: the bookie must not start. The text has the reason and the remedy.
     """
     for directory in evidence.directories:
         if directory.version is not None:
@@ -189,7 +190,7 @@ def _decide_without_cookie(evidence: Evidence) -> NewBookie:
 
 
 def _decide_pending(evidence: Evidence) -> Decision:
-    """A new incarnation whose start was interrupted, or disks whose index was rebuilt."""
+    """Decide for a new incarnation whose start was interrupted, or for disks whose index was rebuilt."""
     directories = evidence.directories
     rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
     if rebuilt and evidence.stored is None:
@@ -213,7 +214,7 @@ def _decide_pending(evidence: Evidence) -> Decision:
 
 
 def _check_stored(evidence: Evidence, stored: Cookie) -> None:
-    """Check the conditions for every bookie with a cookie."""
+    """Check the conditions that apply to every bookie with a cookie."""
     expected = evidence.expected
     if not evidence.history:
         raise IdentityError(
@@ -263,7 +264,7 @@ def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
 
 
 def may_become(earlier: Cookie, later: Cookie) -> bool:
-    """Whether the later cookie is the same, except for ledger directories added at the end."""
+    """Return whether two cookies differ at most by ledger directories that ``later`` has at the end."""
     kept = later.ledger_dirs[: len(earlier.ledger_dirs)]
     return kept == earlier.ledger_dirs and replace(earlier, ledger_dirs=later.ledger_dirs) == later
 
@@ -274,7 +275,7 @@ def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
 
 
 def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
-    """Return the directories added by this start, or by an earlier interrupted one."""
+    """Return the directories that this start adds, or that an earlier interrupted one was adding."""
     current, added = evidence.history[-1], []
     for directory in _others(evidence.directories):
         is_empty = directory.version is None and not directory.has_data and not directory.problem
@@ -282,7 +283,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
             if is_empty and directory.incarnation == current:
                 added.append(directory.path)
         elif not may_become(stored, evidence.expected):
-            continue  # refused, with both lists
+            continue  # the caller refuses this, with both lists
         elif not is_empty or directory.incarnation not in (None, current):
             raise IdentityError(
                 Refusal.NOT_EMPTY,
@@ -295,7 +296,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
 
 
 def _out_of_use(evidence: Evidence, stored: Cookie, added: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the known directories without the files of this bookie."""
+    """Return the known directories without files of this bookie, with the reasons."""
     return tuple(
         (directory.path, directory.problem or "it has no file VERSION: is its disk mounted?")
         for directory in _others(evidence.directories)

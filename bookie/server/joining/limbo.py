@@ -1,8 +1,8 @@
-"""Put the ledgers of earlier disks in limbo before a bookie on new disks serves: "unknown", not "never written".
+"""Limbo for the ledgers of earlier disks, before a bookie on new disks serves: "unknown", not "never written".
 
-Earlier disks under the same bookie id may have held any entry, and given any fencing promise, of each ledger whose
-metadata names the bookie (apache/bookkeeper #4812, BP-46). So each of them is fenced and put into limbo here, durably,
-and marked for repair, which copies the missing entries to the bookie; the collector clears the limbo of a complete
+Earlier disks under the same bookie id may have held any entries and fences of each ledger whose metadata names the
+bookie (apache/bookkeeper #4812, BP-46). So each of these ledgers is durably fenced and put into limbo here, and marked
+for repair. The repair copies the missing entries to the bookie, and the collector clears the limbo of a complete
 ledger.
 """
 
@@ -26,9 +26,9 @@ from bookie.storage.store import LedgerStorage
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
-"""Ledgers looked at together."""
+"""The number of ledgers whose metadata is read together."""
 _LOOK_S: Final = 1.0
-"""Between two checks for the end of the earlier registration."""
+"""The interval of checks whether the earlier registration has ended."""
 
 
 async def finish_start(
@@ -42,10 +42,10 @@ async def finish_start(
     *,
     takeover_deadline_s: float,
 ) -> None:
-    """The steps before the bookie serves: limbo if other disks preceded these, and then the stamp.
+    """Run the steps before the bookie serves: limbo if there were other disks before, and then the stamp.
 
     Raises:
-        BkhealError: not done (see ``enter_limbo`` and ``stamp``); the bookie must not serve.
+        BkhealError: a step failed (see ``enter_limbo`` and ``stamp``). The bookie must not serve.
     """
     if admitted.is_stamped:
         return
@@ -63,22 +63,22 @@ async def enter_limbo(
     *,
     takeover_deadline_s: float,
 ) -> int:
-    """Put every ledger that names ``bookie`` in limbo and mark it for repair; return their number. Idempotent.
+    """Put every ledger that names ``bookie`` in limbo, mark it for repair, and return their number. Idempotent.
 
-    The result is complete, or an error is raised; then nothing may be served.
+    If an error is raised, the result is incomplete, and nothing must be served.
 
     Args:
-        store: session with the cluster's ZooKeeper.
+        store: a session with the cluster's ZooKeeper.
         cluster: the bookie's cluster.
-        storage: on the new disks.
-        bookie: the id with other disks before.
+        storage: the storage on the new disks.
+        bookie: the id that had other disks before.
         clock: time.
         rng: for the ledger store.
         takeover_deadline_s: deadline for the end of the registration of a process on the earlier disks.
 
     Raises:
         BookieIdInUseError: the earlier disks still serve.
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: not complete; begin again.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: incomplete; begin again.
         FatalError, JournalBusyError: the storage failed.
     """
     await _wait_predecessor_gone(store, cluster, bookie, clock, takeover_deadline_s)
@@ -94,7 +94,7 @@ async def enter_limbo(
             count += await _enter(page, ledgers, tasks, storage, bookie)
             page = []
     count += await _enter(page, ledgers, tasks, storage, bookie)
-    if store.session.epoch != session.epoch:  # another server may be older than the one at the start of the scan
+    if store.session.epoch != session.epoch:  # a new session may be on a server that is behind the one at the start
         raise StoreUnavailableError("the session was lost while the ledgers were read: start again")
     _log.warning("ledgers of earlier disks put in limbo", extra={"bookie_id": bookie, "ledgers": count})
     return count
@@ -117,9 +117,9 @@ async def _wait_predecessor_gone(
 async def _enter(
     page: list[LedgerId], ledgers: LedgerStore, tasks: UnderReplication, storage: LedgerStorage, bookie: BookieId
 ) -> int:
-    """Limbo first: a task may be repaired by others at once."""
+    """Put ledgers in limbo, and then mark them: another process may repair a marked ledger at once."""
     found = await ledgers.read_many_metadata(page)
-    unreadable = [item.ledger_id for item in found if isinstance(item, Unreadable)]  # may name any bookie
+    unreadable = [item.ledger_id for item in found if isinstance(item, Unreadable)]  # these may name any bookie
     named = [
         ledger_id
         for ledger_id, item in zip(page, found, strict=True)

@@ -1,16 +1,17 @@
-"""The rebuilding of a bookie's lost index, while the bookie does not run (docs/failure-model.md#lost-index).
+"""Rebuilding the lost index of a stopped bookie (docs/failure-model.md#lost-index).
 
-The invariant: a rebuilt index is never served by the incarnation that lost it. The content of the index besides places
-(keys, fences, limbo) is lost, as with lost disks. So the disks become a new incarnation, with their data: its start
-puts every ledger that names the bookie in limbo, and copies and acknowledgements of the earlier one no longer count.
+The invariant: a rebuilt index is never served by the incarnation that lost it. The content of the index other than
+places (keys, fences, limbo) is lost, as with lost disks. So the disks become a new incarnation and keep their data: its
+start puts every ledger that names the bookie in limbo, and copies and acknowledgements of the earlier incarnation no
+longer count.
 
-The order of the steps makes this safe. After a crash between any two of them, the bookie finds no mark in its index and
-does not start, and the advice is to run this again. Only a usable index (``may_replace``) can be served after a crash,
-before step 3: by the new incarnation, which is safe too.
+The order of the steps makes this safe. After a crash between any two of them, the bookie finds no mark in its index,
+does not start, and advises to run this again. Only a usable index (``may_replace``) can be served after a crash before
+step 3. The new incarnation serves it, which is safe too.
 
-1. make the new index beside the present one, completely;
+1. make the new index completely, next to the current one;
 2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
-3. rename the present index, then the new one.
+3. rename the current index, then the new one.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ async def rebuild_index(
     *,
     may_replace: bool = False,
 ) -> RebuiltIndex:
-    """Rebuild the index of a stopped bookie. The present index is kept as ``index.lost-…``.
+    """Rebuild the index of a stopped bookie. The current index is kept as ``index.lost-…``.
 
     Args:
         journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
-        may_replace: whether a usable index is replaced as well.
+        may_replace: whether a usable index may be replaced as well.
 
     Raises:
         NoBookieError, MendingRefusedError: these are not the directories of one bookie, or the index is not lost.
-        DirectoryInUseError: the bookie runs.
+        DirectoryInUseError: the bookie is running.
         DiskError: a disk failed, or has no space for a second index.
     """
     async with stopped_disks(journal_dirs, ledger_dirs) as disks:
@@ -80,7 +81,7 @@ async def rebuild_index(
 
 
 async def _is_usable(path: Path) -> bool:
-    """Whether there is an index with a mark."""
+    """Return whether there is an index with a mark."""
     if not await asyncio.to_thread(path.is_dir):
         return False
     try:

@@ -1,17 +1,17 @@
-"""The salvage of a bookie's damaged or lost journal (docs/failure-model.md#damaged-journal).
+"""Salvaging a bookie's damaged or lost journal (docs/failure-model.md#damaged-journal).
 
-The invariant: a bookie whose journal was damaged never serves as the incarnation that wrote it. The lost content of the
-journal may be any acknowledged entry and any fence. So the disks become a new incarnation with their data, as after the
-rebuild of an index: its start puts every ledger that names the bookie in limbo and marks it for repair, and copies and
-acknowledgements of the earlier incarnation no longer count.
+The invariant: a bookie whose journal was damaged never serves as the incarnation that wrote it. The lost part of the
+journal may have contained any acknowledged entry and any fence. So the disks become a new incarnation and keep their
+data, as after the rebuilding of an index: its start puts every ledger that names the bookie in limbo and marks it for
+repair, and copies and acknowledgements of the earlier incarnation no longer count.
 
-The order of the steps makes this safe. After a crash between any two of them the storage does not open, because the
-damaged journal still exists, or none does; and the advice is to run this again.
+The order of the steps makes this safe. After a crash between any two of them, the storage does not open, because there
+is still the damaged journal or none, and the error advises to run this again.
 
 1. move the readable part of the journal to the entry logs and the index, and fence every ledger of the index;
 2. write ``rebuilt-from`` to each directory, then ``limbo-pending``, then ``incarnation``, durably;
 3. rename the journals, durably;
-4. begin new journals: the first file of each is the mark, and no store opens before each of them has one.
+4. begin new journals. The first file of each is its mark, and no store opens before all of them have one.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ async def salvage_journal(
         ledger_dirs: the bookie's ledger directories.
         clock: time.
         rng: makes the UUID of the new incarnation.
-        is_lost: whether a journal directory may be a new, empty one, because the disk of the earlier one is lost.
+        is_lost: whether a journal directory may be new and empty, because the disk of the earlier one is lost.
 
     Raises:
         NoBookieError, MendingRefusedError: these are not the directories of one bookie, the journal is not damaged, or
             it is lost and this was not confirmed.
-        DirectoryInUseError: the bookie runs.
+        DirectoryInUseError: the bookie is running.
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
-        DiskError: a disk failed, or has no space for the entries of the journal. It is safe to try again.
+        DiskError: a disk failed, or has no space for the entries of the journal. Repeating the call is safe.
     """
     if is_lost and await asyncio.to_thread((ledger_dirs[0] / CURRENT).is_dir):
         for directory in journal_dirs:
@@ -82,14 +82,14 @@ async def salvage_at_start(
     rng: random.Random,
     clock: Clock,
 ) -> None:
-    """Salvage the damaged journal of the bookie about to start in this process, once.
+    """Salvage the damaged journal of the bookie that starts in this process, but only once.
 
     Args:
         journals: the disk of each journal.
-        ledgers: the disk of each ledger directory, or why it cannot be opened; the salvage is refused then.
+        ledgers: the disk of each ledger directory, or the error of opening it, with which the salvage is refused.
         journal_dirs: the bookie's journal directories.
         ledger_dirs: the bookie's ledger directories.
-        damage: why the storage does not open.
+        damage: the reason why the storage does not open.
         rng: makes the UUID of the new incarnation.
         clock: time.
 
@@ -140,10 +140,10 @@ async def _salvage(
 def _identified(
     directories: Sequence[LocalDirectory], journal_count: int, *, is_lost: bool
 ) -> Sequence[LocalDirectory]:
-    """Return the directories, with the identity of the first ledger directory for each empty journal directory.
+    """Return the directories, with the identity of the first ledger directory in each empty journal directory.
 
     Raises:
-        MendingRefusedError: a journal directory is empty, and this was not confirmed.
+        MendingRefusedError: a journal directory is empty, and the loss was not confirmed.
     """
     ledgers, found = directories[journal_count:], []
     for journal in directories[:journal_count]:
@@ -171,7 +171,7 @@ def _set_aside(current: Path, now_ms: int) -> None:
 
 
 def _has_earlier_salvage(journal_paths: Sequence[Path]) -> bool:
-    """Whether an earlier salvage was completed, with a new journal in each directory, and its files still exist."""
+    """Return whether an earlier salvage was completed, with new journals, and the files that it kept still exist."""
     found = []
     for path in journal_paths:
         try:

@@ -1,4 +1,4 @@
-"""The directories of a stopped bookie, opened to look into them. The bookie cannot be started at the same time."""
+"""Opening the directories of a stopped bookie for inspection. The bookie cannot start at the same time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class StoppedDisks:
 
     journals: Sequence[FileDisk]
     ledgers: Disk
-    """All ledger directories."""
+    """All ledger directories as one disk."""
     ledger_disks: Sequence[FileDisk]
-    """Each ledger directory that could be opened."""
+    """The disk of each ledger directory that could be opened."""
     current: Path
-    """``current`` of the first ledger directory."""
+    """The path of ``current`` in the first ledger directory."""
     directories: Sequence[LocalDirectory]
 
 
@@ -44,10 +44,10 @@ async def stopped_disks(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path
     """Lock the directories of a stopped bookie. A ledger directory other than the first may be lost.
 
     Raises:
-        NoBookieError: one of the others does not belong to a bookie, or they were given in other places; nothing was
-            created.
-        DirectoryInUseError: the bookie runs.
-        DiskError: one of the others cannot be read.
+        NoBookieError: another directory does not belong to a bookie, or the directories were given in a different
+            order. Nothing was created.
+        DirectoryInUseError: the bookie is running.
+        DiskError: another directory cannot be read.
     """
     for directory in (*journal_dirs, ledger_dirs[0]):
         if not (directory / CURRENT).is_dir():
@@ -83,10 +83,10 @@ async def opened_disks(
     journal_dirs: Sequence[Path],
     ledger_dirs: Sequence[Path],
 ) -> StoppedDisks:
-    """Look at directories that this process has locked and that have no open storage.
+    """Read the identity files of directories that this process has locked and that have no open storage.
 
     Raises:
-        NoBookieError: they were given in other places than those in which the bookie uses them.
+        NoBookieError: the directories were given in a different order than the bookie uses them.
         DiskError: a journal directory, or the first ledger directory, cannot be read.
     """
     directories = []
@@ -116,13 +116,13 @@ async def opened_disks(
 
 
 def _is_being_added(directory: LocalDirectory, first: LocalDirectory) -> bool:
-    """Whether a ledger directory without ``VERSION`` belongs to these disks: its addition was interrupted."""
+    """Return whether a ledger directory without ``VERSION`` is one whose addition to these disks was interrupted."""
     ours = {first.incarnation, first.rebuilt_from} - {None}
     return directory.incarnation in ours
 
 
 def _check_places(directories: Sequence[LocalDirectory]) -> None:
-    """Refuse journal directories given as ledger directories, and another order, by the paths in the cookies.
+    """Check the roles and the order of the given directories by the paths in the cookies.
 
     A path that no cookie names is accepted: the disks may be mounted elsewhere.
     """
@@ -131,7 +131,7 @@ def _check_places(directories: Sequence[LocalDirectory]) -> None:
         try:
             cookie = None if directory.version is None else decode_cookie(directory.version)
         except InvalidCookieError:
-            continue  # reported by the commands that need it
+            continue  # the commands that need it report the damage
         if cookie is None:
             continue
         known = {Role.JOURNAL: cookie.journal_dirs, Role.LEDGERS: cookie.ledger_dirs}
@@ -148,7 +148,7 @@ def _check_places(directories: Sequence[LocalDirectory]) -> None:
 
 @asynccontextmanager
 async def stopped_storage(disks: StoppedDisks) -> AsyncIterator[StoppedStorage]:
-    """Open the storage on these disks to look into it.
+    """Open the storage on these disks for inspection.
 
     Raises:
         LostIndexError: there is no index, or it does not belong to the other files.

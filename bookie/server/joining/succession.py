@@ -1,14 +1,14 @@
-"""The change of a stopped bookie's disks to a new incarnation that keeps its data.
+"""Changing the disks of a stopped bookie to a new incarnation that keeps their data.
 
 ``rebuilt-from`` proves to the next start that the disks were the last ones of the bookie id (``identity``). It is
-written before ``limbo-pending``, and this before ``incarnation``: a start after a crash between two steps finds either
-the earlier incarnation, or the incomplete new one.
+written first, then ``limbo-pending``, then ``incarnation``: a start after a crash between two steps finds either the
+earlier incarnation or the incomplete new one.
 
-Every directory of the bookie is needed (R130): the entries in an omitted one would be missing from the new index, or
-would not be read again after the removal of the journal, and the next start would remove its logs.
+All directories of the bookie are needed (R130). The entries in an omitted one would be missing from the new index, or
+would not be read again after the removal of the journal. The next start would then remove its logs.
 
-If an addition of ledger directories was interrupted, the longest list counts, and an added directory may have no
-``VERSION`` yet: ``incarnation`` shows that it belongs to these disks. The next start completes the addition.
+If an addition of ledger directories was interrupted, the longest list is used. An added directory may have no
+``VERSION`` yet; ``incarnation`` shows that it belongs to these disks. The next start completes the addition.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ async def succeed(disks: Sequence[Disk], before: str, resumed: str | None, rng: 
     """Give the disks a new incarnation, durably, and return it.
 
     Args:
-        disks: ``current`` of each directory.
+        disks: the disk for ``current`` of each directory.
         before: the previous incarnation of the disks.
-        resumed: the new one of an interrupted attempt; None for none.
+        resumed: the new incarnation of an interrupted attempt, or None.
         rng: makes the UUID.
 
     Raises:

@@ -1,27 +1,26 @@
-"""Delete the entries of ledgers that were deleted or moved to other bookies.
+"""The collector, which deletes the entries of ledgers that were deleted or moved to other bookies.
 
-The invariant: entries are deleted only if the ledger does not exist, or is closed and neither names this bookie nor
-reserves it, by reads under one mark (I16); nothing is deleted on a single witness's word (S13). A bulk read of the
-metadata only selects suspects. Each suspect is then judged on its own, and the order of the steps is the safety
-argument:
+The invariant: entries are deleted only if reads under one mark show that the ledger does not exist, or that it is
+closed and neither names nor reserves this bookie (I16). A single read is never sufficient (S13). A bulk read of the
+metadata only selects suspects. Each suspect is then checked separately, and the order of the steps makes this safe:
 
 * deleted ledger: mark, ``sync`` and read that there is no metadata, wait longer than a session timeout, ``sync`` and
   read again under the same mark, delete;
-* surplus ledger: mark, wait as long, take the ledger's lock (Apache's, to respect its workers), ``sync`` and read,
+* surplus ledger: mark, wait as long, take the ledger's lock (Apache's, because of its workers), ``sync`` and read,
   prove the verdict by one transaction, delete, release the lock. The transaction checks the lock, the version of the
-  metadata, and the absence of a reserved copy to this bookie (S16). A reservation of this bookie found under the lock
-  belongs to a worker that died or lost the lock. It is deleted in the same transaction, so this worker can no longer
-  install its copy. The wait is for copies by programs without a lock and without a reservation, such as Apache's
-  ``recover``: while one continues, its adds clear the mark (R141).
+  metadata, and the absence of a reserved copy to this bookie (S16). A reservation of this bookie that exists under the
+  lock belongs to a worker that died or lost the lock. It is deleted in the same transaction, so that worker can no
+  longer install its copy. The wait is for copies by programs without a lock and without a reservation, such as Apache's
+  ``recover``: while such a copy runs, its adds clear the mark (R141).
 
-The storage deletes only while the mark stands. An add or a listing by a repair clears it, so a copy that is made or
-found after the verdict is kept. Anything unreadable, unknown or unexpected keeps the data. A pass that would delete
-implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``); then each
-ledger is judged as always. Limbo ends in a held pass too, because that deletes nothing. A pass stops if the session in
-which it began is lost (S14).
+The storage deletes only while the mark is set. An add or a listing by a repair clears it, so a copy that is made or
+found after the verdict is kept. The data is also kept if anything is unreadable, unknown or unexpected. A pass that
+would delete implausibly much records this and deletes nothing (S12), until an operator allows it (``HeldCollections``);
+then each ledger is checked as usual. A held pass still clears limbo, because that deletes nothing. A pass stops if the
+session in which it began is lost (S14).
 
 A crash loses the marks, which are in memory, and the lock ends with the session. A ledger with partly deleted entries
-is still listed, and the next pass judges it again. It was fenced durably before the first deletion (S17).
+is still listed, and the next pass checks it again. It was fenced durably before the first deletion (S17).
 
 Source: docs/failure-model.md#collection-and-checkpoints; S and I rules are defined in docs/invariants.md.
 """
@@ -73,38 +72,39 @@ from bookie.wire.port import Status
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 200
-"""Ledgers whose metadata is read and decoded at a time, which must not hold up requests for more than milliseconds."""
+"""The number of ledgers whose metadata is read and decoded at a time. It must not delay requests by more than
+milliseconds."""
 _PAGE_PAUSE_S: Final = 0.02
 _DELETED_AT_A_TIME: Final = 20_000
-"""Ledgers waiting together for their second look."""
+"""The number of ledgers that wait together for their second check."""
 _RELEASE_S: Final = 30.0
-"""Deadline for the release of a lock, after which it is left to the end of the session."""
+"""Deadline for the release of a lock. After it, a later attempt or the end of the session releases the lock."""
 _SETTLE_PAUSE_S: Final = 30.0
-"""Between two attempts to release a lock whose release had no answer."""
+"""Interval of the attempts to release a lock whose release had no answer."""
 _RELEASE_WHEN_STOPPING_S: Final = 1.0
 _LOOK_S: Final = 3600.0
-"""The longest wait at a time."""
+"""The longest single wait."""
 MAJOR_BELOW: Final = 0.8
-"""Live share below which a major collection compacts an entry log: up to four live bytes are copied for each freed one,
-which an operator may want on a disk that is nearly full."""
+"""Share of live bytes below which a major collection compacts an entry log: up to four bytes are copied for each freed
+one, which an operator may want on a disk that is nearly full."""
 _LOST: Final = "the session with ZooKeeper was lost; the next pass starts again"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """When and how fast a bookie collects."""
+    """The settings for when and how fast a bookie collects."""
 
     interval_s: float = 3600.0
-    """Between passes, and before the first one. 0: never."""
+    """Pause between passes, and before the first one. 0: no passes."""
     confirm_after_s: float = 60.0
-    """Between the two looks at a ledger: more than a session timeout, after which no server is that stale. Longer than
-    the pauses between the adds of a copy."""
+    """Time between the two checks of a ledger. It is longer than a session timeout, because no server is stale for that
+    long, and longer than the pauses between the adds of a copy."""
     suspects_per_s: float = 50.0
-    """Ledgers looked at closely: each costs the metadata store about six requests."""
+    """The rate at which suspects are checked. Each costs the metadata store about six requests."""
     ratio_max: float = 0.5
-    """A pass that would delete more than this part of the local ledgers stops (S12)."""
+    """A pass that would delete more than this share of the local ledgers stops (S12); see ``known_min``."""
     known_min: int = 100
-    """... unless no more ledgers than this are here."""
+    """With at most this many local ledgers, a pass never stops because of ``ratio_max``."""
 
 
 @dataclass(slots=True)
@@ -116,32 +116,32 @@ class CollectorReport:
     collected_deleted: int = 0
     collected_surplus: int = 0
     kept: int = 0
-    """Suspects that are needed after all, by the second look or a cleared mark."""
+    """Suspects that are needed after all, as the second check or a cleared mark showed."""
     locked: int = 0
-    """Kept because a worker holds their lock."""
+    """Suspects kept because a worker holds their lock."""
     unknown: int = 0
-    """Kept because something could not be read."""
+    """Ledgers kept because something could not be read."""
     limbo_cleared: int = 0
     held: int = 0
-    """Suspects kept because they are implausibly many, and no operator allows it."""
+    """Suspects kept because there are implausibly many, and no operator has allowed it."""
     stopped: str = ""
-    """Why the pass or its compaction ended early; empty: they did not."""
+    """The reason why the pass or its compaction ended early; empty if they did not."""
     compacted: CompactionResult | None = None
     begun_ms: int = 0
-    """Epoch milliseconds."""
+    """Start of the pass in epoch milliseconds."""
     ended_ms: int = 0
-    """0: it has not ended."""
+    """End of the pass in epoch milliseconds; 0 if it has not ended."""
     is_major: bool = False
-    """Whether entry logs were compacted down to a smaller dead part."""
+    """Whether entry logs with a smaller share of dead bytes were compacted as well."""
 
     @property
     def collected(self) -> int:
-        """Ledgers whose entries were deleted."""
+        """The number of ledgers whose entries were deleted."""
         return self.collected_deleted + self.collected_surplus
 
 
 class _PassEndedError(Exception):
-    """Ends a pass early; stays in this module."""
+    """A pass must end early. Not raised outside this module."""
 
 
 class Collector:
@@ -170,21 +170,22 @@ class Collector:
         self._epoch = 0
         self._held = HeldCollections(store, cluster.root)
         self._is_holding: bool | None = None
-        """Whether there is a record of this bookie; None: an earlier process may have made one."""
+        """Whether the store has a held collection of this bookie; None: an earlier process may have recorded one."""
         self._pause = Pause(clock)
         self.asked: bool | None = None
-        """Whether the next pass is a major one, if a pass was requested and has not begun; None: none was."""
+        """Whether the requested pass, which has not begun yet, is a major one; None if none was requested."""
         self.present: CollectorReport | None = None
-        """The running pass."""
+        """The running pass, or None."""
         self.last: CollectorReport | None = None
-        """The last pass that ended."""
+        """The last pass that ended, or None."""
         self._unsettled: dict[LedgerId, HeldLock | None] = {}
-        """Ledgers whose lock may remain, because an answer was lost; None if the lock itself had no answer."""
+        """Ledgers whose lock may still exist because an answer was lost; the value is None if taking it had no
+        answer."""
 
     async def run(self, on_pass: Callable[[CollectorReport], None] | None = None) -> None:
-        """Run passes until cancelled. ``on_pass`` receives the result of each."""
+        """Run passes until cancelled. ``on_pass`` is called with the result of each."""
         while True:
-            # Bookies that were started together must not always query the store at the same time.
+            # Random, so that bookies that were started together do not always query the store at the same time.
             await self._rest(self._settings.interval_s * self._rng.uniform(1.0, 1.1))
             is_major, self.asked = bool(self.asked), None
             report = await self.run_pass(is_major=is_major)
@@ -192,7 +193,7 @@ class Collector:
                 on_pass(report)
 
     def start(self, *, is_major: bool) -> bool:
-        """Begin a pass now; False if one runs already, or was requested."""
+        """Begin a pass now. Return False if one is already running or requested."""
         if self.is_pending:
             return False
         self.asked = is_major
@@ -201,26 +202,26 @@ class Collector:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a pass runs, or was requested and begins now."""
+        """Whether a pass is running, or was requested and is about to begin."""
         return self.present is not None or self.asked is not None
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether passes begin by themselves."""
+        """Whether passes begin without a request."""
         return self._settings.interval_s > 0
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next pass. Release remaining locks before it: each keeps repair off a ledger."""
+        """Wait for the next pass. During the wait, release remaining locks, because each of them blocks a repair."""
         end_s = self._clock.monotonic_s() + (seconds if self.is_scheduled else math.inf)
         while self.asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
             await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _LOOK_S))
-            with suppress(BkhealError):  # the store does not answer; the next round tries again
+            with suppress(BkhealError):  # the store does not answer: try again in the next round
                 await self._settle_locks()
 
     async def run_pass(self, *, is_major: bool = False) -> CollectorReport:
-        """One pass and the compaction after it. A major one compacts more entry logs.
+        """Run one pass and the compaction after it. A major pass compacts more entry logs.
 
-        Never raises for errors of the store or the disk.
+        Errors of the store or the disk are not raised, but reported.
         """
         report = self.present = CollectorReport(begun_ms=self._clock.epoch_ms(), is_major=is_major)
         try:
@@ -241,14 +242,14 @@ class Collector:
             report.stopped = report.stopped or str(error)
         try:
             report.compacted = await self._storage.compact(MAJOR_BELOW if report.is_major else None)
-        except FatalError as error:  # the storage itself ends the process if it cannot continue
+        except FatalError as error:  # the storage ends the process by itself if it cannot continue
             report.stopped = report.stopped or f"compaction: {error}"
         level = logging.WARNING if report.stopped else logging.INFO
         _log.log(level, "collector pass", extra={"bookie_id": self._bookie, "report": str(report)})
         return report
 
     async def _check_cluster(self) -> None:
-        """A newly formatted root has none of our ledgers, and deletes none of them (S12)."""
+        """End the pass if the root was formatted: it has none of our ledgers, and none must be deleted (S12)."""
         self._check_session()
         try:
             current = await open_cluster(self._store, self._cluster.root)
@@ -286,7 +287,7 @@ class Collector:
             await self._collect_deleted(deleted[start : start + step], report)
 
     async def _may_delete(self, report: CollectorReport) -> bool:
-        """Whether the pass would delete no implausible amount, or an operator allows it (S12)."""
+        """Return whether the pass deletes a plausible amount, or an operator allows it (S12)."""
         settings = self._settings
         if not is_mass_deletion(
             report.suspects, report.known, ratio_max=settings.ratio_max, known_min=settings.known_min
@@ -338,7 +339,7 @@ class Collector:
         self._unsettled[ledger_id] = None
         try:
             held = await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
-        except AccessDeniedError:  # there is no lock to settle
+        except AccessDeniedError:  # no lock was taken
             del self._unsettled[ledger_id]
             raise
         if held is None:
@@ -375,7 +376,7 @@ class Collector:
             _log.warning("lock not released, the next pass tries again", extra={"ledger_id": held.ledger_id})
 
     async def _settle_locks(self) -> None:
-        """A lock without a known holder would keep every worker from its ledger."""
+        """Release the locks that may remain: they would keep every worker from their ledgers."""
         for ledger_id, known in sorted(self._unsettled.items()):
             held = known or await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
             if held is not None:
@@ -387,13 +388,13 @@ class Collector:
         current = await self._ledgers.current(ledger_id)
         if current is None or verdict(current.metadata, self._bookie) is not Verdict.SURPLUS:
             return False
-        reserved = await self._reservations.read(ledger_id)  # after the sync of the earlier read
+        reserved = await self._reservations.read(ledger_id)  # the read before has synced
         path = self._reservations.path(ledger_id)
         rest: list[Operation]
         if reserved is None:
-            rest = [Create(path), Delete(path)]  # together they prove that none exists, and leave nothing
+            rest = [Create(path), Delete(path)]  # together they prove that there is none, and leave no node
         elif reserved.has_progress(self._bookie) and await self._tasks.read_many([ledger_id]) != [None]:
-            return False  # the next worker continues this copy (R44)
+            return False  # the next worker will continue this copy (R44)
         elif reserved.names(self._bookie):
             rest = self._reservations.deletes(reserved)
         else:
@@ -445,7 +446,7 @@ class Collector:
         if not await self._storage.collect(ledger_id, mark):
             report.kept += 1
             return False
-        await self._storage.clear_limbo(ledger_id)  # "no such entry" can no longer mislead a client
+        await self._storage.clear_limbo(ledger_id)  # "no such entry" is now a correct answer
         return True
 
     async def _clear_limbo(self, report: CollectorReport) -> None:
@@ -457,7 +458,7 @@ class Collector:
                     await self._counting(report, self._end_limbo(ledger_id, report))
 
     async def _is_whole(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether a ledger is closed and all its entries for this bookie are here."""
+        """Return whether a ledger is closed, and all of its entries that this bookie should have are here."""
         if not metadata.is_closed:
             return False
         reply = await self._storage.list_entries(ledger_id)
@@ -473,7 +474,7 @@ class Collector:
             report.limbo_cleared += 1
 
     async def _counting(self, report: CollectorReport, work: Awaitable[None]) -> None:
-        """Await ``work`` on one ledger; an error keeps the ledger and counts it as unknown."""
+        """Await ``work`` on one ledger. After an error, the ledger is kept and counted as unknown."""
         try:
             await work
         except FatalError:

@@ -1,7 +1,7 @@
-"""May a bookie delete a ledger? A pure decision from the ledger's metadata.
+"""The decision whether a bookie may delete a ledger, made only from the ledger's metadata.
 
-In doubt the data is kept: a ledger that is not closed has readers and writers that may still count on this bookie,
-whatever its metadata is.
+In doubt, the data is kept: readers and writers of a ledger that is not closed may still rely on this bookie, even if
+its metadata does not name the bookie.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from bookie.model.metadata import LedgerMetadata
 
 
 class Verdict(enum.Enum):
-    """The verdict of the metadata about a ledger's entries on one bookie."""
+    """The verdict about a ledger's entries on one bookie, according to the metadata."""
 
     KEEP = "keep"
     DELETED = "deleted"
-    """There is no such ledger (ids are never reused)."""
+    """The ledger does not exist (ids are never reused)."""
     SURPLUS = "surplus"
-    """It is closed and no fragment names the bookie. It may still be reserved."""
+    """The ledger is closed and no fragment names the bookie. The bookie may still be reserved."""
 
 
 def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
-    """Return the verdict on metadata just read; None: there was none."""
+    """Return the verdict about metadata that was just read; None: there was none."""
     if metadata is None:
         return Verdict.DELETED
     if metadata.is_closed and bookie not in metadata.members():
@@ -32,5 +32,5 @@ def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
 
 
 def is_mass_deletion(suspects: int, known: int, *, ratio_max: float, known_min: int) -> bool:
-    """Whether a pass would delete implausibly much (S12); with few ledgers nothing is implausible."""
+    """Return whether a pass would delete implausibly much (S12). Nothing is implausible if there are few ledgers."""
     return known > known_min and suspects > ratio_max * known

@@ -1,4 +1,4 @@
-"""The replacement of damaged entries by copies from other bookies, in place.
+"""The replacement of damaged entries by copies from other bookies.
 
 The invariant: an entry is replaced only by bytes that another member of its write set has served and that match the
 digest of the ledger, and only if the end of the ledger is final and not before the entry. So the stored entry is the
@@ -34,10 +34,10 @@ _METADATA_S: Final = 10.0
 
 
 def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) -> tuple[BookieId, ...]:
-    """Return the other bookies that should have an entry of ``bookie``, in the order to read; empty: none may be used.
+    """Return the other bookies that should have an entry of ``bookie``, in read order; empty if none may be used.
 
     None may be used if the ledger is not closed or ends before the entry, if ``bookie`` need not have the entry, or if
-    its digest verifies nothing or its key is not known.
+    the ledger's digest verifies nothing or its key is not known.
     """
     last = metadata.last_entry_id
     if not metadata.is_closed or last is None or entry_id > last or entry_id < metadata.fragments[0].first_entry_id:
@@ -50,16 +50,16 @@ def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) ->
 
 
 class DamageRepair:
-    """Replaces the damaged entries of one bookie."""
+    """Replaces damaged entries of one bookie."""
 
     def __init__(self, ledgers: LedgerStore, handler: BookieHandler, bookie: BookieId, incarnation: str) -> None:
-        """Prepare.
+        """Store the arguments.
 
         Args:
-            ledgers: metadata of the cluster.
+            ledgers: the metadata of the cluster.
             handler: this bookie itself, which makes the copies.
-            bookie: its id.
-            incarnation: of its disks.
+            bookie: the id of this bookie.
+            incarnation: the incarnation of its disks.
         """
         self._ledgers = ledgers
         self._handler = handler
@@ -67,12 +67,12 @@ class DamageRepair:
         self._incarnation = incarnation
 
     async def repair(self, damaged: Sequence[DamagedEntry]) -> int:
-        """Fetch copies from other bookies, and return the number of replaced entries; the others are unchanged.
+        """Replace entries by copies from other bookies, and return their number. All others are unchanged.
 
-        Each source has the deadline of a copy. Nothing is raised for an entry without a replacement.
+        The deadline for each source is that of a copy. No error is raised for an entry without a replacement.
 
         Args:
-            damaged: entries in the order of their ledgers, as a scrub finds them.
+            damaged: the entries ordered by ledger, as a scrub finds them.
         """
         replaced = 0
         for ledger_id, found in groupby(damaged, lambda each: each.ledger_id):
@@ -86,7 +86,7 @@ class DamageRepair:
         try:
             async with asyncio.timeout(_METADATA_S):
                 return (await self._ledgers.read(ledger_id)).metadata
-        except (BkhealError, TimeoutError) as error:  # deleted, unreadable, or no answer: nothing is replaced
+        except (BkhealError, TimeoutError) as error:  # deleted, unreadable, or no answer
             _log.warning(
                 "damaged entries not replaced",
                 extra={"bookie_id": self._bookie, "ledger_id": ledger_id, "error": str(error) or "no answer in time"},

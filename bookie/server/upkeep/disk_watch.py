@@ -1,17 +1,17 @@
-"""Makes a bookie read-only while a disk is nearly full or does not answer, or while it is drained, and then writable.
+"""The watch that makes a bookie read-only while a disk is nearly full or does not answer, or during a drain.
 
-Three steps (docs/failure-model.md#disk-space): below the threshold plain adds are refused, below a part of it those of
-recovery and repair as well, which leaves the rest to checkpoints and collection; and a disk that reports itself full
-makes the bookie read-only at any threshold.
+There are three steps (docs/failure-model.md#disk-space). Below the threshold, plain adds are refused. Below a part of
+it, adds of recovery and repair are refused as well, which leaves the rest to checkpoints and collection. A disk that
+reports that it is full makes the bookie read-only at any threshold.
 
 A disk may also hang without an error. A change (a write, a sync, a removal) on a journal's disk, or on the disk of the
 first ledger directory, which has the index, makes the bookie read-only if it lasts for ``STALL_READ_ONLY_S``. After
-``STALL_FATAL_S`` the process ends, so its ledgers are repaired from other copies. Nothing of the hanging write to a
-journal was acknowledged, and data for a ledger directory is still in a journal. Removals and marks count as well: a
-checkpoint waits for them, and of several journals one may have no writes (docs/failure-model.md#R133).
+``STALL_FATAL_S`` the process ends, so that its ledgers are repaired from other copies. Data of a hanging write to a
+journal was not acknowledged, and data for a ledger directory is still in a journal. Removals and writes of marks count
+as well: a checkpoint waits for them, and one of several journals may have no other writes (docs/failure-model.md#R133).
 
-Read-only is announced in ZooKeeper before plain adds are refused, and adds are accepted before writable is announced:
-the bookie does not refuse a writer that chose it by its registration.
+The bookie registers as read-only before it refuses plain adds, and accepts adds before it registers as writable. So it
+does not refuse a writer that chose it because of its registration.
 """
 
 from __future__ import annotations
@@ -32,36 +32,38 @@ from bookie.storage.store import LedgerStorage
 _log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
-"""At 400 MB/s a disk loses 2 GB between two looks: thresholds should be higher."""
+"""Interval of the checks. At 400 MB/s, 2 GB are written to a disk in this time: thresholds should be higher."""
 _SPACE_DEADLINE_S: Final = 5.0
 ANNOUNCE_DEADLINE_S: Final = 5.0
-"""Deadline for the announcement in ZooKeeper; a disk that is filling up leaves no more time."""
+"""Deadline for the change of the registration. A disk that is filling up leaves no more time."""
 _RETURN_FACTOR: Final = 1.25
-"""Free space must exceed the threshold by this much before the bookie is writable again, or it would flap."""
+"""Free space must exceed the threshold by this factor before the bookie is writable again. This prevents flapping."""
 _RECOVERY_FACTOR: Final = 0.4
-"""Recovery and repair may continue down to this part of the threshold: their copies are needed more than new data."""
+"""Recovery and repair may continue down to this part of the threshold, because their copies are more important than new
+data."""
 _FULL_HOLD_S: Final = 60.0
-"""Time without a full disk before the bookie is writable again: only a write shows whether there is space for the next
-one."""
+"""Time without a full disk before the bookie is writable again, because only a write shows whether there is space for
+the next one."""
 
 
 STALL_READ_ONLY_S: Final = 15.0
-"""As long as clients wait for an add. A disk that needs this time for a write of 4 MiB is of no use to them."""
+"""Duration of a change that makes the bookie read-only: as long as clients wait for an add. A disk that takes this long
+for a write of 4 MiB is of no use to them."""
 STALL_FATAL_S: Final = SILENT_S
 _LOOK_S_MAX: Final = 2 * INTERVAL_S
-"""Longest counted time between two looks. A process may be stopped (SIGSTOP, a paused machine), and its writing threads
-with it."""
+"""The longest time that counts between two checks. A process may be stopped (SIGSTOP, a paused machine), including its
+writing threads."""
 
 
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
-    """Whether a bookie with this much free space (on the fuller of its disks) should take no plain adds. 0: never."""
+    """Return whether a bookie with this much space on its fullest disk refuses plain adds. Threshold 0: never."""
     if was_read_only:
         return free_bytes < read_only_below_bytes * _RETURN_FACTOR
     return free_bytes < read_only_below_bytes
 
 
 async def free_bytes(disks: Sequence[Disk]) -> int:
-    """Free space of the fullest disk. Of several ledger directories the one with the most free space counts.
+    """Return the free bytes of the fullest disk. Among several ledger directories, the emptiest one counts.
 
     Raises:
         DiskError: the device does not answer.
@@ -70,7 +72,7 @@ async def free_bytes(disks: Sequence[Disk]) -> int:
 
 
 class DiskWatch:
-    """Compares free space with the threshold, for as long as ``run`` runs."""
+    """Checks the disks periodically while ``run`` is running."""
 
     def __init__(
         self,
@@ -85,18 +87,18 @@ class DiskWatch:
         journal_paths: Sequence[Path] = (),
         ledger_path: Path | None = None,
     ) -> None:
-        """Prepare to look.
+        """Prepare the checks.
 
         Args:
-            disks: those whose free space counts.
-            storage: the storage to watch and to stop.
-            service: becomes read-only.
-            keeper: announces it.
+            disks: the disks whose free space is compared with the threshold.
+            storage: the storage, which is watched and stopped.
+            service: is set to read-only.
+            keeper: changes the registration.
             clock: time.
-            read_only_below_bytes: the threshold.
-            is_read_only_requested: called at each look; returns whether an operator made the bookie read-only or
+            read_only_below_bytes: the threshold of free space.
+            is_read_only_requested: called at each check. It returns whether an operator made the bookie read-only or
                 drains it.
-            journal_paths: the directories of the journals, for messages; empty: they have none.
+            journal_paths: the directories of the journals, for messages; may be empty.
             ledger_path: the first ledger directory, for messages.
         """
         self._disks = disks
@@ -111,15 +113,16 @@ class DiskWatch:
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
         self._looked_s = clock.monotonic_s()
-        """Time of the last look at changes."""
+        """Time of the last check of changes."""
         self._changes: dict[int, tuple[int, float]] = {}
-        """For each journal, the entry logs and the index: the change seen at the last look, and for how long."""
+        """For each journal, the entry logs and the index: the oldest change at the last check, and how long it was
+        seen."""
         self._journal_paths = journal_paths
         self._ledger_path = ledger_path
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the disks keep the bookie read-only, as of the last look."""
+        """The reasons why the disks keep the bookie read-only, as of the last check."""
         found = {
             "stalled-disk": self._is_stalled,
             "disk-full": self._was_full_lately(),
@@ -128,24 +131,24 @@ class DiskWatch:
         return tuple(name for name, is_so in found.items() if is_so)
 
     def journal_problem(self, number: int) -> str:
-        """Return why the disk of a journal (from 0) keeps the bookie read-only, as last seen; empty: it does not."""
+        """Return why the disk of journal ``number`` (from 0) keeps the bookie read-only; empty if it does not."""
         is_full = self._storage.full_journals[number] and self._was_full_lately()
         return _stall(self._stalled_s(number)) or ("full" if is_full else "")
 
     @property
     def ledger_problem(self) -> str:
-        """Why the disk of the first ledger directory keeps the bookie read-only; empty: it does not."""
+        """Why the disk of the first ledger directory keeps the bookie read-only; empty if it does not."""
         journals = len(self._storage.journal_changes)
         return _stall(max((self._stalled_s(number) for number in self._changes if number >= journals), default=0.0))
 
     async def run(self) -> None:
-        """Look periodically until cancelled."""
+        """Check periodically until cancelled."""
         while True:
             await self._clock.sleep(INTERVAL_S)
             await self.look()
 
     async def look(self) -> None:
-        """Look once and switch the mode if necessary."""
+        """Check once, and switch the mode if necessary."""
         async with self._looking:
             await self._look()
 
@@ -176,7 +179,7 @@ class DiskWatch:
         try:
             async with asyncio.timeout(_SPACE_DEADLINE_S):
                 free = await free_bytes(self._disks)
-        except (BkhealError, TimeoutError) as error:  # unrelated to space; a broken disk shows in the next write
+        except (BkhealError, TimeoutError) as error:  # says nothing about space; the next write shows a broken disk
             _log.warning("free space is unknown", extra={"error": str(error) or "the disk does not answer"})
             return
         self._storage.takes_no_adds = should_be_read_only(
@@ -193,7 +196,7 @@ class DiskWatch:
                 self._changes[number] = change, stalled_s + passed_s if before == change else 0.0
 
     def _stalled_s(self, number: int) -> float:
-        """Return how long the looks have seen the same change."""
+        """Return for how long the checks have seen the same change."""
         return self._changes.get(number, (0, 0.0))[1]
 
     def _name(self, number: int) -> str:

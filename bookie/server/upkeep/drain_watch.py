@@ -1,4 +1,4 @@
-"""Report the start and the end of a drain to the bookie: an operator's request, kept in the store (see ``Drains``)."""
+"""The watch for drains of the bookie, which operators request and the store records (see ``Drains``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_S: Final = 1.0
 
 
 class DrainWatch:
-    """Tracks whether one bookie is being drained, for as long as ``run`` runs."""
+    """Tracks whether one bookie is being drained, while ``run`` is running."""
 
     def __init__(self, drains: Drains, bookie: BookieId, clock: Clock) -> None:
         self._drains = drains
@@ -25,13 +25,13 @@ class DrainWatch:
         self._clock = clock
         self._seen: SeenDrains | None = None
         self.is_drained = False
-        """By the last answer of the store, which also counts while the store does not answer."""
+        """According to the last answer of the store, which remains valid while the store does not answer."""
 
     async def look(self) -> None:
         """Query the store once.
 
         Raises:
-            StoreUnavailableError: no answer.
+            StoreUnavailableError: the store does not answer.
         """
         self._note(await self._drains.see())
 

@@ -1,7 +1,7 @@
-"""An operator's request that a bookie be read-only: a file in the ledger directory, so a restart keeps it.
+"""An operator's request that a bookie be read-only, which is a file in the ledger directory and survives a restart.
 
-The record is durable before the bookie acts on it, in both directions. An unreadable record counts as a request: the
-bookie is read-only, and an operator decides.
+The record is durable before the bookie acts on it, both when the mode begins and when it ends. An unreadable record
+counts as a request: the bookie is read-only, and an operator decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bookie.storage.port import Disk
 _log = logging.getLogger(__name__)
 
 READ_ONLY_FILE: Final = "read-only"
-"""In the ledger directory."""
+"""The file in the ledger directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ReadOnlyWish:
 
 
 async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
-    """Return the recorded request; None if there is none.
+    """Return the recorded request, or None if there is none.
 
     Raises:
         DiskError: the disk cannot be read.
@@ -62,15 +62,15 @@ async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
 
 
 class OperatorReadOnly:
-    """The operator's request to one running bookie."""
+    """An operator's request to one running bookie."""
 
     def __init__(self, ledgers: Disk, wish: ReadOnlyWish | None) -> None:
-        """Begin with the recorded request ``wish``."""
+        """Begin with ``wish``, the recorded request."""
         self._ledgers = ledgers
         self.wish = wish
-        """None: there is none."""
+        """The current request; None if there is none."""
 
     async def set(self, wish: ReadOnlyWish | None) -> None:
-        """Record and follow a request, or end it. Raises as ``write_wish``; nothing has changed then."""
+        """Record a request and act on it, or end it. Raises the errors of ``write_wish``; then nothing was changed."""
         await write_wish(self._ledgers, wish)
         self.wish = wish

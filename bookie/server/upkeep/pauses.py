@@ -1,4 +1,4 @@
-"""A pause between two passes; a request can end it early."""
+"""A pause between two passes, which a request can end early."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Pause:
     """The pauses of one task."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with no request."""
+        """Begin without a request."""
         self._clock = clock
         self._asked = asyncio.Event()
 
     def end(self) -> None:
-        """End the present pause, or the next one."""
+        """End the current pause, or the next one."""
         self._asked.set()
 
     async def rest(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""Keep a bookie registered for as long as it serves, across ZooKeeper sessions.
+"""The keeper of a bookie's registration, across ZooKeeper sessions.
 
-The registration is an ephemeral node, so it ends with the session (S14). The keeper registers again as soon as there is
-a new session; until then the bookie continues to serve clients with its address. It also checks from time to time
-whether the node still exists: an operator may have deleted it.
+The registration is an ephemeral node, so it ends with the session (S14). While the bookie serves, the keeper registers
+it again as soon as there is a new session. Until then, the bookie continues to serve clients that know its address. The
+keeper also checks from time to time whether the node still exists, because an operator may have deleted it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""Between attempts to register while the store is unavailable or the id is taken."""
+"""Pause between attempts to register while the store is unavailable or the id is taken."""
 LOOK_AGAIN_S: Final = 30.0
-"""Longest time before a deleted registration is noticed."""
+"""The longest time until a deleted registration is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ def service_info(
     is_tls: bool = False,
     can_copy: bool = False,
 ) -> ServiceInfo:
-    """Return the registration content of a bookie that listens for gRPC at ``host:port``.
+    """Return the registration of a bookie that listens for gRPC at ``host:port``.
 
-    With ``apache_port`` it offers Apache's protocol there as Apache's own bookies do (docs/formats.md#registration):
-    under the id "bookie", and with the extension "tls" if TLS is required. With ``can_copy`` it offers to copy entries
-    from other bookies.
+    With ``apache_port``, it offers Apache's protocol on this port as Apache's own bookies do
+    (docs/formats.md#registration): with the id "bookie", and with the extension "tls" if TLS is required. With
+    ``can_copy``, it offers to copy entries from other bookies.
     """
     properties: tuple[tuple[str, str], ...] = ((PROPERTY_INCARNATION, incarnation),)
     if can_copy:
@@ -82,16 +82,16 @@ class RegistrationKeeper:
         *,
         takeover_deadline_s: float,
     ) -> None:
-        """Do nothing yet.
+        """Prepare to register.
 
         Args:
             store: the store whose session carries the registration.
-            registrations: of the bookie's cluster.
-            bookie: id to register.
-            info: what to register.
+            registrations: the registrations of the bookie's cluster.
+            bookie: the id to register.
+            info: the content of the registration.
             clock: time.
-            takeover_deadline_s: deadline for the end of an earlier session's registration; longer than any session
-                timeout, because a killed bookie's node stays for this time.
+            takeover_deadline_s: deadline for the end of an earlier session's registration. It must be longer than any
+                session timeout, because the node of a killed bookie exists for that long.
         """
         self._store = store
         self._registrations = registrations
@@ -108,7 +108,7 @@ class RegistrationKeeper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, *, is_read_only: bool) -> None:
-        """Register, and keep it so until ``stop``.
+        """Register the bookie, and keep it registered until ``stop``.
 
         Raises:
             BookieIdInUseError: another live session is registered under this id.
@@ -120,7 +120,7 @@ class RegistrationKeeper:
         self._task = guarded("bookie registration", self._keep())
 
     async def switch(self, *, is_read_only: bool, deadline_s: float) -> bool:
-        """Register as read-only or writable; return whether this is done. Otherwise the attempts continue."""
+        """Register as read-only or writable, and return whether this is done. If not, the attempts continue."""
         self._is_read_only = is_read_only
         self._wish.set()
         try:
@@ -133,12 +133,12 @@ class RegistrationKeeper:
 
     @property
     def is_registered(self) -> bool:
-        """Whether clients can find the bookie, as far as is known here. May be read in any thread."""
+        """Whether clients can find the bookie, as far as is known here. It may be read in any thread."""
         registered, session = self._registered, self._store.session
         return session.is_connected and registered is not None and registered.epoch == session.epoch
 
     async def stop(self, deadline_s: float) -> None:
-        """Delete the registration; if this fails, or without a connection, the end of the session does it."""
+        """Delete the registration. If that fails or there is no connection, it ends with the session."""
         await cancel(self._task)
         if not self._store.session.is_connected:
             return
@@ -157,7 +157,7 @@ class RegistrationKeeper:
                 await self._try_to_register(session)
 
     async def _is_quiet(self, session: Session) -> bool:
-        """Wait for a change; return whether none came before the next check of the node is due."""
+        """Wait for a change until the next check of the node is due. Return whether there was none."""
         changed = _any_of(self._store.wait_session_changed(session), self._wish.wait())
         is_quiet = await _any_of(changed, self._clock.sleep(LOOK_AGAIN_S)) == 1
         self._wish.clear()
@@ -184,7 +184,7 @@ class RegistrationKeeper:
 
 
 async def _any_of(*waits: Coroutine[Any, Any, Any]) -> int:
-    """Wait for the first of ``waits`` to end and cancel the others; return the index of the first."""
+    """Wait for the first of ``waits`` to end, cancel the others, and return the index of the first."""
     tasks = [guarded("bookie registration wait", wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,10 @@
-"""The background scrub of a running bookie: every entry in its logs is verified from time to time, and slowly.
+"""The background scrub of a running bookie, which slowly verifies all entries in its logs from time to time.
 
-The invariant: a scrub itself only reads and reports. A damaged entry is offered to the repair of the bookie
-(``damage_repair``), which replaces it or leaves it as it is: CORRUPT for every reader, so other copies are used.
-Remaining damage is noted (``bookie.server.damaged_entries``), even after a restart, for an audit and a repair. After a
-restart, a pass continues where it ended, to a minute. An operator can begin, interrupt and continue it.
+The invariant: the scrub itself only reads and reports. A damaged entry is passed to the repair of the bookie
+(``damage_repair``), which replaces it or leaves it unchanged. An unchanged entry is CORRUPT for every reader, so
+readers use other copies. Remaining damage is noted (``bookie.server.damaged_entries``), even after a restart, for
+audits and repairs. After a restart, a pass continues where it ended; at most the last minute is repeated. An operator
+can begin, interrupt and continue a pass.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from bookie.storage.store import LedgerStorage
 _log = logging.getLogger(__name__)
 
 PROGRESS_FILE: Final = "scrub-progress"
-"""In the ledger directory. It may be deleted: the pass begins again then."""
+"""The file with the progress, in the ledger directory. It may be deleted; the pass then begins again."""
 START_S: Final = 60.0
-"""Before the first pass of a process, which has enough to do at its start; a shorter interval counts instead."""
+"""Pause before the first pass of a process, which has other work at its start. A shorter interval of scrubs replaces
+it."""
 _SAVE_S: Final = 60.0
-"""Between two writes of the progress."""
+"""Interval between two writes of the progress."""
 _RETRY_S: Final = 60.0
-"""After an error of the disk."""
+"""Pause after an error of the disk."""
 _LOOK_S: Final = 3600.0
-"""The longest wait between two looks at the clock, which may jump."""
+"""The longest wait between two reads of the clock, which may jump."""
 _LOGGED_MAX: Final = 100
-"""Damaged entries of one pass logged one by one."""
+"""The most damaged entries of one pass that are logged individually."""
 REPAIRED_MAX: Final = 1000
-"""Damaged entries of one pass offered to the repair. A disk with more of them is failing."""
+"""The most damaged entries of one pass that are passed to the repair. A disk with more of them is failing."""
 
 UNREPAIRED_MAX: Final = 1000
-"""Damaged entries stored with the progress, some 20 bytes each."""
+"""The most damaged entries that are stored with the progress, about 20 bytes each."""
 
 
 class Verifies(Protocol):
@@ -54,52 +56,52 @@ class Verifies(Protocol):
 
     @property
     def damaged(self) -> DamagedEntries:
-        """Known damage."""
+        """The known damaged entries."""
         ...
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Note the damaged ones among these entries."""
+        """Note which of these entries are damaged."""
         ...
 
 
 class ScrubPhase(enum.Enum):
-    """The present activity of a scrubber."""
+    """The current activity of a scrubber."""
 
     WAITING = "waiting"
-    """Until the next pass is due."""
+    """It waits until the next pass is due."""
     RUNNING = "running"
     STOPPED = "stopped"
-    """Until an operator starts it, or the process starts again."""
+    """It is stopped until an operator starts it, or until the next start of the process."""
 
 
 Repair: TypeAlias = Callable[[Sequence[DamagedEntry]], Awaitable[int]]
-"""Replaces damaged entries if possible, and returns the number of replaced ones; see ``DamageRepair.repair``."""
+"""A function that replaces damaged entries if possible, and returns their number; see ``DamageRepair.repair``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """The progress of the running pass, or the last one."""
+    """The progress of the running pass or the last one."""
 
     begun_ms: int
-    """Epoch milliseconds."""
+    """Start of the pass in epoch milliseconds."""
     ledger_id: LedgerId | None = None
-    """Ledger of the last verified entry; None: nothing was verified yet, or the pass has ended."""
+    """The ledger of the last verified entry; None if nothing was verified yet or the pass has ended."""
     entry_id: EntryId | None = None
     damaged: int = 0
-    """Damaged entries found so far."""
+    """The number of damaged entries found so far."""
     finished_ms: int = 0
-    """When the pass ended; 0: it is not complete."""
+    """End of the pass in epoch milliseconds; 0 if it is not complete."""
     replaced: int = 0
-    """Damaged entries replaced by good copies from other bookies."""
+    """The number of damaged entries that were replaced by good copies from other bookies."""
     entries: int = 0
-    """Verified entries; ``bytes`` is their size."""
+    """The number of verified entries; ``bytes`` is their size."""
     bytes: int = 0
     unrepaired: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """Known damaged entries that were not replaced, ascending, at most ``UNREPAIRED_MAX``."""
+    """The known damaged entries that were not replaced, ascending, at most ``UNREPAIRED_MAX``."""
 
     @property
     def after(self) -> tuple[LedgerId, EntryId] | None:
-        """The entry after which it continues."""
+        """The entry after which the pass continues; None: it begins with the first one."""
         return None if self.ledger_id is None or self.entry_id is None else (self.ledger_id, self.entry_id)
 
 
@@ -119,21 +121,21 @@ class Scrubber:
         repair: Repair | None = None,
         service: Verifies | None = None,
     ) -> None:
-        """Do nothing yet.
+        """Prepare to scrub.
 
         Args:
             storage: the storage to verify.
-            disk: the ledger directory, for the progress.
-            bookie: for logs.
-            metrics: those of the process.
+            disk: the ledger directory, which has the progress.
+            bookie: the id of the bookie, for logs.
+            metrics: the metrics of the process.
             clock: time.
-            interval_s: between the beginnings of two passes.
-            bytes_per_s: limit of the read rate, on average.
-            repair: for damaged entries; None: they are only reported.
+            interval_s: the time between the beginnings of two passes.
+            bytes_per_s: the limit of the average read rate.
+            repair: replaces damaged entries; None: they are only reported.
             service: notes the entries that are still damaged after a repair; None: they are not noted.
         """
         self.progress: ScrubProgress | None = None
-        """The running pass, or the last one; None: it is not loaded yet."""
+        """The progress of the running pass or the last one; None if it is not loaded yet."""
         self.phase = ScrubPhase.WAITING
         self._storage = storage
         self._disk = disk
@@ -146,7 +148,7 @@ class Scrubber:
         self._pause = Pause(clock)
         self._is_start_asked = self._is_stop_asked = False
         self._is_pass_asked = False
-        """Whether a new pass begins, even if one is interrupted."""
+        """Whether a new pass must begin, even if an earlier one was interrupted."""
         self._entries = metrics.counter(SCRUBBED_ENTRIES)
         self._bytes = metrics.counter(SCRUBBED_BYTES)
         self._damaged = metrics.gauge(DAMAGED)
@@ -165,14 +167,14 @@ class Scrubber:
                 await self._pause.rest(_RETRY_S)
 
     def start(self, *, from_beginning: bool = False) -> None:
-        """Continue an interrupted pass, or begin the next one now; ``from_beginning`` begins one in any case."""
+        """Continue an interrupted pass, or begin the next one now. With ``from_beginning``, always begin a new one."""
         self._is_stop_asked = False
         self._is_pass_asked = self._is_pass_asked or from_beginning
         self._is_start_asked = self.phase is not ScrubPhase.RUNNING
         self._pause.end()
 
     def stop(self) -> None:
-        """Interrupt the pass after its present step, which takes some seconds at most."""
+        """Interrupt the pass after its current step, which takes a few seconds at most."""
         self._is_stop_asked = True
         self._pause.end()
 
@@ -195,10 +197,12 @@ class Scrubber:
         self.progress = await self.run_pass(progress)
 
     async def run_pass(self, progress: ScrubProgress) -> ScrubProgress:
-        """Verify everything after ``progress``; return the progress of the pass, which ended unless it was interrupted.
+        """Verify all entries after ``progress``, and return the new progress.
+
+        The pass has ended unless it was interrupted.
 
         Raises:
-            DiskError: the index cannot be read, or the disk fails; not if it is full.
+            DiskError: the index cannot be read, or the disk fails. A full disk is not an error.
         """
         saved_s = self._clock.monotonic_s()
         async with aclosing(self._storage.scrub(progress.after)) as steps:
@@ -224,7 +228,7 @@ class Scrubber:
         return progress
 
     async def _note(self, damaged: Iterable[tuple[LedgerId, EntryId]]) -> None:
-        """Note which of these entries, in the order of their ledgers, are still damaged."""
+        """Note which of these entries are still damaged. They must be ordered by ledger."""
         if self._service is not None:
             for ledger_id, found in groupby(damaged, lambda each: each[0]):
                 await self._service.verify(ledger_id, [entry_id for _, entry_id in found])
@@ -261,7 +265,7 @@ class Scrubber:
             self._finished.set(progress.finished_ms / 1000)
 
     async def _load(self) -> ScrubProgress:
-        """Return the saved progress of an earlier process; that of a new pass if there is none, or it is unreadable."""
+        """Return the saved progress of an earlier process, or that of a new pass if none can be read."""
         new = ScrubProgress(self._clock.epoch_ms())
         try:
             file = await self._disk.open(PROGRESS_FILE)
@@ -286,5 +290,5 @@ class Scrubber:
             progress = replace(progress, unrepaired=left)
         try:
             await self._disk.replace(PROGRESS_FILE, encode_record(progress))
-        except DiskFullError as error:  # a restart begins the pass again
+        except DiskFullError as error:  # after a restart, more of the pass is repeated
             _log.info("progress of the scrub not written", extra={"bookie_id": self._bookie, "error": str(error)})

@@ -1,4 +1,4 @@
-"""The changes of a disk that are under way, to detect one that does not end."""
+"""Tracking of the running changes of a disk, to detect a change that does not end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 
 class Changes:
-    """Counts changes, few at a time. For one event loop."""
+    """The running changes of one disk. There should be few at a time, all on one event loop."""
 
     def __init__(self) -> None:
         self._begun = 0
         self._under_way: dict[int, None] = {}
-        """Their numbers, the oldest first."""
+        """The numbers of the running changes, oldest first."""
 
     @property
     def oldest(self) -> int | None:
-        """The number of the oldest change under way; None if there is none. Numbers are never used again."""
+        """The number of the oldest running change, or None. Numbers are never reused."""
         return next(iter(self._under_way), None)
 
     @contextmanager

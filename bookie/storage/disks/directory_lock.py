@@ -18,7 +18,7 @@ class DirectoryInUseError(PermanentError):
 
 
 def lock_directory(root: Path) -> int:
-    """Lock ``root`` until the returned descriptor is closed; the process id in the file is for people only.
+    """Lock ``root`` until the returned descriptor is closed. No program reads the process id in the lock file.
 
     Raises:
         DirectoryInUseError: the directory is locked.

@@ -1,7 +1,7 @@
-"""The ``Disk`` port on a directory of the operating system, with threads for blocking calls.
+"""The adapter of the ``Disk`` port for a directory of the file system, with threads for blocking calls.
 
-After a failed write or sync, a file is never written or synced again (J6): after a failed sync the kernel may have
-dropped the pages and would report success for the next one.
+After a failed write or sync, a file is never written or synced again (J6): the kernel may have dropped the unsynced
+pages, and would report success for the next sync.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import SILENT_S, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
 THREAD_NAME: Final = "disk-"
-"""Start of the names of the threads waiting for a disk."""
+"""Prefix of the names of the threads that wait for a disk."""
 _CLOSE_S: Final = 5.0
-"""Longest wait for operations still running at the end."""
+"""Longest wait of ``close`` for running operations."""
 _THREADS: Final = 6
-"""Threads per disk: one for the journal or a flush, the rest for reads, so reads do not wait for a sync."""
+"""Threads per disk: one for the journal or a flush, and the rest for reads, so reads do not wait for a sync."""
 _PARTS_MAX: Final = 64
-"""Least number of parts that are joined first, if they are small on average: a part costs as much as copying some
-hundred bytes."""
+"""If a write has more parts than this, and they are small on average, the parts are joined first: writing a part
+costs as much as copying a few hundred bytes."""
 _SMALL_BYTES: Final = 4096
 _VECTOR_MAX: Final = 1024
-"""Most parts the kernel takes at once (IOV_MAX)."""
+"""The most parts that the kernel accepts in one call (IOV_MAX)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """No space, or no more open files in this process or system (R134)."""
 _FREE_INODES_MIN: Final = 64
-"""For entry logs, journals and the files of the index until an operator has made space."""
+"""With fewer free inodes, the file system counts as full. They are kept for entry logs, journals and the files of the
+index until an operator has made space."""
 _FREE_FOR_RESERVED: Final = 64
-"""A file reserves space only while this multiple of it is free, so a small or full disk is left to its data."""
+"""A file reserves space only if this many times as much is free, so that reservations do not use up a small or full
+disk."""
 _NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-"""With this flag, Linux reads only from the page cache."""
+"""The flag that makes Linux read only from the page cache; None on other systems."""
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class FileDisk(Disk):
 class _File(DiskFile):
     """One open file.
 
-    The thread lock prevents a close from closing the descriptor during a write still running for a cancelled caller.
+    The thread lock prevents ``close`` from closing the descriptor while a write of a cancelled caller is still running.
     """
 
     def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor, changes: Changes) -> None:
@@ -180,7 +182,7 @@ class _File(DiskFile):
 
     @override
     def read_at_once(self, offset: int, size: int) -> bytes | None:
-        """Return the bytes if the page cache has them; None if not, or if the file system has no such reads."""
+        """Return the bytes if they are in the page cache, else None; always None if the system has no such reads."""
         if _NO_WAIT is None or not self._busy.acquire(blocking=False):
             return None
         try:
@@ -236,7 +238,7 @@ class _File(DiskFile):
             if ahead:
                 self._reserve_from(descriptor, self._size)
             elif os.fstat(descriptor).st_size > self._size:
-                with suppress(OSError):  # then it ends with zeros, as after a crash
+                with suppress(OSError):  # the file then ends with zeros, as after a crash
                     os.ftruncate(descriptor, self._size)
 
     def _reserve_from(self, descriptor: int, end: int) -> None:
@@ -271,7 +273,7 @@ class _File(DiskFile):
         with self._using(verb) as descriptor:
             if self._is_broken:
                 raise DiskError(f"cannot {verb} {self._path}: an earlier write or sync of it failed")
-            self._is_broken = True  # until it is known to have succeeded
+            self._is_broken = True  # reset after success
             yield descriptor
             self._is_broken = False
 
@@ -294,7 +296,7 @@ async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argum
 
 
 async def _ended(threads: ThreadPoolExecutor) -> bool:
-    """Wait until all operations have ended, up to ``_CLOSE_S``; return whether they have."""
+    """Wait up to ``_CLOSE_S`` for all operations to end, and return whether they have ended."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def wait() -> None:
@@ -309,7 +311,7 @@ async def _ended(threads: ThreadPoolExecutor) -> bool:
 
 
 def is_thread_waiting() -> bool:
-    """Return whether a thread may still wait for a disk after ``close``. The end of the interpreter waits for it."""
+    """Return whether a thread may still wait for a disk after ``close``. The interpreter waits for it at exit."""
     return any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
 
 
@@ -320,15 +322,16 @@ def _make_and_lock(root: Path) -> int:
 
 
 def make_durable_directory(path: Path) -> None:
-    """Create ``path`` with its parents, and make its name durable, even if an earlier process died before it did so.
+    """Create ``path`` with its parents, and make its name durable, even if it already exists.
 
-    Without it, a power loss soon after the first start could take the directory, with everything synced in it.
+    An earlier process may have died before it synced the parent directory. Without this sync, a power loss soon after
+    the first start could remove the directory with all its synced files.
 
     Raises:
         DiskError: it cannot be created or synced.
     """
     _make_directory(path)
-    if os.access(path.parent, os.R_OK):  # else it was created by another user, who is responsible for it
+    if os.access(path.parent, os.R_OK):  # otherwise another user created it, and is responsible for it
         _sync_directory(path.parent)
 
 
@@ -346,10 +349,10 @@ def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor, changes: Cha
 
 
 def _allocate(descriptor: int, offset: int, size: int) -> None:
-    """Let the file end at ``offset + size`` at least, with space for it, if the file system can do so by itself.
+    """Extend the file to at least ``offset + size`` and allocate the space, if the file system supports that.
 
-    ``os.posix_fallocate`` writes to each block where the file system cannot. Failures have no consequences: an append
-    then takes its space itself, and reports why it cannot.
+    ``os.posix_fallocate`` is not used, because it writes to each block if the file system has no such support. Failures
+    are ignored: the next append then allocates its space itself, and reports the error if it cannot.
     """
     if _fallocate is not None:
         _fallocate(descriptor, 0, offset, size)
@@ -431,13 +434,13 @@ def _sync_directory(directory: Path) -> None:
 
 
 def space_in(directory: Path) -> tuple[int, int]:
-    """Return the total bytes of a file system, and the free ones for an unprivileged user.
+    """Return the total bytes of a file system, and the free bytes available to an unprivileged user.
 
-    No byte counts as free if hardly an inode is: the file system takes no new file (R134). Some file systems have no
-    fixed number of inodes, and report 0 in all.
+    If hardly any inodes are free, no byte counts as free, because the file system accepts no new files (R134). Some
+    file systems have no fixed number of inodes, and report a total of 0.
 
     Raises:
-        DiskError: the file system gives no answer.
+        DiskError: the file system cannot be queried.
     """
     with _disk_errors("stat", directory):
         found = os.statvfs(directory)

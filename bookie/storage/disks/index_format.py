@@ -16,7 +16,7 @@ from bookie.storage.errors import UnsupportedFormatError
 
 FORMAT: Final = 1
 _SEVERAL_FORMAT: Final = 2
-"""Of a mark with several journals, which earlier versions do not read."""
+"""The format of a mark with several journals, which earlier versions cannot read."""
 MARK_KEY: Final = b"\xffmark"
 
 _ENTRY_KEY: Final = struct.Struct(">qq")
@@ -53,11 +53,11 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where an entry log ends for the index. A log without such a record ends where its file ends.
+    """The recorded end of an entry log. A log without such a record ends where its file ends.
 
     Attributes:
-        offset: the index refers to no byte of the log from here on.
-        is_counted: nothing is written to the log any more, and the bytes from ``offset`` on are counted as dead.
+        offset: the index refers to no byte of the log at or after this offset.
+        is_counted: the log is no longer written, and its bytes from ``offset`` on are counted as dead.
     """
 
     offset: int
@@ -149,7 +149,7 @@ def unpack_locations(values: Sequence[bytes]) -> list[tuple[int, int, int, int]]
 
 
 def ledger_ids_of(keys: Iterable[bytes]) -> set[LedgerId]:
-    """Return the ledgers whose entries are among ``keys``, which may also be of other kinds."""
+    """Return the ledgers of the entry keys among ``keys``; keys of other kinds are ignored."""
     found = {ledger_of_entry_key(key) for key in keys if key[0] < 0x80}
     return {LedgerId(int.from_bytes(each, "big")) for each in found}
 

@@ -2,7 +2,7 @@
 
 A file has durable bytes and appends that are not durable yet; a name is durable after its directory was synced.
 ``crash`` returns the state after a power loss: each unsynced append is lost, kept or torn, and each unsynced name
-change has happened or not. Every operation first awaits ``before``, where the test can let time pass, stop everything,
+change has happened or not. Every operation first awaits ``before``, in which a test can let time pass, stop everything,
 or raise any error. Not modelled: a disk that acknowledges a sync and loses the data, and misdirected writes (use
 ``overwrite``).
 """
@@ -43,7 +43,7 @@ class Operation(enum.Enum):
 
 _RESERVED_MAX: Final = 512
 _FREE_FOR_RESERVED: Final = 64
-"""As ``FileDisk``: nothing is reserved if less than this multiple of it is free."""
+"""As in ``FileDisk``: a file reserves space only if this many times as much is free."""
 
 Before = Callable[[Operation, str], Awaitable[None]]
 """Awaited with the operation and its path, before the operation has any effect. A ``DiskFullError`` raised at APPEND
@@ -51,15 +51,15 @@ leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the n
 
 
 async def give_way(operation: Operation, path: str) -> None:
-    """Let other tasks run. The default of ``before``."""
+    """Yield to other tasks; the default of ``before``."""
     await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
 class _Content:
-    """A file's bytes. The first ``durable_size`` survive; ``unsynced`` contains the sizes of the later appends.
+    """A file's bytes. The first ``durable_size`` survive a crash; ``unsynced`` lists the sizes of the later appends.
 
-    ``reserved`` is the number of zeros that readers find after them.
+    ``reserved`` is the number of zeros that readers see after these bytes.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -81,7 +81,7 @@ class _Content:
         return bytes(self.data) + bytes(self.reserved)
 
     def written_out(self) -> bytearray:
-        """Return all bytes, for a change of any of them; the zeros are no longer a reservation."""
+        """Return all bytes so that any of them can be changed; reserved zeros become part of the content."""
         self.data += bytes(self.reserved)
         self.durable_size += self.reserved if not self.unsynced else 0
         self.reserved = 0
@@ -114,8 +114,9 @@ class MemoryDisk(Disk):
     Attributes:
         before: awaited before every operation, with the operation and its path.
         capacity_bytes: appends beyond this size raise ``DiskFullError``.
-        syncs_after_failure: attempts to sync a file again after a failed sync (a breach of J6).
-        bad_sectors: bytes, as (path, offset), that cannot be read: a read of a range with one of them fails.
+        syncs_after_failure: the number of times a file was synced again after a failed sync (a breach of J6).
+        bad_sectors: the bytes, as (path, offset), that cannot be read: a read of a range that contains one of them
+            fails.
     """
 
     before: Before = give_way
@@ -183,7 +184,7 @@ class MemoryDisk(Disk):
         return self._changes.oldest
 
     async def begin(self, operation: Operation, path: str) -> None:
-        """Await ``before`` for a change."""
+        """Await ``before`` at the start of a change."""
         with self._changes.one():
             await self.before(operation, path)
 
@@ -209,9 +210,9 @@ class MemoryDisk(Disk):
         return disk
 
     def restarted(self) -> MemoryDisk:
-        """Return the disk after a kill of the process alone.
+        """Return the disk after a kill of only the process.
 
-        All written data can be read; unsynced data is still not durable, and after a failed sync it never will be.
+        All written data can be read. Unsynced data is still not durable, and never becomes durable after a failed sync.
         """
         copies = {id(content): content.copy() for content in [*self._files.values(), *self._durable_files.values()]}
         disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
@@ -229,7 +230,7 @@ class MemoryDisk(Disk):
         return bytes(self._files[path].data)
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Change stored bytes, as by bit rot or a misdirected write."""
+        """Change stored bytes, as bit rot or a misdirected write does."""
         self._files[path].written_out()[offset : offset + len(data)] = data
 
     def flip_bit(self, path: str, bit: int) -> None:
@@ -253,7 +254,7 @@ class _MemoryFile(DiskFile):
     content: _Content
     is_writable: bool = True
     is_broken: bool = False
-    """Whether a write or sync has failed."""
+    """True after a write or sync has failed."""
     is_closed: bool = False
 
     @override
@@ -340,8 +341,8 @@ class _MemoryFile(DiskFile):
 class MemoryIndex(EntryIndex):
     """The in-memory twin of ``RocksIndex``. A write is durable on return; a crash during it keeps all or nothing.
 
-    After a write for which there was no space, every write fails until ``reopen``, which fails while ``is_full``. If it
-    fails while the index is being opened (``index.full_at_opening``), nothing can be read until it succeeds.
+    After a write that failed for lack of space, every write fails until ``reopen``, which fails while ``is_full``. If
+    ``reopen`` fails while the index is being opened (``index.full_at_opening``), nothing can be read until it succeeds.
     """
 
     before: Before = give_way

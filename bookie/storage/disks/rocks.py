@@ -1,7 +1,7 @@
-"""The ``EntryIndex`` port on RocksDB.
+"""The adapter of the ``EntryIndex`` port for RocksDB.
 
-After a write for which there was no space, RocksDB keeps the error, and every later write fails with the same
-text. Only a database that is opened again accepts writes (``reopen``).
+After a write fails for lack of space, RocksDB keeps the error, and every later write fails with the same text. The
+database accepts writes only after it was opened again (``reopen``).
 
 Two properties of the ``rocksdict`` binding (0.3) shape this file. First, ``write`` holds the interpreter lock until
 RocksDB returns, even while RocksDB waits for a sync or for compaction. Batches are therefore written without sync and
@@ -47,22 +47,24 @@ _log = logging.getLogger(__name__)
 _THREADS: Final = 4
 _CACHE_BYTES: Final = 64 << 20
 _WRITE_BUFFER_BYTES: Final = 16 << 20
-"""There are up to four of these buffers, in total as large as the block cache."""
+"""The size of one write buffer. Up to four of them are in memory, together as large as the block cache."""
 _OPEN_FILES_MAX: Final = 512
 _STALL_S_MAX: Final = 60.0
-"""Longest delay of a write by compaction, in seconds; after it the write fails."""
+"""The longest time, in seconds, for which compaction may delay a write; after it the write fails."""
 _STALL_PAUSE_S: Final = 0.005
 _STALLED: Final = "Write stall"
 _LOG_FILES: Final = "*.log"
 _COMPRESSED_LOG: Final = Path(__file__).with_name("compressed_log")
-"""Options that the binding can only read from a file, with raw keys and values. The log of a page of entries takes 10
-bytes for each instead of 43. A log written without compression is read as well."""
+"""A file with options that the binding can only read from a file, with raw keys and values. With them, a page of
+entries takes 10 bytes of the log per entry instead of 43. Uncompressed logs can still be read."""
 _REOPEN_TABLES_FACTOR: Final = 2
-"""An opening writes the log to tables and then removes it. An entry takes 10 bytes of the log, and 15 of the tables."""
+"""The free space that opening needs, relative to the size of the log. Opening writes the log to tables and then removes
+it. An entry takes 10 bytes in the log, and 15 in the tables."""
 _REOPEN_SPARE_BYTES: Final = 1 << 20
-"""Beyond these tables."""
+"""The free space that opening needs in addition to these tables."""
 _REOPEN_FILES: Final = 64
-"""More than an opening needs: its own files, and the tables that it reads."""
+"""The number of file descriptors that must be available for opening: more than its own files and the tables that it
+reads."""
 _DAMAGED: Final = "Corruption"
 _REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
 _IO_ERROR: Final = "IO error"
@@ -77,7 +79,7 @@ _MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
 OpenDatabase = Callable[[Path, int], Any]
-"""Opens the database at a path, with this many bytes of cache, as ``open_database`` does."""
+"""A function that opens the database at a path with this many bytes of cache, as ``open_database`` does."""
 
 
 class RocksIndex(EntryIndex):
@@ -92,13 +94,13 @@ class RocksIndex(EntryIndex):
         self._cache_bytes = cache_bytes
         self._open_again = open_again
         self._needs_reopen = False
-        """Whether a write met a full disk or too many open files, so every later one fails."""
+        """True after a write found the disk full, or too many files open; every later write then fails."""
         self._running = 0
         self._changed = asyncio.Condition()
-        """Notified when the last running operation ends, and when the database was opened again."""
+        """Notified when the last running operation ends, and after the database was opened again."""
         self._is_reopening = False
         self._not_open: DiskError | None = None
-        """Why the database could not be opened again. Nothing can be read until a later attempt succeeds."""
+        """The reason why the database could not be opened again. Nothing can be read until a later attempt succeeds."""
         self._is_closed = False
         self._unsynced = WriteOptions()
         self._unsynced.no_slowdown = True
@@ -111,7 +113,7 @@ class RocksIndex(EntryIndex):
 
         Raises:
             DirectoryInUseError: another process uses the database.
-            DiskFullError: there is no space for the log, which is written to tables when the database is opened.
+            DiskFullError: there is no space to write the log to tables, which opening does.
             DiskError: the database cannot be opened.
         """
         opening = opening or open_database
@@ -136,7 +138,7 @@ class RocksIndex(EntryIndex):
     def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values, if the buffers and the block cache have all of them.
 
-        RocksDB also gives "does not exist" for a key that it fails to look up, so only the values found count.
+        RocksDB also reports "does not exist" for a key whose lookup failed, so only found values are trusted.
         """
         if self._is_reopening or self._database is None:
             return None
@@ -162,7 +164,7 @@ class RocksIndex(EntryIndex):
 
     @override
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply all changes or none, durably. A thousand pairs hold the interpreter lock for about 0.4 ms."""
+        """Apply all changes or none, durably. It holds the interpreter lock for about 0.4 ms per thousand pairs."""
         try:
             await self._run("write", self._write, puts, deletes)
         except DiskFullError:
@@ -186,7 +188,7 @@ class RocksIndex(EntryIndex):
         return self._needs_reopen and not self._is_closed
 
     async def _reopen(self) -> DiskError | None:
-        """Close the database and open it again, while no other operation runs. Return why that failed."""
+        """Close the database and open it again, while no other operation runs. Return the error, or None."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             async with self._changed:
@@ -212,7 +214,7 @@ class RocksIndex(EntryIndex):
             return False
         try:
             logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
-        except OSError:  # unknown: the database stays as it is
+        except OSError:  # the free space is unknown: keep the database as it is
             return False
         return space_in(self._path)[1] >= _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
 
@@ -281,7 +283,7 @@ class RocksIndex(EntryIndex):
         cursor.seek(first_key)
         cursor.status()
         if not cursor.valid():
-            return None  # backwards, the search would pass over all deleted keys before the range
+            return None  # searching backwards would pass over all deleted keys before the range
         cursor.seek_to_last()
         cursor.status()
         if not cursor.valid() or cursor.key() < first_key:
@@ -313,7 +315,7 @@ def _below(end_key: bytes) -> ReadOptions:
 
 
 def _close(database: Any) -> None:
-    """Close a database. Every write is in the synced log, so an error of the flush at closing loses nothing."""
+    """Close a database. Every write is in the synced log, so no data is lost if the flush at closing fails."""
     try:
         database.close()
     except Exception as error:  # noqa: BLE001 (what the binding raises, for example on a full disk)
@@ -339,10 +341,10 @@ def open_database(path: Path, cache_bytes: int) -> Any:
 
 
 def _check_logs(path: Path) -> None:
-    """Refuse an index whose opening would never end.
+    """Check that RocksDB can finish opening the index (``rocks_logs``).
 
     Raises:
-        DiskError: a log of the index is damaged in this way, or cannot be read.
+        DiskError: a damaged log would keep RocksDB in an endless loop, or a log cannot be read.
     """
     try:
         for log in [*path.glob(_MANIFESTS), *path.glob(_LOG_FILES)]:
@@ -365,7 +367,7 @@ def _options(cache_bytes: int) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(Cache(cache_bytes))
     table.set_bloom_filter(10, False)
-    table.set_cache_index_and_filter_blocks(True)  # else they would grow with the data, without bound
+    table.set_cache_index_and_filter_blocks(True)  # otherwise they would grow without bound, with the data
     options, _ = Options.load_latest(str(_COMPRESSED_LOG))
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
@@ -373,8 +375,8 @@ def _options(cache_bytes: int) -> Options:
     options.set_max_write_buffer_number(4)
     options.set_max_background_jobs(2)
     options.set_max_open_files(_OPEN_FILES_MAX)
-    options.set_compression_type(DBCompressionType.zstd())  # 14 bytes for an entry; 21 with lz4
-    options.set_bytes_per_sync(1 << 20)  # no large bursts beside the journal's syncs
+    options.set_compression_type(DBCompressionType.zstd())  # 14 bytes per entry; 21 with lz4
+    options.set_bytes_per_sync(1 << 20)  # avoids large bursts that would delay the journal's syncs
     options.set_max_log_file_size(4 << 20)
     options.set_keep_log_file_num(4)
     return options

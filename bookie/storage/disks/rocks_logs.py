@@ -1,12 +1,12 @@
-"""A look at RocksDB's manifest and write-ahead logs before RocksDB reads them.
+"""A check of RocksDB's manifest and write-ahead logs before RocksDB reads them.
 
-RocksDB 9.8 never ends the opening of a database if a record after the first one has a type found only in reused logs:
-it reads this record again and again, and the binding holds the interpreter lock during this. One flipped bit can turn
+RocksDB 9.8 never finishes opening a database if a record after the first one has a type that occurs only in reused
+logs: it reads this record in an endless loop, in which the binding holds the interpreter lock. One flipped bit can turn
 the type of an intact record into such a type. The index reuses no logs, so such a type is damage.
 
-A log consists of blocks of ``BLOCK_BYTES``, and a block of chunks, with zeros where no chunk fits any more. A chunk: a
-masked CRC-32C of the bytes after the length (4 bytes, little-endian), the length of the payload (2), the type (1), the
-payload.
+A log consists of blocks of ``BLOCK_BYTES``. A block consists of chunks, with zeros at its end if no further chunk fits.
+A chunk consists of a masked CRC-32C of the bytes after the length (4 bytes, little-endian), the length of the payload
+(2), the type (1), and the payload.
 
 Source: docs/failure-model.md#R117.
 """
@@ -25,14 +25,15 @@ _CHUNK: Final = struct.Struct("<IHB")
 _TYPE_AT: Final = 6
 _ZERO: Final = 0
 _REUSED: Final = frozenset({5, 6, 7, 8, 11, 13})
-"""Full, first, middle and last chunks of reused logs, and two kinds of their descriptions."""
+"""The types that occur only in reused logs: full, first, middle and last chunks, and two kinds of metadata records."""
 _MASK_ADD: Final = 0xA282EAD8
 
 
 def endless_record_at(blocks: Iterable[bytes]) -> int | None:
-    """Return the offset of the first record at which RocksDB would not continue, or None.
+    """Return the offset of the first record that RocksDB would read in an endless loop, or None.
 
-    Damage that RocksDB detects is skipped in the same way: after a wrong checksum or length, the next block is read.
+    Damage that RocksDB detects is skipped as RocksDB skips it: after a wrong checksum or length, the next block is
+    read.
 
     Args:
         blocks: the content of one log, in pieces of ``BLOCK_BYTES``; the last one may be shorter.

@@ -7,16 +7,17 @@ The first directory also holds the index and the identity files. If a write to i
 any disk, and the bookie ends (J6). If a write to another one fails, that directory is out of use until the next start:
 
 - the writer gets a ``DirectoryFailedError``, and repeats the write in a new file in another directory;
-- nothing is written to the directory or removed from it any more. Its files can be read as long as it delivers them:
-  the caller verifies the data;
-- a file in no other directory is never reported as absent if the files of this one are unknown (R130), because it may
-  be in this one (S6).
+- nothing more is written to the directory or removed from it. Its files can be read as long as the device returns their
+  data, which the caller verifies;
+- if the files of this directory are unknown, a file that no other directory has is never reported as absent (R130),
+  because it may be in this one (S6).
 
 A disk may also hang without an error. If an operation on a directory other than the first lasts for ``SILENT_S``, the
-directory is out of use, and is not read either: each operation could last as long, and occupies a thread.
+directory is out of use and is not read either, because each operation could last as long and would occupy a thread.
 
-A failed read alone does not take a directory out of use, because one bad sector damages only some entries. It triggers
-a probe: the directory is out of use if a write to it fails, or if it no longer lists the file, as after an unmount.
+A failed read does not by itself take a directory out of use, because one bad sector damages only some entries. It
+triggers a probe: the directory is taken out of use if a write to it fails, or if it no longer lists the file, as after
+an unmount.
 
 Names of entry logs are unique over all directories, because their ids come from one counter.
 
@@ -48,13 +49,13 @@ from bookie.storage.port import (
 _log = logging.getLogger(__name__)
 
 SPREAD: Final = "entries"
-"""The directory whose files are spread: the directory of the entry logs."""
+"""The subdirectory whose files are spread: that of the entry logs."""
 PROBE_FILE: Final = ".probe"
-"""Written to a directory after a failed read."""
+"""The file that a probe writes to a directory after a failed read."""
 _PROBE_INTERVAL_S: Final = 10.0
-"""Shortest time between two probes of one directory."""
+"""The shortest time between two probes of one directory."""
 _REGAINED_BYTES: Final = 1 << 20
-"""A full directory has room again after its free space grew by this much."""
+"""A full directory gets new files again after its free space has grown by more than this."""
 
 T = TypeVar("T")
 
@@ -64,11 +65,11 @@ class SpreadDirectory:
     """One of the directories.
 
     Attributes:
-        path: for people.
-        disk: the directory; None if it could not be opened, or belongs to another bookie.
+        path: its path, for messages.
+        disk: its disk; None if it could not be opened, or belongs to another bookie.
         problem: why it is out of use; empty if it is in use.
-        is_silent: it is out of use because it does not answer, so it is not read either.
-        is_listed: its files are known.
+        is_silent: whether it is out of use because it does not answer; it is not read then.
+        is_listed: whether its files are known.
     """
 
     path: str
@@ -96,7 +97,7 @@ class SpreadDirectory:
         return self._full_at_bytes is None
 
     def may_be_probed(self, now_s: float) -> bool:
-        """Return whether the last probe was long ago, and count this one."""
+        """Return whether a new probe is due, and if so, record it."""
         if self._probed_s is not None and now_s - self._probed_s < _PROBE_INTERVAL_S:
             return False
         self._probed_s = now_s
@@ -110,14 +111,14 @@ class SpreadDisk(Disk):
         self, directories: Sequence[SpreadDirectory], first: Disk, clock: Clock | None, silent_s: float
     ) -> None:
         self.directories = tuple(directories)
-        """In the order of the settings."""
+        """All directories, in the order of the settings."""
         self._first = first
         self._clock = clock
         self._silent_s = silent_s
         self._places: dict[str, SpreadDirectory] = {}
         """The directory of each spread file, by its path."""
         self._removed: set[str] = set()
-        """Files already removed by this process, or being removed."""
+        """Files that this process has removed or is removing."""
         self._unsynced = {directory.path for directory in directories}
         """Directories in which files may have been created or removed since the last sync."""
 
@@ -125,11 +126,11 @@ class SpreadDisk(Disk):
     async def over(
         cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = SILENT_S
     ) -> SpreadDisk:
-        """Make one disk of several directories, and list their files.
+        """Combine several directories into one disk, and list their files.
 
         Args:
             directories: the first one must have a disk. Another one without a disk must have a ``problem``.
-            clock: time; None: nothing is written after a failed read.
+            clock: time; None: directories are not probed after a failed read.
             silent_s: how long an operation on a directory other than the first may last.
 
         Raises:
@@ -188,7 +189,7 @@ class SpreadDisk(Disk):
 
     @override
     async def names(self, directory: str) -> list[str]:
-        """Return names. A directory that cannot be listed is taken out of use, unless it is the first one."""
+        """Return the names. Except for the first one, a directory that cannot be listed is taken out of use."""
         if directory != SPREAD:
             return await self._first.names(directory)
         for each in self.directories:
@@ -236,9 +237,9 @@ class SpreadDisk(Disk):
 
     @override
     async def sync_directory(self, directory: str) -> None:
-        """Sync. A failing directory is taken out of use, unless it is the first one: nothing more is written there.
+        """Sync ``directory``. A failing directory of the disk is taken out of use, unless it is the first one.
 
-        Files removed from it may reappear, as entry logs to which the index does not refer.
+        Files removed from it may reappear as entry logs to which the index does not refer.
         """
         if directory != SPREAD:
             await self._first.sync_directory(directory)
@@ -255,7 +256,7 @@ class SpreadDisk(Disk):
 
     @override
     async def space(self) -> tuple[int, int]:
-        """Return the sums over the directories in use."""
+        """Return the sums of the total and the free bytes of all directories in use."""
         found = await self._spaces()
         return sum(total for _, total, _ in found), sum(free for *_, free in found)
 
@@ -283,9 +284,10 @@ class SpreadDisk(Disk):
         return any(each.problem and not each.is_listed for each in self.directories)
 
     async def suspect(self, directory: SpreadDirectory, path: str) -> None:
-        """Take a directory out of use if a file is not listed in it any more, or nothing can be written to it.
+        """Take a directory out of use if it no longer lists the file ``path``, or cannot be written.
 
-        Call it after a file could not be read. Nothing is done for the first directory, or shortly after another probe.
+        To be called after a read of a file failed. Nothing is done for the first directory, or shortly after another
+        probe.
         """
         disk = directory.disk
         if disk is None or disk is self._first or directory.problem or path in self._removed:
@@ -304,9 +306,9 @@ class SpreadDisk(Disk):
             self._take_out(directory, str(error))
 
     async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
-        """Await an operation on a directory; other directories than the first have a deadline.
+        """Await an operation on a directory, with a deadline unless it is the first directory.
 
-        Only the time during which this process runs counts.
+        Only time during which this process is running counts.
 
         Raises:
             DirectoryFailedError: the directory does not answer, and is out of use.
@@ -350,7 +352,7 @@ class SpreadDisk(Disk):
             _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
 
     async def _spaces(self) -> list[tuple[SpreadDirectory, int, int]]:
-        """Total and free bytes of each directory in use."""
+        """Return the total and free bytes of each directory in use."""
         found = []
         for each in self.directories:
             if each.disk is not None and not each.problem:
@@ -369,7 +371,7 @@ class SpreadDisk(Disk):
 
 @dataclass(slots=True)
 class _SpreadFile(DiskFile):
-    """A file of one of the directories. It takes no writes once its directory is out of use."""
+    """A file of one of the directories. It refuses writes after its directory was taken out of use."""
 
     disk: SpreadDisk
     directory: SpreadDirectory

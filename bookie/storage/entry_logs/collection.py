@@ -1,14 +1,15 @@
-"""The deletion of the entries of a ledger no longer stored here (docs/failure-model.md#collection-and-checkpoints).
+"""The deletion of the entries of collected ledgers (docs/failure-model.md#collection-and-checkpoints).
 
-The collector marks the ledger, checks that its entries are not needed here, and collects with the token of the mark.
-Every event after which a client may rely on the entries clears the mark: an add, from its arrival until it is durable,
-a fence, limbo, and above all a listing, with which a repair finds the existing entries
+The collector marks a ledger, checks that its entries are no longer needed here, and then collects it with the token of
+the mark. Every event after which a client may rely on the entries clears the mark: an add (from its arrival until it is
+durable), a fence, limbo, and above all a listing, by which a repair finds the existing entries
 (docs/failure-model.md#reservations).
 
-The entries are deleted page by page. No checkpoint runs from the check of the mark to the end of a page, so an add
-during this time stays in the write cache and survives the deletion. A listing waits for the page, so it contains all of
-the page or nothing, and no further page is deleted after it. A crash may restore entries still in the journal; the next
-pass collects them. The ledger's state, with the fence, is permanent (S17).
+The entries are deleted page by page. No checkpoint runs between the check of the mark and the end of a page, so an
+entry that is added during this time stays in the write cache and survives the deletion. A listing waits for the end of
+the page, so it contains all entries of the page or none, and no further page is deleted after it. A crash may restore
+entries that are still in the journal; the next pass collects them. The ledger's state, with the fence, is permanent
+(S17).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bookie.storage.port import EntryIndex
 
 
 class CollectionMark:
-    """The token of one mark; equal only to itself."""
+    """The token of one mark, equal only to itself."""
 
 
 CollectionMarks = dict[LedgerId, CollectionMark]
@@ -46,7 +47,7 @@ class Collection:
     page_keys: int
 
     async def delete(self, ledger_id: LedgerId, mark: CollectionMark) -> bool:
-        """Delete all entries of a ledger while ``mark`` is set; False if it was cleared: some may be deleted then.
+        """Delete all entries of a ledger while ``mark`` is set. If it was cleared, return False: some may be deleted.
 
         Raises:
             DiskError: the index cannot be read or written.
@@ -59,10 +60,13 @@ class Collection:
         return page
 
     async def _delete_page(self, ledger_id: LedgerId, mark: CollectionMark, start: bytes) -> bool | bytes:
-        """Delete the page that begins at the key ``start``, and return the key at which the next one begins.
+        """Delete the page of entries that begins at the key ``start``.
 
-        RocksDB passes over deleted keys one by one, so a page that began at the first entry would take longer with each
-        page before it. No entry appears before ``start``: the add of one clears the mark.
+        Return the key at which the next page begins, True if there are no more entries, or False if the mark was
+        cleared.
+
+        A page does not begin at the first entry again, because RocksDB skips deleted keys one by one, and each page
+        would take longer than the one before. No entry can appear before ``start``: an add clears the mark.
         """
         limit = 1 if fault_point("collection.tiny_page") else self.page_keys
         async with self.states.using(ledger_id) as state, self.checkpointer.exclusive():
@@ -70,7 +74,7 @@ class Collection:
             pairs = await self.index.range(start, end, limit)
             if self.marks.get(ledger_id) is not mark:
                 return False
-            # Point of no return: no yield since the check, and entries added from now on are kept.
+            # Nothing has yielded since the check, so entries that are added from now on are kept.
             self.checkpointer.drop(ledger_id)
             if not pairs:
                 self._set_collected(state)
@@ -89,6 +93,6 @@ class Collection:
         self.states.changed(state)
 
     async def _delete(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-        """Delete entries and count their bytes as dead in their logs, atomically."""
+        """Delete entries from the index and count their bytes as dead in their logs, atomically."""
         puts = await increased(self.index, dead_bytes(value for _, value in pairs))
         await self.index.write(puts, [key for key, _ in pairs])

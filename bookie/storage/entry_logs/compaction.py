@@ -1,17 +1,17 @@
-"""Compaction: the removal of entry logs whose entries were mostly collected.
+"""Compaction: the removal of entry logs in which most bytes are dead.
 
-The order of the steps makes this safe. After a crash between any two steps, each entry is still at its place according
-to the index:
+The order of the steps makes this safe. After a crash between any two steps, each entry is still at the place that the
+index names:
 
 1. copy the live entries to a new log, and make it durable;
-2. for each entry still at the old place in the index, write the new place to the index;
-3. remove the old log, which the index no longer refers to. A reader with an outdated place asks the index again.
+2. for each entry that the index still locates in the old log, write the new place to the index;
+3. remove the old log, which the index no longer refers to. A reader with an outdated place looks it up again.
 
 A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). A log with damaged
-content is not read again until the next major collection, or a restart. After an I/O error, which may be
-momentary, the next run reads the log again. Its end is the end of
-its file, or the recorded one if a crash or a full disk cut the log off (``bookie.storage.entry_logs.log_ends``).
-Readable entries after a recorded end are looked up in the index like all others.
+content is not read again until the next major collection or a restart. After an I/O error, which may be temporary, the
+next run reads the log again. The end of a log is the end of its file, or the recorded end if a crash or a full disk cut
+the log off (``bookie.storage.entry_logs.log_ends``). Readable entries after a recorded end are looked up in the index
+like all others.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -67,10 +67,11 @@ from bookie.storage.settings import StorageSettings
 _log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 8 << 20
-"""Read at a time; several times the largest entry."""
+"""Bytes read at a time: several times the size of the largest entry."""
 _PAGE_KEYS: Final = 10_000
 _UNFINISHED: Final = 1 << 62
-"""Dead bytes of a log being filled: after a crash it is compacted, regardless of its content."""
+"""Dead bytes recorded for a log while compaction fills it, so that it is compacted after a crash regardless of its
+content."""
 
 
 @dataclass(slots=True)
@@ -81,12 +82,12 @@ class CompactionResult:
     freed_bytes: int = 0
     copied_bytes: int = 0
     kept_damaged: int = 0
-    """Logs that should be compacted but cannot be read to their end, or that cannot be opened."""
+    """The number of logs that should be compacted, but cannot be opened or cannot be read to their end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """An entry whose place in the index is in the old log."""
+    """An entry that the index locates in the old log."""
 
     key: bytes
     old: bytes
@@ -95,16 +96,16 @@ class _Live:
 
 
 class _UnreadableLogError(Exception):
-    """A log cannot be read to its end. Never leaves this module."""
+    """A log cannot be read to its end. Not raised outside this module."""
 
 
 class _DamagedLogError(_UnreadableLogError):
-    """... because of its content."""
+    """A log cannot be read to its end because its content is damaged."""
 
 
 @dataclass(slots=True)
 class Compactor:
-    """The compaction of one store's entry logs; one run at a time."""
+    """The compaction of the entry logs of one store. Only one run at a time."""
 
     disk: Disk
     index: EntryIndex
@@ -116,14 +117,15 @@ class Compactor:
     """Logs with damaged content, which the next runs do not read."""
 
     async def run(self, below: float | None = None) -> CompactionResult:
-        """Remove or compact every log with too few live bytes, beginning with the fewest, relative to its size.
+        """Remove or compact every log with too small a share of live bytes, smallest share first.
 
         Args:
-            below: live share below which a log is compacted; None: the value of the settings. With a value, logs that
-                were damaged earlier are read again.
+            below: the share of live bytes below which a log is compacted; None: the value of the settings. If it is
+                given, logs that earlier runs found damaged are read again.
 
         Raises:
-            DiskFullError: no space for a copy, or no more files may be opened; logs finished so far stay compacted.
+            DiskFullError: no space for a copy, or no more files may be opened; the logs compacted before remain
+                compacted.
             DiskError: a disk failed.
         """
         done = CompactionResult()
@@ -145,7 +147,7 @@ class Compactor:
             except (
                 DirectoryFailedError,
                 DirectoryFullError,
-            ) as error:  # the old log stays; another run copies the rest
+            ) as error:  # the old log stays; a later run copies the rest
                 _log.error("entry log not compacted", extra={"log_id": log_id, "error": str(error)})
                 continue
             if not await self._remove(log_id):
@@ -155,7 +157,7 @@ class Compactor:
         return done
 
     async def _candidates(self, below: float, done: CompactionResult) -> list[tuple[int, int]]:
-        """Return the id and the size of each log to compact; count the logs that cannot be opened as kept."""
+        """Return the id and the size of each log to compact, and count those that cannot be opened as kept."""
         found: list[tuple[float, int, int]] = []
         first, end = dead_range()
         while page := await self.index.range(first, end, _PAGE_KEYS):
@@ -192,7 +194,7 @@ class Compactor:
             await file.close()
 
     async def _move_live(self, log_id: int, size: int, end: int) -> int:
-        """Copy the live entries, write their new places to the index, and return the number of bytes copied."""
+        """Copy the live entries, write their new places to the index, and return the number of copied bytes."""
         target: EntryLogWriter | None = None
         is_named = False
         copied = 0
@@ -210,7 +212,7 @@ class Compactor:
                 await asyncio.shield(guarded("compaction", self._finish(target.log_id)))
         except DiskFullError:
             if target is not None and not is_named:
-                await self.logs.discard(target)  # else the failed attempts would fill the disk
+                await self.logs.discard(target)  # otherwise failed attempts would fill the disk
             raise
         finally:
             if target is not None:
@@ -223,7 +225,7 @@ class Compactor:
         return await self.logs.create(log_id)
 
     async def _live(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[_Live], None]:
-        """Yield the live entries of a log, a page at a time."""
+        """Yield the live entries of a log, page by page."""
         async with aclosing(self._records(log_id, size, end)) as windows:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
@@ -234,7 +236,7 @@ class Compactor:
                         yield live
 
     async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
-        """Yield the records of a log. It may be unreadable only after ``end``, its recorded end."""
+        """Yield the records of a log, which may be unreadable only after its recorded end, ``end``."""
         try:
             file = await self.disk.open(log_path(log_id))
         except DiskFullError:
@@ -264,9 +266,9 @@ class Compactor:
             await file.close()
 
     async def _rename(self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
-        """Write the new places of entries still at the old place; count old places and useless copies as dead at once.
+        """Write the new places of entries that did not move; count their old places and useless copies as dead.
 
-        So if the process ends before the old log is removed, the next run removes it.
+        Both happen in one write. So if the process ends before the old log is removed, the next run removes it.
         """
         async with self.checkpointer.exclusive():
             current = await self.index.get_many([entry.key for entry in live])
@@ -281,13 +283,13 @@ class Compactor:
             await self.index.write([*puts, *more, ends_at(target_id, target_end)])
 
     async def _finish(self, target_id: int) -> None:
-        """Record a target as complete."""
+        """Record that a target is complete."""
         async with self.checkpointer.exclusive():
             puts = await increased(self.index, {target_id: -_UNFINISHED})
             await self.index.write(puts, [end_key(target_id)])
 
     async def _remove(self, log_id: int) -> bool:
-        """Remove a log to which the index does not refer; False if its directory failed, and it stays."""
+        """Remove a log to which the index does not refer. Return False if its directory failed and it stays."""
         try:
             await self.disk.unlink(log_path(log_id))
         except DirectoryFailedError as error:

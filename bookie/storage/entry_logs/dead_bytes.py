@@ -1,8 +1,8 @@
-"""The number of dead bytes of each entry log: of entries that were collected, or stored again elsewhere.
+"""The number of dead bytes of each entry log: bytes of entries that were collected or stored again elsewhere.
 
-Compaction chooses logs by these numbers, so uncounted bytes are never given back. The invariant: a number changes in
-the same atomic index write as the change that makes the bytes dead, under the checkpointer's lock. A crash therefore
-leaves both or neither.
+Compaction chooses logs by these numbers, so the space of uncounted bytes is never freed. The invariant: a number
+changes in the same atomic index write as the change that makes the bytes dead, under the checkpointer's lock. A crash
+therefore leaves both or neither.
 
 Source: docs/failure-model.md#collection-and-checkpoints.
 """
@@ -24,15 +24,16 @@ from bookie.storage.entry_logs.entry_log import RECORD_HEADER_SIZE
 from bookie.storage.port import EntryIndex
 
 _LEDGERS_PROBED_MAX: Final = 32
-"""Most ledgers in a batch for which one read of each ledger's range is cheaper than a read of each entry."""
+"""For batches with at most this many ledgers, checking once per ledger whether any of its entries is in the index is
+cheaper than looking up each entry."""
 
 
 async def increased(index: EntryIndex, dead: Mapping[int, int]) -> list[tuple[bytes, bytes]]:
-    """Return the index records for more dead bytes.
+    """Return the index records that increase the numbers of dead bytes.
 
     Args:
         index: the index.
-        dead: the bytes to add by log id; negative to subtract. A number never falls below 0.
+        dead: the bytes to add, by log id; negative to subtract. A number never falls below 0.
 
     Raises:
         DiskError: the index cannot be read.
@@ -43,7 +44,7 @@ async def increased(index: EntryIndex, dead: Mapping[int, int]) -> list[tuple[by
 
 
 async def superseded(index: EntryIndex, puts: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
-    """Return the bytes that die by log id when new places of entries are written to the index.
+    """Return the number of bytes, by log id, that become dead when new places of entries are written to the index.
 
     Args:
         index: the index before the write.
@@ -59,7 +60,7 @@ async def superseded(index: EntryIndex, puts: Sequence[tuple[bytes, bytes]]) -> 
 
 
 def dead_bytes(places: Iterable[bytes | None]) -> dict[int, int]:
-    """Return the bytes of entries at these places by log id, record headers included."""
+    """Return the number of bytes of the entries at these places, by log id, including the record headers."""
     dead: dict[int, int] = {}
     for value in places:
         if value is not None:

@@ -1,8 +1,8 @@
 """Entry logs: files with entries, written at a flush in (ledger, entry) order and never changed.
 
 Record: size, CRC32C, entry. The index refers to an entry only after its file is durable. Every read is verified: the
-checksum detects bit rot, the entry's own ids detect the bytes of another entry (a misdirected write). A failed read is
-returned as a value, not raised: one bad sector must not fail a whole request.
+checksum detects bit rot, and the ids in the entry detect the bytes of another entry (a misdirected write). A failed
+read is returned as a value, not raised: one bad sector must not fail a whole request.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _CRC: Final = struct.Struct(">I")
 _IDS: Final = struct.Struct(">qq")
 _MAGIC: Final = b"\x93bkhelog"
 _END_IS_RECORDED: Final = 1
-"""Flag: the index had a record of the log's end before the file was created."""
+"""The flag which states that the index had a record of the log's end before the file was created."""
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
 GAP_BYTES_MAX: Final = 16 << 10
-"""Largest gap between two entries read as one range, which is cheaper than a second request to the device."""
+"""The largest gap between two entries that are read as one range; reading it is cheaper than a second request to the
+device."""
 _FAILED_READS_MAX: Final = 64
-"""Failed reads of one file in one request. To find a bad sector among a thousand entries takes about ten."""
+"""The most failed reads of one file in one request. Finding a bad sector among a thousand entries takes about ten."""
 
 
 @dataclass(slots=True)
 class EntryLogWriter:
-    """One file being written."""
+    """An entry log that is being written."""
 
     log_id: int
     file: DiskFile
@@ -96,7 +97,7 @@ class EntryLogs:
         self._removed: set[int] = set()
 
     def take_id(self) -> int:
-        """Return the id of a new log. No other log ever gets it."""
+        """Return an id for a new log. It is never used for another log."""
         log_id, self.next_id = self.next_id, self.next_id + 1
         return log_id
 
@@ -119,7 +120,7 @@ class EntryLogs:
         return EntryLogWriter(log_id, file, size)
 
     async def present(self) -> list[int]:
-        """Return the ids of the logs on the disk, ascending. A removed log does not come back in a crash.
+        """Return the ids of the logs on the disk, ascending. Logs removed before do not reappear after a crash.
 
         Raises:
             DiskError: the directory cannot be read or synced.
@@ -145,9 +146,9 @@ class EntryLogs:
     async def read(self, locations: Sequence[Location]) -> list[bytes | DiskError | None]:
         """Return the unverified bytes at each location; None if the file was deleted, an error if it is unreadable.
 
-        An unreadable part of a file fails only the entries in it. If more than ``_FAILED_READS_MAX`` reads of one file
-        fail, the entries not read by then have an error too: the whole disk may fail, and each failure may take
-        seconds.
+        An unreadable part of a file causes errors only for the entries in it. If more than ``_FAILED_READS_MAX`` reads
+        of one file fail, the entries that were not read by then get an error too: the whole disk may be failing, and
+        each failure may take seconds.
         """
         results: list[bytes | DiskError | None] = [None] * len(locations)
         by_log: dict[int, list[int]] = {}
@@ -178,7 +179,7 @@ class EntryLogs:
         return results
 
     async def read_range(self, log_id: int, offset: int, size: int) -> bytes:
-        """Return the unverified bytes of one range; none if the file was deleted, fewer at its end.
+        """Return the unverified bytes of one range; fewer at the end of the file, none if the file was deleted.
 
         Raises:
             DiskError: the file cannot be read.
@@ -195,7 +196,7 @@ class EntryLogs:
         return data
 
     async def forget(self, log_id: int) -> None:
-        """Close a removed file once its present readers have finished."""
+        """Close a removed file when its current readers have finished."""
         self._removed.add(log_id)
         if (log := self._open.pop(log_id, None)) is not None:
             self._surplus.append(log)
@@ -248,8 +249,8 @@ class LogHeader:
 
     Attributes:
         log_id: its id.
-        is_end_recorded: the index had a record of the log's end before the file was created. A log of a release without
-            these records has none: a record under its id belongs to an earlier file.
+        is_end_recorded: whether the index had a record of the log's end before the file was created. False for a log of
+            a release without these records: a record with its id belongs to an earlier file.
     """
 
     log_id: int
@@ -267,21 +268,21 @@ def decode_header(data: bytes) -> LogHeader | None:
 
 
 def decode_records(data: bytes) -> list[tuple[Location, bytes]]:
-    """Return the complete, intact records at the start of ``data``, with their place relative to it (log id 0)."""
+    """Return the complete, intact records at the start of ``data``, with places relative to it (log id 0)."""
     records, offset = [], 0
     while offset + _RECORD.size <= len(data):
         size, crc = _RECORD.unpack_from(data, offset)
         offset += _RECORD.size
         body = data[offset : offset + size]
         if size < ENTRY_HEADER_SIZE or len(body) < size or crc32c(body) != crc:
-            break  # without the first condition, a hole of zeros would read as empty records
+            break  # without the first condition, a hole of zeros would look like empty records
         records.append((Location(0, offset, size, crc), body))
         offset += size
     return records
 
 
 def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> bool:
-    """Return whether ``data`` is complete, intact and the requested entry."""
+    """Return whether ``data`` is the requested entry, complete and intact."""
     return (
         len(data) == location.size
         and crc32c(data) == location.crc
@@ -291,12 +292,12 @@ def is_entry(location: Location, data: bytes, ledger_id: int, entry_id: int) -> 
 
 
 async def log_ids(disk: Disk) -> list[int]:
-    """Return the ids of the entry logs on the disk, ascending. Files with other names are not entry logs."""
+    """Return the ids of the entry logs on the disk, ascending. Files with other names are ignored."""
     return sorted(int(found[1], 16) for name in await disk.names(DIRECTORY) if (found := _NAME.fullmatch(name)))
 
 
 async def all_log_ids(disk: Disk) -> list[int]:
-    """Return the ids of the entry logs, for a change that must not overlook one.
+    """Return the ids of the entry logs, for a change that must cover all of them.
 
     Raises:
         DiskError: a directory cannot be read, or is out of use (R130).
@@ -322,12 +323,12 @@ def log_path(log_id: int) -> str:
 
 
 def cut(blocks: Sequence[bytes], parts: Iterable[tuple[int, int, int]]) -> list[bytes]:
-    """Return the bytes of each (block, start, size), and copy no others: a block of 1 MiB may hold 10,000 entries."""
+    """Return the bytes of each (block, start, size), copying only these: a block of 1 MiB may hold 10,000 entries."""
     return [blocks[place][start : start + size] for place, start, size in parts]
 
 
 async def _read_parts(file: DiskFile, locations: Sequence[Location]) -> list[bytes | DiskError]:
-    """Read locations of one file. After a failure each half is read by itself, down to a single entry."""
+    """Read locations of one file. After a failure, each half is read separately, down to a single entry."""
     results: list[bytes | DiskError] = [b""] * len(locations)
     parts, failed = [sorted(range(len(locations)), key=lambda index: locations[index].offset)], 0
     while parts:
@@ -359,7 +360,7 @@ async def _read_parts(file: DiskFile, locations: Sequence[Location]) -> list[byt
 
 
 def _coalesce(locations: Sequence[Location]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return ranges covering all locations, and for each location the index of its range."""
+    """Return ranges that cover all locations, and for each location the index of its range."""
     ranges: list[tuple[int, int]] = []
     places = [0] * len(locations)
     for index in sorted(range(len(locations)), key=lambda index: locations[index].offset):

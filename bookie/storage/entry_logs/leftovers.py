@@ -1,19 +1,21 @@
-"""Entry logs of flushes interrupted by a crash.
+"""The treatment of entry logs of flushes that a crash interrupted.
 
-Entries of such a flush must be kept if they are already in the index. The journal may have lost them, if they were
-never synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is
-therefore removed only if all of it can be read up to its end and the index refers to no entry in it; otherwise it stays
-until compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``): bytes
-left after it by a power loss were never in the index. A log of a release without recorded ends must be readable to the
-end of its file.
+Entries of such a flush must be kept if they are already in the index. The journal may have lost them if they were never
+synced there: a killed process leaves them in the page cache, and a later power loss discards them. A file is therefore
+removed only if it can be read completely, up to its end, and the index refers to no entry in it. Otherwise it stays
+until compaction moves its entries. The end is recorded in the index (``bookie.storage.entry_logs.log_ends``); the index
+never referred to bytes that a power loss left after it. A log of a release without recorded ends must be readable to
+the end of its file.
 
-If the index names an entry in a log that does not exist, the entry is named in the leftover log that contains it. The
-index has then lost writes: compaction removes a log only after it has written the new places of its entries.
+If the index locates an entry in a log that does not exist, its place is corrected to the leftover log that contains it.
+The index has then lost writes, because compaction removes a log only after it has written the new places of its
+entries.
 
-The record of the end can belong to an earlier file with the same id, after a downgrade. It only decides which part of a
-log may be unreadable. It never decides which entries are in the index: all of the log is read, even after the end, and
-each entry is looked up. A record is deleted if the log's header shows that the end of this file was not recorded, or if
-the index refers to an entry after it. A log whose header is damaged is kept, because its record may be either.
+The record of the end can belong to an earlier file with the same id, after a downgrade. So the record decides only
+which part of a log may be unreadable. It never decides which entries are in the index: the whole log is read, including
+the part after the end, and each entry is looked up. A record is deleted if the log's header shows that the end of this
+file was not recorded, or if the index refers to an entry after it. A log with a damaged header is kept, because its
+record may belong to it or to an earlier file.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ from bookie.storage.port import DirectoryFailedError, Disk, DiskFile, EntryIndex
 _log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 8 << 20
-"""Read at a time; several times the largest entry."""
+"""Bytes read at a time: several times the size of the largest entry."""
 
 
 async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]) -> None:
-    """Remove each of the logs to which the index does not refer. The store must not write yet.
+    """Remove leftover logs to which the index does not refer. The store must not write yet.
 
-    This concerns the given logs and those whose end is recorded and not counted.
+    Leftover logs are the given ones and those whose end is recorded but not counted.
 
     In a log that stays, the bytes of the entries to which the index does not refer are counted as dead, so compaction
-    can give the space back. A log that cannot be read to its end stays without a count.
+    can free the space. In a log that cannot be read to its end, nothing is counted.
 
     Raises:
         DiskError: a file or the index cannot be read or written, or a removal cannot be made durable.
@@ -72,12 +74,12 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
 
     for log_id in leftovers:
         if disk.is_out_of_use(log_path(log_id)):
-            continue  # a later start, with its directory, finds its records as they are
+            continue  # keep its records for a later start with its directory
         end = await end_of(index, log_id)
         try:
             file = await disk.open(log_path(log_id))
         except FileNotFoundError:
-            removed.append(log_id)  # before it was created, or after it was removed
+            removed.append(log_id)  # the crash was before its creation or after its removal
             continue
         try:
             found = await _contents(file, log_id, index, None if end is None else end.offset, is_gone)
@@ -103,9 +105,9 @@ class _Contents:
     """The content of a log.
 
     Attributes:
-        is_readable: it can be read to its end.
-        is_end_right: its recorded end belongs to this file, as far as is known.
-        live_end: where the last entry ends to which the index refers; 0: there is none.
+        is_readable: whether it can be read to its end.
+        is_end_right: whether its recorded end belongs to this file, as far as is known.
+        live_end: the end of the last entry to which the index refers; 0 if there is none.
     """
 
     is_readable: bool = True

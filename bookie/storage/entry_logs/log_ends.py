@@ -1,19 +1,20 @@
-"""The ends of entry logs that do not fill their files: bytes after an end were never part of the store.
+"""The recorded ends of entry logs that end before their files do.
 
-A power loss can cut off a log or leave junk after its last synced entry, and a full disk leaves a part of a page. By
-its bytes, such a log cannot be distinguished from a damaged one. So a log that is being written has a record of its end
-in the index. The invariant: the index refers to nothing after the recorded end, because the end is written in the same
-atomic write as each entry's place. Everything before the end was synced before this write; if it cannot be read, it is
-damage.
+Bytes after a recorded end were never part of the store. A power loss can cut off a log or leave junk after its last
+synced entry, and a full disk leaves a part of a page. The bytes of such a log look like those of a damaged one. So the
+index has a record of the end of each log that is being written. The invariant: the index refers to nothing after the
+recorded end, because the end is written in the same atomic write as each entry's place. Everything before the end was
+synced before this write; if a part of it cannot be read, the log is damaged.
 
 A log has a record from before its creation until it is complete, or permanently if a full disk ended it early. A record
-that was not counted yet at the start of a bookie names a log of a flush or compaction that a crash interrupted.
+that is not counted yet when a bookie starts belongs to a log of a flush or compaction that a crash interrupted.
 
-A record can belong to an earlier file with the same id. Releases without these records leave them as they are, and use
-an id again whose file was never created or was removed. Such a record would make a complete log look cut off, so it
-must not decide which logs are removed:
+A record can belong to an earlier file with the same id. Releases without these records do not change them, and reuse an
+id if its file was never created or was removed. Such a record makes a complete log look cut off, so it must not decide
+which logs are removed:
 
-- this release gives no id to a log for which the index has a record (``last_recorded``), so a new log has its own;
+- this release gives no log an id for which the index already has a record (``last_recorded``), so a new log has a
+  record of its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;
 - readable entries after a recorded end are looked up in the index, before the log is removed. If the index refers to an
   entry there, the record is ignored.
@@ -40,7 +41,7 @@ def ends_at(log_id: int, offset: int, *, is_counted: bool = False) -> Put:
 
 
 async def end_of(index: EntryIndex, log_id: int) -> LogEnd | None:
-    """Return the recorded end of a log; None if the log ends where its file ends.
+    """Return the recorded end of a log, or None if the log ends where its file ends.
 
     Raises:
         DiskError: the index cannot be read.
@@ -50,7 +51,7 @@ async def end_of(index: EntryIndex, log_id: int) -> LogEnd | None:
 
 
 async def uncounted(index: EntryIndex) -> list[int]:
-    """Return the logs whose end is recorded and not counted, ascending.
+    """Return the ids of the logs whose end is recorded but not counted, ascending.
 
     Raises:
         DiskError: the index cannot be read.
@@ -64,7 +65,7 @@ async def uncounted(index: EntryIndex) -> list[int]:
 
 
 async def last_recorded(index: EntryIndex) -> int:
-    """Return the greatest id of a log of which the index has an end or a number of dead bytes; 0 if there is none.
+    """Return the greatest log id for which the index has an end or a number of dead bytes; 0 if there is none.
 
     Raises:
         DiskError: the index cannot be read.
@@ -74,5 +75,5 @@ async def last_recorded(index: EntryIndex) -> int:
 
 
 def end_keys(log_ids: Sequence[int]) -> list[bytes]:
-    """Return the keys of the ends of logs, to delete them."""
+    """Return the keys of the ends of logs, for their deletion."""
     return [end_key(log_id) for log_id in log_ids]

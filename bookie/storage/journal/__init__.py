@@ -1,5 +1,4 @@
 """The journal: durable appends with group commit, and the replay after a restart.
 
-``format`` is the byte layout, ``mark`` the second record of the durable end.
-Start with ``journal``.
+``format`` is the byte layout, and ``mark`` the second record of the durable end. Start with ``journal``.
 """

@@ -1,8 +1,8 @@
 """The byte layout of a journal file: a file header, then batches of records (rules J2 and J11), then perhaps zeros.
 
 A batch contains its place (epoch, sequence, offset) and the sequence up to which everything was durable when it was
-written. A reader can therefore distinguish a torn tail, which no later header contradicts, from damage to acknowledged
-records. All functions are pure; ``replay`` makes this distinction.
+written. ``replay`` uses this to distinguish a torn tail, which no later header contradicts, from damage to acknowledged
+records. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bookie.storage.errors import DamagedJournalError, UnsupportedFormatError
 
 FORMAT: Final = 1
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Largest batch accepted by a reader; checked before anything is sliced or allocated (J11). A writer stays far below:
-its settings plus one caller's request bound a group."""
+"""The largest batch that a reader accepts, checked before anything is sliced or allocated (J11). Batches are far
+smaller: the bound of a group commit plus one request."""
 
 _FILE_MAGIC: Final = b"\x93bkhjfil"
 _BATCH_MAGIC: Final = b"\x93bkhjbat"
@@ -31,7 +31,7 @@ _CRC: Final = struct.Struct(">I")
 _RECORD: Final = struct.Struct(">IIBq")  # body length, CRC32C of the body, kind, ledger id
 
 _COPIED_BYTES_MAX: Final = 4096
-"""Average size of the parts of a batch from which on they are not joined; an entry is two parts, one of them small."""
+"""Parts of a batch are joined if their average size is smaller; an entry has two parts, one of them small."""
 
 FILE_HEADER_SIZE: Final = _FILE_HEADER.size + _CRC.size
 BATCH_HEADER_SIZE: Final = _BATCH_HEADER.size + _CRC.size
@@ -42,9 +42,9 @@ class RecordKind(enum.IntEnum):
     """The meaning of a record's body. 5 is reserved for explicit last-add-confirmed values."""
 
     ENTRY = 1
-    """An entry in its stored form; the ids are in its own header."""
+    """An entry in its stored form, with the ids in its own header."""
     MASTER_KEY = 2
-    """The ledger's key, recorded at the first contact with the ledger."""
+    """The ledger's key, recorded when the ledger is first used."""
     FENCE = 3
     LIMBO = 4
     """The ledger is fenced, and the entries stored here earlier are unknown."""
@@ -71,7 +71,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The start of a file. Everything up to ``durable_sequence`` was durable before the file existed."""
+    """The header of a file. Everything up to ``durable_sequence`` was durable before the file was created."""
 
     epoch: int
     number: int
@@ -96,7 +96,7 @@ class BatchHeader:
 
 
 def encode_entries(ledger_id: int, entries: Iterable[tuple[bytes, int]]) -> list[bytes]:
-    """Return the record parts of (entry, its CRC32C) pairs: header and body alternately."""
+    """Return the record parts of (entry, its CRC32C) pairs: alternately a header and a body."""
     pack, kind = _RECORD.pack, int(RecordKind.ENTRY)
     parts: list[bytes] = []
     for body, crc in entries:
@@ -116,9 +116,9 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> Sequence[bytes]:
-    """Return a batch of encoded record parts, in parts to be written one after the other.
+    """Return a batch of encoded record parts, as a list of parts to be written in this order.
 
-    Small parts are joined, because each part costs something; large ones are not copied.
+    Small parts are joined, because each part has a cost. Large ones are not copied.
     """
     head = _sealed(
         _BATCH_HEADER.pack(
@@ -168,8 +168,8 @@ def decode_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHea
 def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeader | None:
     """Return the first batch header of ``epoch`` (None: any) from ``offset`` on that is at its recorded offset.
 
-    None if there is none. Because of the recorded offset, a copy of a journal stored as a payload is not mistaken for a
-    batch.
+    None if there is none. Because the offset is checked, a copy of a journal that is stored as a payload is not
+    mistaken for a batch.
     """
     while (offset := data.find(_BATCH_MAGIC, offset)) >= 0:
         if (header := decode_batch_header(data, offset, epoch)) is not None:
@@ -179,7 +179,7 @@ def find_batch_header(data: bytes, offset: int, epoch: int | None) -> BatchHeade
 
 
 def used_size(data: bytes) -> int:
-    """Return the size of a file without the zeros at its end: reserved space, and perhaps zeros of a batch."""
+    """Return the size of a file without the zeros at its end, which are reserved space and perhaps a batch's end."""
     return len(data.rstrip(b"\0"))
 
 
@@ -228,7 +228,7 @@ def _sealed(header: bytes) -> bytes:
 
 
 def _opened(data: bytes, offset: int, layout: struct.Struct, magic: bytes) -> tuple[int, ...] | None:
-    """Return the fields after magic and format of an intact header, or None."""
+    """Return the fields after magic and format if the header is intact, else None."""
     end = offset + layout.size
     if len(data) < end + _CRC.size or crc32c(data[offset:end]) != _CRC.unpack_from(data, end)[0]:
         return None

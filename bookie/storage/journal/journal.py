@@ -1,22 +1,22 @@
 """Durable appends with group commit (rules J1, J3 to J6, J8 and J10 in docs/failure-model.md).
 
 The invariant: a record is acknowledged only after the sync of its batch, and a batch is written only after all earlier
-ones were synced. So each batch can state how far the journal is durable, and a replay can distinguish a torn tail,
-which was never acknowledged, from the loss of acknowledged records (J3, J4).
+ones were synced. So each batch can record up to which sequence the journal is durable, and a replay can distinguish a
+torn tail, which was never acknowledged, from the loss of acknowledged records (J3, J4).
 
 While one batch is being written and synced, new records queue, and the next batch contains all of them. One sync thus
 covers many callers, and a single caller does not wait. Callbacks run in the order of the journal, before any caller
 resumes.
 
-A file begins in this order: its header is synced, then its name in the directory, then the mark beside the files, then
-space may be reserved after it, then the first batch is written (J5). A crash before the first batch leaves a file
-without records. A crash during a batch leaves a torn tail, and any crash leaves reserved space, which is zeros. Nothing
-is appended after them: each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint
-that covers it is durable; the mark is written last, because on a full disk it needs the space freed by the deletion.
+The steps of beginning a file are: sync its header, sync its name in the directory, write the mark, reserve space if
+configured, write the first batch (J5). A crash before the first batch leaves a file without records. A crash during a
+batch leaves a torn tail, and any crash leaves reserved space, which reads as zeros. Nothing is appended after either:
+each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint that covers it is
+durable; the mark is written last, because on a full disk it needs the space freed by the deletion.
 
-Each batch records that the one before it was durable. The last one has no successor, so a second task writes the mark
-once nothing was written for ``journal_mark_after_s``. From then on, a damaged last batch is damage, not a torn tail
-(J12).
+Each batch records that the one before it was durable. The last batch has no successor, so a second task writes the mark
+after nothing was written for ``journal_mark_after_s``. From then on, an unreadable last batch is damage, not a torn
+tail (J12).
 
 If the disk is full, all queued records fail and the file is closed; the next records begin a new file with a higher
 epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit (J6).
@@ -64,7 +64,7 @@ class JournalStoppedError(FatalError):
 
 @dataclass(slots=True)
 class Records:
-    """The encoded records of one caller; they become durable together or not at all."""
+    """The encoded records of one caller, which become durable together or not at all."""
 
     parts: list[bytes] = field(default_factory=list, repr=False)
     count: int = 0
@@ -94,7 +94,7 @@ class _Request:
     done: asyncio.Future[FatalError | None]
 
     def finish(self, error: FatalError | None) -> None:
-        """Resolve the caller's future and run the callback; the caller, if not cancelled, resumes after it."""
+        """Resolve the caller's future and run the callback. The caller resumes after it, unless it was cancelled."""
         if not self.done.done():
             self.done.set_result(error)
         if error is None:
@@ -104,10 +104,10 @@ class _Request:
 
 
 class Journal:
-    """The writing side of the journal. One task owns the file; ``enqueue`` never waits.
+    """The writer of a journal. One task owns the file; ``enqueue`` never waits.
 
     Attributes:
-        durable_sequence: sequence of the last synced batch; its callbacks have run too, before any other task.
+        durable_sequence: the sequence of the last synced batch; its callbacks have run before any other task sees it.
         fatal: completes with the error when the journal has stopped permanently.
         is_full: whether the disk had no space for the last change, as far as is known.
     """
@@ -129,12 +129,12 @@ class Journal:
         Args:
             disk: the journal's disk.
             settings: the limits of the store.
-            slots: the marks beside the files.
+            slots: the slot files with the mark.
             clock: time.
             epoch: greater than any epoch on the disk.
-            sequence: of the last batch on the disk.
+            sequence: the sequence of the last batch on the disk.
             files: the files on the disk.
-            fatal: shared with other journals, so all of them stop if one fails; None: one of its own.
+            fatal: a future shared with other journals, so that all of them stop if one fails; None: a new one.
         """
         self.durable_sequence = sequence
         self.is_full = False
@@ -170,7 +170,7 @@ class Journal:
     ) -> asyncio.Future[FatalError | None]:
         """Queue records, and return a future that completes with None once they are durable, or with the error.
 
-        Exactly one of the callbacks runs, in journal order, before the caller resumes, even if the caller was
+        Exactly one of the callbacks runs, in journal order and before the caller resumes, even if the caller was
         cancelled.
 
         Raises:
@@ -189,12 +189,12 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of records waiting for the disk."""
+        """The bytes of the records that wait for the disk."""
         return self._waiting_bytes
 
     @property
     def oldest_change(self) -> int | None:
-        """The number of the oldest write, sync or removal under way; None if there is none."""
+        """The number of the oldest running write, sync or removal; None if there is none."""
         return self._changes.oldest
 
     async def trim(self, sequence: int) -> None:
@@ -211,12 +211,12 @@ class Journal:
             self._closed_files = [file for file in self._closed_files if file not in covered]
             with self._changing():
                 await self._disk.sync_directory(DIRECTORY)
-        # Last, because on a full disk it needs the space freed by the removed files.
+        # This is last because, on a full disk, it needs the space of the removed files.
         with self._changing():
             await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
 
     def stop(self, error: Exception) -> None:
-        """Acknowledge nothing more: fail the queued records and complete ``fatal``."""
+        """Stop acknowledging: fail the queued records and complete ``fatal``."""
         fatal = error if isinstance(error, FatalError) else JournalStoppedError(f"stopped by a failure: {error!r}")
         _log.critical("storage stopped, nothing more is acknowledged", exc_info=error)
         if not self.fatal.done():
@@ -229,7 +229,7 @@ class Journal:
         self._is_closing = True
 
     async def close(self) -> None:
-        """Accept no more records, write the queued ones, close the file."""
+        """Accept no more records, write the queued ones, and close the file."""
         self._is_closing = True
         self._wake.set()
         if self._writer is not None:
@@ -259,7 +259,7 @@ class Journal:
             self.stop(error)
 
     async def _mark_ends(self) -> None:
-        """Record the durable end of the journal whenever no batch follows it for some time."""
+        """Record the durable end of the journal whenever no further batch was written for some time."""
         try:
             while True:
                 await self._has_new_end.wait()
@@ -274,12 +274,12 @@ class Journal:
         try:
             with self._changing():
                 await self._slots.write(JournalMark(self.durable_sequence, self._epoch))
-        except DiskFullError as error:  # only the proof is missing; the next batch or checkpoint records it
+        except DiskFullError as error:  # no data is lost: the next batch or checkpoint records the end
             _log.warning("journal mark not written", extra={"error": str(error)})
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Count the work in the block as one change of the disk, so a disk that hangs is detected."""
+        """Count the work in the block as one change of the disk, so that a disk that hangs is detected."""
         with self._changes.one():
             try:
                 yield
@@ -339,9 +339,9 @@ class Journal:
         return file
 
     async def _abandon_file(self, error: DiskFullError) -> None:
-        """Close the file, so no batch is ever written after an incomplete one; use a new file and epoch.
+        """Close the file, so no batch is ever written after an incomplete one. The next one uses a new file and epoch.
 
-        All queued records fail as well, because later records may depend on earlier ones (a ledger's key).
+        All queued records fail as well, because they may depend on the failed ones (as on a ledger's key).
         """
         _log.error("journal disk full", extra={"durable_sequence": self.durable_sequence, "error": str(error)})
         self.is_full = True
@@ -350,7 +350,7 @@ class Journal:
         await self._end_file()
 
     async def _end_file(self) -> None:
-        """Give back the reserved space of the file, and close it."""
+        """Release the reserved space of the file, and close it."""
         if self._file is not None and self._settings.journal_reserve_bytes:
             await self._file.reserve(0)
         await self._close_file()

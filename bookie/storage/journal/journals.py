@@ -1,10 +1,9 @@
 """The journals of one store (rule R125).
 
-A ledger uses the journal whose number is the ledger id modulo the number of journals, for all of its records: entries,
-keys, fences and limbo. So the records of a ledger have the order of one journal, as in a store with one journal, and
-nothing needs an order between two ledgers.
+All records of a ledger (entries, keys, fences and limbo) are in the journal whose number is the ledger id modulo the
+number of journals. So they are ordered, as in a store with one journal. Records of different ledgers need no order.
 
-Each journal writes and syncs by itself, so the batches of several disks become durable at the same time. If one journal
+Each journal writes and syncs independently, so batches on several disks become durable at the same time. If one journal
 fails, all of them stop accepting records.
 """
 
@@ -27,7 +26,7 @@ class Journals:
 
     @property
     def fatal(self) -> asyncio.Future[FatalError]:
-        """Completes with the error when a journal has stopped permanently."""
+        """Completes with the error after a journal has stopped permanently."""
         return self.each[0].fatal
 
     @property
@@ -37,17 +36,17 @@ class Journals:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of records waiting for the disks."""
+        """The bytes of the records that wait for the disks."""
         return sum(journal.waiting_bytes for journal in self.each)
 
     @property
     def oldest_changes(self) -> tuple[int | None, ...]:
-        """For each journal the number of the oldest write, sync or removal under way; None: there is none."""
+        """For each journal, the number of the oldest running write, sync or removal; None if there is none."""
         return tuple(journal.oldest_change for journal in self.each)
 
     @property
     def full(self) -> tuple[bool, ...]:
-        """For each journal whether its disk had no space for the last change, as far as is known."""
+        """For each journal, whether its disk had no space for the last change, as far as is known."""
         return tuple(journal.is_full for journal in self.each)
 
     def enqueue(
@@ -73,7 +72,7 @@ class Journals:
     async def trim(self, sequences: Sequence[int]) -> None:
         """Remove the files covered by a durable checkpoint at the sequence of each journal.
 
-        A full disk does not keep the other journals from being trimmed.
+        If a disk is full, the other journals are still trimmed.
 
         Raises:
             DiskFullError: a mark could not be written.
@@ -89,12 +88,12 @@ class Journals:
             raise full
 
     def stop(self, error: Exception) -> None:
-        """Acknowledge nothing more: fail the queued records and complete ``fatal``."""
+        """Stop acknowledging: fail the queued records and complete ``fatal``."""
         for journal in self.each:
             journal.stop(error)
 
     async def close(self) -> None:
-        """Accept no more records, write the queued ones, close the files."""
+        """Accept no more records, write the queued ones, and close the files."""
         for journal in self.each:
             journal.refuse()
         for journal in self.each:

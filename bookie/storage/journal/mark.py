@@ -1,8 +1,9 @@
 """The durable end of the journal, recorded a second time outside the journal files (rule J4).
 
-Two slots are written alternately, so one of them survives damage to the other. A replay that ends before the mark has
-lost acknowledged records. The mark is written at each new file, at each checkpoint, and once the journal is silent, not
-for each batch: it limits how much a lost tail can hide, without any cost for adds.
+Two slots are written alternately, so one of them survives damage to the other. If a replay ends before the mark,
+acknowledged records are lost. The mark is not written for each batch, but for each new file, at each checkpoint, and
+after the journal has been idle for some time. It limits how much of a lost tail remains undetected, at no cost for
+adds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class JournalMark:
-    """A mark: everything up to ``durable_sequence`` was durable; ``epoch`` is the last epoch begun."""
+    """A mark: everything up to ``durable_sequence`` was durable, and ``epoch`` is the last epoch that was begun."""
 
     durable_sequence: int
     epoch: int
@@ -72,7 +73,7 @@ class MarkSlots:
             self.mark, self._next_slot = found[newest], 1 - newest
 
     async def write(self, mark: JournalMark) -> None:
-        """Make a mark durable. Do nothing if it is not greater than the present one.
+        """Make a mark durable. Do nothing if it is not greater than the current one.
 
         Raises:
             DiskError: the mark could not be made durable.

@@ -1,9 +1,9 @@
-"""Which of the journals of a store a directory has (rule R125).
+"""The record of which journal of a store a directory holds (rule R125).
 
-A ledger uses one journal: the one whose number is the ledger id modulo the number of journals. So directories that
-were exchanged, left out or added would let records be replayed from a wrong place, or not at all. A directory of a
-store with several journals therefore has a file with its number and their count. It is durable before the journal's
-first mark. A store with one journal has no such file.
+A ledger uses one journal: the one whose number is the ledger id modulo the number of journals. If directories are
+exchanged, omitted or added, records would be replayed by the wrong journal, or not at all. A journal directory of a
+store with several journals therefore has a file with its number and the number of journals. It is durable before the
+journal's first mark. A store with one journal has no such file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """The place of one journal: ``number`` of ``count``, from 0 on."""
+    """The place of one journal: ``number`` of ``count``, counted from 0."""
 
     number: int = 0
     count: int = 1
@@ -38,7 +38,7 @@ class JournalPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlaceFile:
-    """The file of one journal directory."""
+    """The place file of one journal directory."""
 
     disk: Disk
     directory: str
@@ -48,7 +48,7 @@ class PlaceFile:
         """Check that the directory belongs to this journal.
 
         Args:
-            is_in_use: whether the directory has a journal. If not, it may have no file yet.
+            is_in_use: whether the directory has a journal. If not, its place file may not exist yet.
 
         Raises:
             WrongJournalError: it belongs to another journal.
@@ -70,7 +70,7 @@ class PlaceFile:
         )
 
     async def write(self) -> None:
-        """Make the place durable; nothing is written for a single journal.
+        """Make the place durable. Nothing is written for a single journal.
 
         Raises:
             DiskError: it could not be made durable.
@@ -94,7 +94,7 @@ class PlaceFile:
 
 
 def place_files(journal_disks: Sequence[Disk]) -> list[PlaceFile]:
-    """Return the file with the place of each journal."""
+    """Return the place file of each journal."""
     count = len(journal_disks)
     return [PlaceFile(disk, DIRECTORY, JournalPlace(number, count)) for number, disk in enumerate(journal_disks)]
 

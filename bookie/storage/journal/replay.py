@@ -1,9 +1,10 @@
-"""The replay of a journal at the start (rules J3, J4, J8).
+"""The replay of a journal when a store opens (rules J3, J4, J8).
 
-One rule distinguishes a torn tail from damage. Every header, and the mark beside the files, contains the sequence up to
-which everything was durable when it was written. If a readable header or mark declares an unreadable part durable,
-acknowledged records are lost and the store must not open; otherwise the part is a torn tail and is ignored. Nothing
-here writes: the writer always begins a new file with a higher epoch, so it never appends to a torn tail.
+One rule distinguishes a torn tail from damage. Every header, and the mark next to the journal files, contains the
+sequence up to which everything was durable when it was written. If a readable header or mark declares an unreadable
+part durable, acknowledged records are lost and the store must not open; otherwise the part is a torn tail and is
+ignored. The code here only reads. The writer always begins a new file with a higher epoch, so it never appends to a
+torn tail.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _NAME: Final = re.compile(rf"([0-9a-f]{{16}}){re.escape(_SUFFIX)}")
 
 @dataclass(frozen=True, slots=True)
 class ClosedFile:
-    """A journal file no longer written; it may be deleted once a checkpoint covers ``last_sequence``."""
+    """A journal file that is no longer written. It may be deleted after a checkpoint covers ``last_sequence``."""
 
     number: int
     last_sequence: int
 
     @property
     def path(self) -> str:
-        """The path below the journal disk's root."""
+        """The path relative to the root of the journal disk."""
         return file_path(self.number)
 
 
@@ -53,7 +54,7 @@ class JournalReplay:
 
     Attributes:
         disk: the disk of the journal.
-        reached: the greatest sequence read so far, at first the sequence of the checkpoint.
+        reached: the greatest sequence read so far; initially the sequence of the checkpoint.
         epoch: the greatest epoch found.
         files: the files found, in order.
         record_count: the number of records yielded.
@@ -141,11 +142,11 @@ class JournalReplay:
 
 
 async def first_sequence(disk: Disk, mark: JournalMark) -> int:
-    """Return the sequence from which on every existing journal file is replayed.
+    """Return a sequence from which a replay reads every existing journal file.
 
     Args:
         disk: the disk of the journal.
-        mark: the durable end, which counts if there is no file.
+        mark: the durable end, used if there is no file.
 
     Raises:
         DiskError: a file cannot be read.
@@ -159,7 +160,7 @@ async def first_sequence(disk: Disk, mark: JournalMark) -> int:
 def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMark | None, file_count: int) -> None:
     """Check that neither the index nor the journal was lost or replaced.
 
-    A new store writes first the journal's mark, then the index's mark, before anything is acknowledged.
+    Before it acknowledges anything, a new store writes first the journal's mark and then the index's mark.
 
     Raises:
         LostIndexError: the index has no mark, but there are entry logs or a used journal.
@@ -183,7 +184,7 @@ def file_path(number: int) -> str:
 
 
 async def file_numbers(disk: Disk) -> list[int]:
-    """Return the numbers of the journal files, ascending. Files with other names are not the journal's."""
+    """Return the numbers of the journal files, ascending. Files with other names are ignored."""
     return sorted(int(found[1], 16) for name in await disk.names(DIRECTORY) if (found := _NAME.fullmatch(name)))
 
 

@@ -1,10 +1,10 @@
-"""The readable part of a damaged journal (rule R107).
+"""The reading of a damaged journal, as far as possible (rule R107).
 
-A batch is used if its checksum matches, if it is at the offset and in the file it names, and if its sequence is greater
-than the sequence of every batch before it. Bytes between such batches are a finding. Whether something after the last
-batch was lost cannot be determined, so the caller must treat the journal as incomplete even without a finding.
+A batch is used if its checksum matches, if it is in the file and at the offset that it names, and if its sequence is
+greater than those of all batches before it. Bytes between such batches are a finding. It cannot be determined whether
+anything after the last batch was lost, so the caller must treat the journal as incomplete even without a finding.
 
-Nothing here writes.
+The code here only reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JournalSalvage:
 
     Attributes:
         disk: the disk of the journal.
-        reached: the greatest sequence used so far, at first the sequence of the checkpoint.
+        reached: the greatest sequence used so far; initially the sequence of the checkpoint.
         epoch: the greatest epoch found.
         findings: the unreadable parts.
         record_count: the number of records yielded.
@@ -78,7 +78,7 @@ class JournalSalvage:
                 self.epoch = epoch = batch.epoch
                 if (records := self._records(path, data, batch)) is not None:
                     yield batch, records
-                offset = batch.end  # the size in an intact header is right, and the content may look like a batch
+                offset = batch.end  # trust the size in an intact header: the content may look like a batch
                 continue
             found = find_batch_header(data, offset + 1, epoch)
             end = used if found is None else found.offset

@@ -1,4 +1,4 @@
 """Apache BookKeeper's bookie protocol over TCP: frames, messages, version 2, handshakes, and a client's transport.
 
-Does not belong here: what a bookie answers (``bookie.server.apache``) and gRPC.
+Not here: what a bookie answers (``bookie.server.apache``), and gRPC.
 """

@@ -1,8 +1,8 @@
-"""Adds of version 3 without building messages: their frames, and the answers of stored entries, as bytes.
+"""Adds of version 3 as bytes, without protobuf messages: their frames, and the answers after a success.
 
-A writer sends tens of thousands of adds each second, identical except for three numbers, and nearly every answer is the
-same success: building and parsing a message for each was most of the transport's work. These bytes are the ones that
-protobuf would write (fields in the order of their numbers); an answer of any other bytes is parsed as a message.
+A writer sends tens of thousands of adds each second that are identical except for three numbers, and nearly every
+answer is the same success. Building and parsing a message for each would be most of the transport's work. These bytes
+are the ones that protobuf would write (fields in the order of their numbers). An answer of any other bytes is parsed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.model.varint import varint
 
 _LENGTH: Final = struct.Struct(">I")
 _IS_ADD: Final = b"\x08\x03\x10\x02\x18"
-"""In a header: version 3, ADD_ENTRY, and the tag of the transaction id."""
+"""The start of a header: version 3, ADD_ENTRY, and the tag of the transaction id."""
 _PART: Final = b"\xaa\x06"
 """Tag of the part for adds, in requests and answers (field 101)."""
 _RECOVERY: Final = b"\xa0\x06\x01"
@@ -35,7 +35,7 @@ class AddFrames:
         self._answered = b"\x08\x00\x10" + varint(ledger_id) + b"\x18"
 
     def around(self, txn_id: int, entry_id: int, size: int) -> tuple[bytes, bytes, bytes]:
-        """Return the bytes before and after an entry of ``size`` bytes, and the body of the answer to a stored one."""
+        """Return the bytes before and after an entry of ``size`` bytes, and the body of the answer after a success."""
         header, entry = _IS_ADD + varint(txn_id), varint(entry_id)
         before = self._ledger + entry + self._key + varint(size)
         rest_bytes = size + len(self._flag)

@@ -17,10 +17,10 @@ from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
 RECOVERY_PRIORITY: Final = 100
-"""The priority of adds in Apache's recovery, not in its re-replication. Here the two cannot be distinguished.
+"""The priority of adds in Apache's recovery, but not in its re-replication. Here the two cannot be distinguished.
 
-A read-only bookie takes adds of this priority while its disks have room, and recovery has to re-add to read-only
-members of an ensemble. Repair chooses no read-only targets anyhow (S8)."""
+A read-only bookie accepts adds of this priority while its disks have room, and recovery has to re-add to read-only
+members of an ensemble. Repair never chooses read-only targets (S8)."""
 
 _IN_PART: Final = "other entries of the batch may have been stored: over this protocol each goes by itself"
 _TELLING: Final = (
@@ -36,7 +36,7 @@ _TELLING: Final = (
 
 
 class AddWaiter(Waiter):
-    """One batch on its way. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
+    """One batch in flight. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
 
     def __init__(self, batch: AddBatch) -> None:
         self.reply: asyncio.Future[AddReply] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class AddWaiter(Waiter):
         """Whether the connection still has the expected answer bytes of some entry."""
 
     async def submit(self, connection: Connection) -> None:
-        """Write every entry's request, in their order and at once: the bookie syncs entries sent together in one go.
+        """Write the requests for all entries together, in order: the bookie syncs them together.
 
         Raises:
             ConnectionLostError: the connection has ended.
@@ -68,7 +68,7 @@ class AddWaiter(Waiter):
         connection.send(parts)
 
     def forget(self, connection: Connection) -> None:
-        """The batch was cancelled; later acks are dropped."""
+        """Drop acks that arrive later."""
         if self._unanswered or self._is_left_over:
             connection.forget_stored(self._expected)
 

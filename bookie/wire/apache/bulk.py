@@ -1,11 +1,11 @@
-"""A second connection to a bookie, for bulk: version 2 of Apache's protocol, whose layouts cost half as much.
+"""A second connection to a bookie, for bulk transfers in version 2 of Apache's protocol, which costs half as much.
 
-It carries successes only. A request without success, for any reason, is repeated over version 3, whose answers have the
-reason; so the only statuses here are success and failure.
+A request that fails, for any reason, is repeated over version 3, whose answers contain the reason. So there are only
+two outcomes here: success and failure.
 
 Version 2 has no transaction ids: an answer names an operation, a ledger and an entry. Each such combination is in
-flight at most once. After one was given up, the connection takes no more requests, since its late answer would count as
-the answer to the next (S18). Batch reads have unique ids. This module has no deadlines.
+flight at most once. After a request was given up, the connection accepts no more requests, because a late answer would
+count as the answer to the next one (S18). Batch reads have unique ids. This module has no deadlines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bookie.wire.apache.v2 import BATCH_READ_ENTRY, VERSION
 from bookie.wire.port import READ_BYTES_MAX
 
 _CHUNK_BYTES: Final = 256 << 10
-"""Written at once; then the socket is asked whether it takes more."""
+"""Number of bytes after which sending waits until the socket accepts more."""
 ANSWERS_BYTES_MAX: Final = 2 * READ_BYTES_MAX
 """Limit of the answers to one group of requests, plus one answer: later answers are dropped and count as failures."""
 _ANSWER: Final = struct.Struct(">HHiqq")
@@ -30,7 +30,7 @@ _REQUEST_ID: Final = struct.Struct(">q")
 _GOOD: Final = 0
 
 Key = tuple[int, int, int]
-"""The key for matching an answer: opcode, ledger, entry; for a batch read its opcode, -1 and the request id."""
+"""The key for matching an answer: opcode, ledger and entry; for a batch read its opcode, -1 and the request id."""
 
 
 class _Group:
@@ -67,17 +67,17 @@ class BulkConnection(Stream):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection takes no more requests."""
+        """Whether the connection accepts no more requests."""
         return self._over is not None or self._is_retired
 
     async def ask(self, requests: Sequence[tuple[Key, Sequence[bytes]]]) -> list[bytes | None]:
         """Send requests, each as its key and the parts of its frame; return the bodies of good answers in this order.
 
-        None stands for a failure, or an answer beyond ``ANSWERS_BYTES_MAX``. If a key is in flight already, nothing is
-        sent, and all are None.
+        None means a failure, or an answer beyond ``ANSWERS_BYTES_MAX``. If a key is already in flight, nothing is sent,
+        and all are None.
 
         Raises:
-            ConnectionLostError: the connection ended before all answers came, or takes no more requests.
+            ConnectionLostError: the connection ended before all answers arrived, or accepts no more requests.
         """
         await self.ready()
         keys = [key for key, _ in requests]
@@ -107,7 +107,7 @@ class BulkConnection(Stream):
         self.send(parts)
 
     def _give_up(self, keys: Iterable[Key]) -> None:
-        """Expect these no more. Their answers may still arrive, and only those of batch reads can be recognized."""
+        """Stop expecting these answers. They may still arrive, and only those of batch reads can be recognized."""
         for key in keys:
             self._expected.pop(key, None)
             self._is_retired |= key[0] != BATCH_READ_ENTRY

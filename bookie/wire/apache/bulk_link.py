@@ -1,7 +1,7 @@
-"""Copies of entries in bulk, to and from one bookie's address, over version 2 as far as it succeeds.
+"""The bulk transfer of entries to and from one bookie's address, over version 2 as long as that succeeds.
 
-Reads and recovery adds are idempotent and independent of their order. So nothing here fails: requests without success
-on a bulk connection are left to version 3, and a bookie that never succeeds gets no more requests in version 2.
+Reads and recovery adds are idempotent and independent of their order. So this module raises no errors: requests that
+fail on a bulk connection are left to version 3, and after failures without any success, version 2 is no longer used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bookie.wire.resolver import BookieAddress
 _log = logging.getLogger(__name__)
 
 _RUN_MIN: Final = 8
-"""Consecutive entries worth a batch read."""
+"""Minimum number of consecutive entries for a batch read."""
 _WINDOW_MAX: Final = 512
-"""Entries requested one by one, after as many arrived and were small."""
+"""Maximum number of concurrent reads of single entries, after as many small entries have arrived."""
 _SMALL: Final = READ_BYTES_MAX // _WINDOW_MAX
-"""Bytes of an entry, 16 KiB. After larger ones, no more than ``reading.WINDOW_MAX`` are requested one by one."""
+"""Maximum bytes of a small entry, 16 KiB. After larger ones, at most ``reading.WINDOW_MAX`` reads are concurrent."""
 _ADD: Final = v2.packet_header(v2.ADD_ENTRY, v2.RECOVERY_ADD | v2.HIGH_PRIORITY)
 """High priority: see ``adding.RECOVERY_PRIORITY``."""
 _READ: Final = v2.packet_header(v2.READ_ENTRY)
@@ -39,11 +39,11 @@ _LENGTH: Final = struct.Struct(">i")
 _IDS: Final = struct.Struct(">qq")
 _READ_HEAD: Final = _LENGTH.pack(len(_READ) + _IDS.size) + _READ
 _READ_ANSWER_SIZE: Final = 24
-"""Of a single read's answer, before the entry."""
+"""Bytes of a single read's answer before the entry."""
 
 
 class BulkLink:
-    """The use of version 2 beside the connection of version 3. Connects when first used, and again after a failure."""
+    """The use of version 2, in addition to the connection of version 3. Connects at first use, and after a failure."""
 
     def __init__(self, address: BookieAddress, frame_bytes_max: int) -> None:
         self._address = address
@@ -54,7 +54,7 @@ class BulkLink:
         """Opcodes with a good answer over any of the connections so far."""
         self._is_without_batches = False
         self.is_refused = False
-        """Whether to send the bookie no more requests in version 2: those so far had no success."""
+        """Whether the bookie gets no more requests in version 2, because none of them succeeded."""
 
     async def store(self, batch: AddBatch) -> bool:
         """Send a batch of recovery adds; return whether the bookie acknowledged every entry. False: use version 3."""
@@ -72,9 +72,9 @@ class BulkLink:
     async def fetch(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> None:
         """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first failure.
 
-        A round asks for no more entries than came before it (the first one for ``first_window``), and for no more than
-        fit into ``READ_BYTES_MAX`` at the largest size seen. For any sizes, ``results`` grows to at most
-        ``READ_BYTES_MAX`` and one round, which adds ``ANSWERS_BYTES_MAX`` and one entry at most.
+        A round requests at most as many entries as have arrived before (the first one ``first_window``), and at most as
+        many as fit into ``READ_BYTES_MAX`` by the largest size so far. So whatever the sizes are, ``results`` grows to
+        at most ``READ_BYTES_MAX`` and one round, which adds at most ``ANSWERS_BYTES_MAX`` and one entry.
         """
         connection = await self._connection()
         size, largest = 0, 1
@@ -139,7 +139,7 @@ class BulkLink:
     async def _ask(
         self, connection: BulkConnection, operation: int, requests: Sequence[tuple[Key, Sequence[bytes]]]
     ) -> Sequence[bytes | None]:
-        """Send requests; silence or a broken connection shows that the bookie does not support the operation."""
+        """Send requests. Unless the operation ever succeeded, a missing answer shows that it is not supported."""
         is_answered = False
         try:
             answers = await connection.ask(requests)
@@ -166,7 +166,7 @@ class BulkLink:
             _log.info("no bulk transfer any more: it never succeeded", extra={"address": self._where})
 
     async def _connection(self) -> BulkConnection | None:
-        """Return an open connection, or None without one. A cancelled caller does not stop the opening for others."""
+        """Return an open connection; None if there is none. A cancelled caller does not stop the opening for others."""
         if self.is_refused:
             return None
         opening = self._opening

@@ -1,9 +1,9 @@
-"""One TCP connection to a bookie: requests go out in batches, and answers find their callers in any order (S18).
+"""One TCP connection to a bookie: requests are sent in batches, and answers may arrive in any order (S18).
 
 An answer counts only for the request with its transaction id, its operation and its ledger (and entry, if it contains
 one); transaction ids are never used twice. Answers without a matching request are dropped. Bytes that are not a message
 end the connection, and requests in flight get the reason. An answer that is too long is an I/O error of its own
-request. Deadlines and the meaning of requests are left to the callers.
+request only. Deadlines and the meaning of requests are left to the callers.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _PARTS: Final = {
     pb.FORCE_LEDGER: "forceLedgerResponse",
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER: "getListOfEntriesOfLedgerResponse",
 }
-"""The place of the content in the answer to each operation."""
+"""The field with the content in the answer to each operation."""
 _NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
-"""Statuses about a ledger; the answer must then name it."""
+"""Statuses about a ledger, which the content of the answer must name."""
 _WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
-"""Operations with the answer's status as the whole outcome, even if it has no content."""
+"""Operations whose content has no status: the outcome is the status of the answer, even without content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A bookie's outcome. ``content`` is the operation's own part of the answer; None if there was only a status."""
+    """The outcome of a request. ``content`` is the operation's part of the answer; None if there is only a status."""
 
     status: Status
     content: Any = field(default=None, repr=False)
@@ -65,7 +65,7 @@ class Answer:
 
 
 IS_STORED: Final = Answer(Status.OK)
-"""For an add, if the answer had the expected bytes; any other was parsed."""
+"""The answer to an add if its bytes are the expected ones; any other answer is parsed."""
 
 
 class Waiter(Protocol):
@@ -74,17 +74,17 @@ class Waiter(Protocol):
     __slots__ = ()
 
     def answered(self, answer: Answer) -> None:
-        """The answer came."""
+        """Receive the answer."""
         ...
 
     def lost(self, error: ConnectionLostError) -> None:
-        """It cannot come any more."""
+        """Receive the reason why there will be no answer."""
         ...
 
 
 @dataclass(slots=True)
 class Expected:
-    """The fields an answer must match besides its transaction id. None: the answer need not contain the field."""
+    """The fields that an answer must match, apart from its transaction id. None: the answer need not have the field."""
 
     operation: int
     ledger_id: int | None
@@ -107,8 +107,8 @@ class Connection(Stream):
         self.is_logged_in = False
         """True if the bookie accepted our login, or needs none."""
         self.is_logging_in = False
-        """During this time a refusal of our identity is an answer to one request; otherwise it closes the
-        connection."""
+        """Whether a login is under way. A refusal of our identity is then the answer to one request; at other times it
+        closes the connection."""
         self.is_without_lists = False
         """Whether the bookie answers other requests and leaves lists of entries unanswered (``listing``)."""
 
@@ -133,7 +133,7 @@ class Connection(Stream):
     async def ask(
         self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
     ) -> Answer:
-        """Send one request and wait for its answer. ``request`` needs no header but for a priority.
+        """Send one request and wait for its answer. ``request`` needs a header only for a priority.
 
         Raises:
             ConnectionLostError: the connection ended before the answer came.
@@ -148,7 +148,7 @@ class Connection(Stream):
             self.forget([txn_id])
 
     def prepare(self, request: pb.Request, expected: Expected) -> tuple[int, bytes]:
-        """Give ``request`` the next transaction id and expect its answer; its frame is to be sent at once."""
+        """Give ``request`` the next transaction id, and expect its answer. The caller must send its frame at once."""
         txn_id = self.take_ids(1)
         header = request.header
         header.version = pb.VERSION_THREE
@@ -164,19 +164,19 @@ class Connection(Stream):
         return first
 
     def expect_stored(self, txn_id: int, expected: Expected, answer: bytes) -> None:
-        """Expect the answer to an add; ``answer`` is the body after a success."""
+        """Expect the answer to an add; ``answer`` is its body after a success."""
         self._expected[txn_id] = expected
         self._stored[answer] = txn_id
 
     def forget_stored(self, adds: Iterable[tuple[int, bytes]]) -> None:
-        """``forget`` adds, given as transaction id and ``answer``."""
+        """Drop later answers to these adds, given as pairs of transaction id and ``answer``."""
         adds = list(adds)
         for _, answer in adds:
             self._stored.pop(answer, None)
         self.forget(txn_id for txn_id, _ in adds)
 
     def forget(self, txn_ids: Iterable[int]) -> None:
-        """These requests were cancelled; later answers are dropped."""
+        """Drop later answers to these requests."""
         for txn_id in txn_ids:
             self._expected.pop(txn_id, None)
         self._may_go.set()
@@ -219,7 +219,7 @@ class Connection(Stream):
         operation, txn_id = response.header.operation, response.header.txnId
         expected = self._expected.get(txn_id)
         if expected is None or expected.operation != operation:
-            # Late news of START_TLS: the certificate alone did not satisfy the bookie. A login still may.
+            # A late answer to START_TLS: the certificate alone is not enough for the bookie. A login may be enough.
             self._is_refused_after_tls |= operation == pb.START_TLS and response.status != pb.EOK
             _log.debug("answer dropped", extra={"txn_id": txn_id, "operation": operation})
             return
@@ -234,15 +234,15 @@ class Connection(Stream):
                 _log.debug("answer dropped", extra={"txn_id": txn_id, "operation": operation})
                 return
             elif content.status != code:
-                code = pb.EIO  # it contradicts itself: neither a success nor "never stored" (S6)
+                code = pb.EIO  # the answer contradicts itself: it is neither a success nor "never stored" (S6)
         del self._expected[txn_id]
         expected.waiter.answered(Answer(status_of_code(code), content))
 
     def _is_refusal(self, code: int) -> bool:
-        """Whether an answer without content is one: a refusal of the request. Some are of the connection."""
+        """Return whether an answer without content refuses the request. Refusing the client ends the connection."""
         if code in _NEEDS_CONTENT:
             raise MalformedFrameError(f"an answer with status {code} names no operation")
-        if code == pb.EUA and not self.is_logging_in:  # of the client, not of a ledger's password: that has content
+        if code == pb.EUA and not self.is_logging_in:  # of the client; the refusal of a ledger's password has content
             self.end(self._what_is_demanded)
             return False
         return True
@@ -258,7 +258,7 @@ class Connection(Stream):
 
 
 class FutureWaiter(Waiter):
-    """A waiter for one task."""
+    """A waiter that completes a future."""
 
     __slots__ = ("future",)
 

@@ -1,7 +1,7 @@
 """Each request of ``bookie.wire.requests`` as an exchange of messages (docs/formats.md#operations).
 
 Requests raise ``ConnectionLostError``; ``transport`` sets the deadlines and turns failures into statuses. A bookie in
-limbo answers LIMBO only for missing entries: its present last entry need not be the last one it ever had.
+limbo answers LIMBO only for missing entries: its present last entry need not be the last one that it ever had.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0
 """Longest wait in a request. Apache's bookies bound neither waits nor waiters."""
 _DISK_FIGURES: Final = 3
-"""Total and free bytes, as GET_BOOKIE_INFO's bits."""
+"""The bits of GET_BOOKIE_INFO for total and free bytes."""
 _NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
 """Outcomes of a long poll that are followed by a request for the last add confirmed."""
 
@@ -47,7 +47,7 @@ class Exchange:
         self._list_silence_s = list_silence_s
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult]) -> ReplyT:
-        """Make a request. In a read, ``results`` are those of its first entries so far, and grow as answers come.
+        """Make a request. In a read, ``results`` contains those of the first entries, and grows as answers arrive.
 
         Raises:
             ConnectionLostError: the connection ended.
@@ -89,7 +89,7 @@ class Exchange:
         return await EntryReads(self._connection, read.ledger_id, read.fence_key).read(read.entry_ids, results)
 
     async def _read_last(self, ledger_id: LedgerId) -> ReadReply:
-        """Read the last entry. Its id is taken from its own header, for the answer repeats the -1 of the request."""
+        """Read the last entry. Its id is taken from its header, because the answer repeats the -1 of the request."""
         result = await self._last(ledger_id)
         if result.status in (Status.OK, Status.CORRUPT, *_MISSING):
             return ReadReply(Status.OK, (result,))
@@ -98,7 +98,7 @@ class Exchange:
     async def _fence(self, ledger_id: LedgerId, master_key: bytes) -> FenceReply:
         """Fence a ledger durably.
 
-        With an entry the bookie answers after the fence is in its journal. Without one ("no such entry", limbo) it
+        If the bookie has an entry, it answers after the fence is in its journal. Otherwise ("no such entry", limbo) it
         answers at once; then the journal is forced, and the ledger counts as fenced only if the force succeeds.
         """
         read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, masterKey=master_key)
@@ -139,7 +139,7 @@ class Exchange:
         """Wait for a greater last add confirmed, then ask for its proof.
 
         Apache's bookies answer for an unknown ledger at once. A cancelled long poll keeps its place there until its
-        wait ends: the protocol cannot take it back.
+        wait ends: the protocol cannot withdraw it.
         """
         ledger_id = poll.ledger_id
         read = pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY, previousLAC=poll.beyond)
@@ -207,7 +207,7 @@ async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
 
 
 def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
-    """Return the entry in a long poll's answer, if it is the right one and complete as far as can be determined."""
+    """Return the entry in a long poll's answer; None if there is none, or if its ids are not the requested ones."""
     if answer.status is not Status.OK or answer.content is None or not answer.content.HasField("body"):
         return None
     result = checked_entry(answer.content.body, ledger_id, entry_id)

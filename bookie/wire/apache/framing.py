@@ -1,8 +1,8 @@
 """Frames of Apache's bookie protocol: a four-byte big-endian length, which does not count itself, and a body.
 
 A frame that is empty, has a negative length or is absurdly long closes the connection, as in Apache's code
-(docs/formats.md#frames), because the bytes after it have no meaning. A frame that is merely over the client's limit can
-be skipped: the stream is still in step, and other requests continue.
+(docs/formats.md#frames), because the bytes after it have no meaning. A frame that only exceeds the client's limit can
+be skipped: the next frame can still be found, and other requests continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.model.errors import PermanentError
 from bookie.model.packet import PACKET_BYTES_MAX
 
 FRAME_BYTES_MAX: Final = PACKET_BYTES_MAX + 4096
-"""Of a whole frame, its length field included.
+"""Maximum size of a whole frame, including its length field.
 
 A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers (5,242,880 by default, 5,253,120 under Pulsar), so
 each of their frames is accepted here too.
@@ -23,10 +23,10 @@ each of their frames is accepted here too.
 FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
 """Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: divisible messages are sent within this limit."""
 FRAME_BYTES_LIMIT: Final = 1 << 30
-"""No bookie sends more in one frame: a greater length is not valid. Also the maximum of the configurable limit."""
+"""No bookie sends more in one frame: a greater length is invalid. Also the maximum of the configurable limit."""
 LENGTH_SIZE: Final = 4
 HEAD_BYTES: Final = 64
-"""The part of a skipped frame's body kept for its receiver: the header of every message, and more."""
+"""Number of bytes kept from the body of a skipped frame: enough for the header of every message."""
 
 TooLong = Callable[[bytes, int], None]
 """Receives each skipped frame: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
@@ -49,9 +49,9 @@ class FrameSplitter:
         """Start between two frames.
 
         Args:
-            bytes_max: longest accepted frame, its length field included.
-            too_long: receives each longer one up to ``FRAME_BYTES_LIMIT``, in its turn among the others; only its head
-                is kept. None: a longer one is an error.
+            bytes_max: longest accepted frame, including its length field.
+            too_long: receives the head of each longer frame up to ``FRAME_BYTES_LIMIT``, in order with the others.
+                None: a longer frame is an error.
         """
         self._bytes_max = bytes_max
         self._too_long = too_long
@@ -62,11 +62,11 @@ class FrameSplitter:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the stream may end here without cutting a frame."""
+        """Whether the stream may end here without cutting off a frame."""
         return not self._rest and not self._passing
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the bodies of the frames completed by ``data``. Exhaust it before the next piece is fed.
+        """Yield the bodies of the frames completed by ``data``. Exhaust the iterator before the next call.
 
         Raises:
             FrameTooLargeError: a frame longer than the limit; those before it were yielded.
@@ -114,7 +114,7 @@ class FrameSplitter:
 
 
 def framed(body: bytes) -> bytes:
-    """Return one frame around ``body``. Nothing is checked: the sender must keep to its peer's limits."""
+    """Return a frame around ``body``. Nothing is checked: the sender must respect the limits of its peer."""
     return _LENGTH.pack(len(body)) + body
 
 

@@ -1,8 +1,8 @@
-"""From an address to a usable connection: TCP, then TLS and a login if they are required.
+"""The opening of a usable connection to an address: TCP, then TLS and a login if they are required.
 
 The order is Apache's (docs/formats.md#tls-and-login): a START_TLS request in the clear, TLS on the same socket, then
-the login inside it. The bookie's certificate and host name are always verified. A failed login is no verdict on any
-ledger's password, so it makes the bookie unreachable, not the request unauthorized.
+the login inside it. The bookie's certificate and host name are always verified. A failed login means nothing for the
+password of any ledger. So the bookie counts as unreachable, and the request does not count as unauthorized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bookie.wire.security import SaslCredentials, TlsSettings
 from bookie.wire.tls import TlsFilesError
 
 CONNECT_S_MAX: Final = 10.0
-"""For all of it; Apache's clients allow as much for TLS alone."""
+"""Time limit of the whole opening, in seconds; Apache's clients allow the same time for the TLS part."""
 LOGIN_ROUNDS_MAX: Final = 8
 
 _PORT_MAX: Final = 65535
@@ -33,11 +33,11 @@ _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
 """The answer of a bookie without a login plugin to any login."""
 _HUNG_UP: Final = "the bookie closed the connection"
 _SILENCE_MS: Final = 20_000
-"""A peer without acknowledgements for this time is dead; without this, detection would take a quarter of an hour."""
+"""A peer that acknowledges nothing for this time is dead. Without this limit, detection takes a quarter of an hour."""
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the context for verifying bookies and for this side's certificate, read from the files now.
+    """Return the context with the CA for bookies and this side's certificate, read from the files now.
 
     Raises:
         TlsFilesError: unreadable, invalid, or a certificate without its key.
@@ -59,10 +59,10 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
 async def open_connection(
     address: BookieAddress, context: ssl.SSLContext | None, sasl: SaslCredentials | None, frame_bytes_max: int
 ) -> Connection:
-    """Connect, and be ready for requests.
+    """Return a connection that is ready for requests.
 
     Raises:
-        ConnectionLostError: this failed; the text names the step. Nothing is left open.
+        ConnectionLostError: a step failed; the text names it. Nothing is left open.
     """
     connection = Connection(frame_bytes_max)
     try:
@@ -161,9 +161,9 @@ def _why_refused(credentials: SaslCredentials, *, is_encrypted: bool) -> str:
 
 
 async def _round(connection: Connection, token: bytes | None) -> Answer:
-    """Send one token, and after it a harmless request; return the answer to the token, or the refusal of the other.
+    """Send one token and then a harmless request; return the answer to the token, or the refusal of the request.
 
-    Apache's bookies do not answer a wrong name or password at all. But they answer in order before a login, so a
+    Apache's bookies do not answer a wrong name or password at all. But before a login they answer in order, so a
     refusal of the second request shows that the token was refused.
     """
     message = pb.Request(authRequest=pb.AuthMessage(authPluginName=_PLUGIN, payload=token))
@@ -182,7 +182,7 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
 
 
 class _IfRefused(Waiter):
-    """Passes on refusals only."""
+    """A waiter that passes on only refusals."""
 
     def __init__(self, waiter: FutureWaiter) -> None:
         self._waiter = waiter

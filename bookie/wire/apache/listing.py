@@ -2,14 +2,14 @@
 
 A list costs such a bookie memory until it restarts. With ``SortedLedgerStorage``, Apache's default, each index page
 read for a list stays in use (docs/decisions/0068-apaches-bookies-are-read.md). After all pages of its cache are in use,
-the bookie waits for a free one without end, in adds as well. So everything except a replicas check with
-``--apache-lists`` reads entries to find out which ones such a bookie holds.
+the bookie waits forever for a free one, in adds as well. So everything except a replicas check with ``--apache-lists``
+reads entries to find out which ones such a bookie holds.
 
 With ``DbLedgerStorage``, Pulsar's default, a request for the list of a stored ledger calls a method missing from the
 storage (4.17): no answer comes, not even a refusal. A second request on the same connection, a read of the last entry,
 distinguishes such a bookie from a slow one: if only the read is answered, the bookie does not list. The result is kept
-for the connection: a bookie that restarts with another storage is asked again, and later requests cost one quick read
-instead of a silence. A late list resets the result.
+for the connection. So later requests take one quick read instead of a wait, and a bookie that restarts with another
+storage is asked again. A late list resets the result.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LIST_SILENCE_S: Final = 2.0
 """After this time without an answer to a list, the bookie gets a request supported by every bookie."""
 
 _HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
-"""Answers to a read of the last entry that leave the bookie's entries to be found by reading each of them.
+"""Answers to a read of the last entry after which only reads of each entry show the bookie's entries.
 
-A damaged last one has no meaning for the others.
+A damaged last entry shows nothing about the others.
 """
 _KNOWS_THE_LEDGER: Final = _HOLDS_SOME | {Status.LIMBO, Status.NO_ENTRY}
 _DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedgerStorage)"
@@ -40,10 +40,9 @@ _DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedg
 async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
     """List a ledger's entries; UNSUPPORTED if the bookie cannot list, or (``silence_s`` is None) must not be asked to.
 
-    A bookie without lists answers the read of the last entry with its status if it holds no entry of the ledger or is
-    in limbo over it. This status is then the reply here, without entries: in limbo the bookie may serve some. Without
-    any answer this does not return; deadlines are left to the caller. Apache's bookies have no pins: the ledger may be
-    collected at any time.
+    If a bookie without lists holds no entry of the ledger, or has it in limbo, the status of the read of the last entry
+    is the reply, without entries; in limbo the bookie may serve some. Without any answer the call does not return:
+    deadlines are left to the caller. Apache's bookies have no pins: the ledger may be collected at any time.
 
     Raises:
         ConnectionLostError: the connection ended.

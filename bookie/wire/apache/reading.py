@@ -1,4 +1,4 @@
-"""Reads over Apache's protocol: one request for each entry, many at once, answered in the order asked.
+"""Reads over Apache's protocol: one request for each entry, many of them in flight, with results in their order.
 
 The ids in each received entry are checked; only the caller has the ledger's digest to verify its content.
 """
@@ -17,11 +17,11 @@ from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 
 WINDOW_MAX: Final = 64
-"""Entries requested at once by one read."""
+"""Maximum number of entries in flight for one read."""
 _WINDOW_AT_FIRST: Final = 16
-"""While their sizes are unknown: 16 of the largest entries of bkheal's writers are 16 MiB.
+"""The same while the sizes are unknown: 16 of the largest entries of bkheal's writers are 16 MiB.
 
-Each answer allows one more in flight, because a small entry at the start does not predict the later ones.
+Each answer allows only one more in flight, because a small entry at the start does not predict the later ones.
 """
 _RECOVERY_PRIORITY: Final = 100
 _OF_THE_ENTRY: Final = frozenset(
@@ -46,10 +46,10 @@ class EntryReads:
     async def read(self, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> ReadReply:
         """Read as many of ``entry_ids`` as ``READ_BYTES_MAX`` allows.
 
-        ``results`` are those of the first of them so far; it grows as answers arrive.
+        ``results`` contains the results of the first ones, and grows as answers arrive.
 
         Raises:
-            ConnectionLostError: the connection ended; ``results`` has the entries received before.
+            ConnectionLostError: the connection ended; ``results`` contains the entries received before.
         """
         sizes = [len(result.packet) for result in results]
         size, largest = sum(sizes), max(sizes, default=0)
@@ -91,9 +91,9 @@ class EntryReads:
 
 
 def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
-    """One entry's outcome: an OK without bytes is an I/O error, and an OK with another entry's bytes is corruption.
+    """Return one entry's result: an OK without bytes is an I/O error, one with another entry's bytes is corruption.
 
-    ``entry_id`` None: any, the true id is then in the result, and -1 if there is no entry.
+    If ``entry_id`` is None, any entry is accepted. The result then contains its true id, or -1 if there is no entry.
     """
     asked = NO_ENTRY if entry_id is None else entry_id
     if answer.status is not Status.OK:
@@ -104,7 +104,7 @@ def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) 
 
 
 def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
-    """Return the entry in ``packet``, or CORRUPT if it names another ledger or entry than it should."""
+    """Return the entry in ``packet``, or CORRUPT if it names another ledger or entry than expected."""
     asked = NO_ENTRY if entry_id is None else entry_id
     try:
         found_ledger, found_entry = packet_ids(packet)

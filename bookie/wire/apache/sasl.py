@@ -1,7 +1,7 @@
 """The client's side of a SASL login: PLAIN (RFC 4616) and DIGEST-MD5 (RFC 2831), quality of protection ``auth``.
 
 This module only makes and checks tokens; ``handshake`` sends them. Apache's bookies offer DIGEST-MD5, an old mechanism
-that keeps the password off the wire and nothing more: a login belongs inside TLS.
+that only keeps the password off the wire: a login should be made inside TLS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE_ROUND: Final = "00000001"
 
 
 class LoginError(PermanentError):
-    """The bookie's side of a login proves nothing. The text has no password."""
+    """The bookie's token is invalid or proves nothing. The text contains no password."""
 
 
 class Login(Protocol):
@@ -157,10 +157,10 @@ class DigestMd5Login(Login):
 
 
 def parse_challenge(token: bytes) -> dict[str, str]:
-    """Directives of a DIGEST-MD5 token. The first of several with the same name counts, for example of several realms.
+    """Return the directives of a DIGEST-MD5 token. Of several with the same name, such as realms, the first one counts.
 
     Raises:
-        LoginError: no such token.
+        LoginError: it is not such a token.
     """
     if len(token) > _CHALLENGE_BYTES_MAX:
         raise LoginError(f"a login token of {len(token)} bytes, at most {_CHALLENGE_BYTES_MAX} are allowed")

@@ -1,8 +1,8 @@
-"""Outcomes in Apache's numbers and in ours, for both versions of the protocol.
+"""The conversion between Apache's status numbers and ours, for both versions of the protocol.
 
-The direction to us keeps rule S6: only Apache's two "no such" codes are absent, and an unknown number is an I/O error.
-The direction to Apache's clients keeps it as well: statuses unknown to them become an I/O error, after which they ask
-the next bookie of the ensemble.
+From Apache's numbers to ours, rule S6 holds: only their two "no such" codes are absent, and an unknown number is an I/O
+error. It also holds for Apache's clients: statuses that they do not know become an I/O error, after which they ask the
+next bookie of the ensemble.
 
 Source: docs/formats.md#status-codes, #version-2.
 """
@@ -63,18 +63,18 @@ _V2_OF_STATUS: Final[Mapping[Status, int]] = {
 
 
 def status_of_code(code: int) -> Status:
-    """Return the meaning of a ``StatusCode`` of version 3; IO_ERROR for an unknown one."""
+    """Return the status for a ``StatusCode`` of version 3; IO_ERROR for an unknown one."""
     return _STATUS_OF_CODE.get(code, Status.IO_ERROR)
 
 
 def code_of_status(status: Status) -> pb.StatusCode:
-    """``status`` in version 3; EIO if it has no code for it."""
+    """Return the code of version 3 for a status; EIO if there is none."""
     return _CODE_OF_STATUS.get(status, pb.EIO)
 
 
 def v2_of_status(status: Status) -> int:
-    """``status`` in version 2; an I/O error if it has no code for it.
+    """Return the code of version 2 for a status; an I/O error if there is none.
 
-    LIMBO as well, although there is a code: Apache's version 2 clients do not support it and close the connection.
+    LIMBO also becomes an I/O error, although it has a code: Apache's version 2 clients would close the connection.
     """
     return _V2_OF_STATUS.get(status, EIO_V2)

@@ -1,7 +1,7 @@
 """The common part of all connections to a bookie, in any version of the protocol.
 
-Bodies of frames come in, frames leave while the socket accepts them and not too many requests wait, and one reason
-closes it. Belongs to one event loop; deadlines and the meaning of answers are left to others.
+A stream receives the bodies of frames, and sends frames while the socket accepts them and not too many requests are in
+flight. It belongs to one event loop. Deadlines and the meaning of answers are left to others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bookie.model.errors import TransientError
 from bookie.wire.apache.framing import FrameSplitter, MalformedFrameError
 
 IN_FLIGHT_MAX: Final = 8192
-"""Limit of the requests in flight on one connection; more wait for room."""
+"""Limit of the requests in flight on one connection; further ones wait for room."""
 _CLOSE_S: Final = 5.0
 
 
 class ConnectionLostError(TransientError):
-    """The connection has ended; the request may or may not have taken effect. The text has the reason."""
+    """The connection has ended; the request may or may not have taken effect. The text contains the reason."""
 
 
 class Stream(ABC, asyncio.Protocol):
@@ -38,7 +38,7 @@ class Stream(ABC, asyncio.Protocol):
 
     @abstractmethod
     def _receive(self, body: bytes) -> None:
-        """Take the body of a frame.
+        """Handle the body of a frame.
 
         Raises:
             MalformedFrameError: it is not an answer.
@@ -46,7 +46,7 @@ class Stream(ABC, asyncio.Protocol):
 
     @abstractmethod
     def _forsake(self, why: str) -> None:
-        """Drop all expectations, and give ``why`` to every waiting caller."""
+        """Drop all requests in flight, and report ``why`` to every waiting caller."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class Stream(ABC, asyncio.Protocol):
         return self._over or "a request on it was given up"
 
     async def ready(self) -> None:
-        """Wait until more may be sent: the socket takes it, and not too many requests are in flight.
+        """Wait until more may be sent: the socket accepts it, and not too many requests are in flight.
 
         Raises:
             ConnectionLostError: the connection has ended.
@@ -76,7 +76,7 @@ class Stream(ABC, asyncio.Protocol):
             raise ConnectionLostError(self.why_over)
 
     async def taken(self) -> None:
-        """Wait until the socket has taken all sent bytes, or never will."""
+        """Wait until the socket accepts more bytes, or the connection has ended."""
         while self._over is None and self._is_paused:
             self._may_go.clear()
             await self._may_go.wait()
@@ -88,7 +88,7 @@ class Stream(ABC, asyncio.Protocol):
             self._transport.writelines(parts)
 
     def end(self, why: str) -> None:
-        """Close, and give ``why`` to every waiting caller. Idempotent."""
+        """Close the connection, and report ``why`` to every waiting caller. Idempotent."""
         if self._over is not None:
             return
         self._over = why
@@ -98,7 +98,7 @@ class Stream(ABC, asyncio.Protocol):
             self._transport.abort()
 
     async def close(self, why: str) -> None:
-        """``end``, and wait until the socket is closed."""
+        """End the connection, and wait until the socket is closed."""
         self.end(why)
         if self._transport is not None:
             with contextlib.suppress(TimeoutError):
@@ -111,21 +111,21 @@ class Stream(ABC, asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
+        """End the connection."""
         self.end("the bookie closed the connection" if exc is None else f"the connection broke: {exc}")
         self._closed.set()
 
     def pause_writing(self) -> None:
-        """The bookie takes no more bytes for now."""
+        """Pause sending: the socket accepts no more bytes for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The bookie takes bytes again."""
+        """Resume sending."""
         self._is_paused = False
         self._may_go.set()
 
     def data_received(self, data: bytes) -> None:
-        """Hand over every whole frame."""
+        """Handle every complete frame."""
         try:
             for body in self._splitter.feed(data):
                 if self._over is not None:

@@ -1,7 +1,7 @@
-"""Answers longer than the limit of this side: their request, from their first bytes, and its result.
+"""Answers that exceed the limit of this side: their request, found by their first bytes, and its result.
 
-An entry may be larger than expected if a cluster's writers and bookies were configured for this. It exists: its reader
-gets an I/O error, never "absent" (S6), and no other request is disturbed.
+An entry may be larger than expected if a cluster's writers and bookies were configured for this. The entry exists, so
+its reader gets an I/O error, never "absent" (S6), and no other request is affected.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import MalformedFrameError
 
 HINT: Final = "raise --frame-bytes-max"
-"""For an operator. The option of ``bkheal auditor`` is named alike."""
+"""Advice for operators. The option of ``bkheal auditor`` has the same name."""
 
 _HEADER_TAG: Final = 0x0A
 _HEADER_START: Final = 2
 _HEADER_BYTES_MAX: Final = 61
-"""Its length then is one byte, and all of it within ``framing.HEAD_BYTES``; those of bookies have about 10."""
+"""Longest header whose length fits into one byte and that fits into ``framing.HEAD_BYTES``; bookies send about 10."""
 
 
 def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
-    """Return the detail of such an answer."""
+    """Return the detail for the result of such an answer."""
     return f"a frame of {frame_bytes} bytes exceeds the limit of {bytes_max}: {HINT}"
 
 
 def request_of(head: bytes) -> tuple[int, int]:
-    """Operation and transaction id of an answer in version 3, from the first ``HEAD_BYTES`` of its body.
+    """Return operation and transaction id of an answer in version 3, from the first ``HEAD_BYTES`` of its body.
 
     Raises:
         MalformedFrameError: it does not begin with a header.

@@ -1,9 +1,9 @@
 """The transport port over Apache's bookie protocol, version 3: one TCP connection for each bookie's address.
 
-Many reads or recovery adds at once go over a second one, in version 2, as far as it succeeds (``bulk_link``).
+Reads or recovery adds of many entries use a second one, in version 2, as long as that succeeds (``bulk_link``).
 
-Connects at the first call, and at the next one after a failure. Nothing is retried here: a call ended by a broken
-connection or its deadline answers UNREACHABLE or TIMEOUT, and may have taken effect.
+The transport connects at the first call, and at the next one after a failure. Nothing is retried here: a call ended by
+a broken connection or its deadline returns UNREACHABLE or TIMEOUT, and may have taken effect.
 
 The protocol has no incarnations: only the resolver can determine whose disks answer. A batch for certain disks is
 refused unless the address names the same ones.
@@ -45,24 +45,24 @@ from bookie.wire.security import PLAINTEXT, BookieSecurity
 IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie, as over gRPC."""
 BULK_ENTRIES_MIN: Final = 16
-"""This many entries of one call are worth a second connection."""
+"""Minimum number of entries in one call for which a second connection is used."""
 _FRAME_OVERHEAD_BYTES: Final = 128
-"""More than the bytes of an add's frame beside the entry and the master key."""
+"""Upper bound of the bytes of an add's frame apart from the entry and the master key."""
 _CLOSED: Final = "the connection was closed"
 
 
 @dataclass(slots=True)
 class _Link:
-    """One address, and the connection to it from its opening on."""
+    """One address, and the connection to it, which may still be opening."""
 
     address: BookieAddress
     opening: asyncio.Task[Connection | ConnectionLostError] = field(repr=False)
     bulk: BulkLink | None = field(repr=False)
-    """None if this client must encrypt, or log in."""
+    """The use of version 2; None if this client must encrypt, or log in."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the next call needs another one."""
+        """Whether the next call needs a new link."""
         if not self.opening.done():
             return False
         if self.opening.cancelled() or self.opening.exception() is not None:
@@ -71,7 +71,7 @@ class _Link:
         return isinstance(opened, ConnectionLostError) or opened.is_over
 
     async def connection(self) -> Connection:
-        """Wait until it is open. A cancelled caller does not stop the opening for others.
+        """Wait for the open connection. A cancelled caller does not stop the opening for others.
 
         Raises:
             ConnectionLostError: it could not be opened, or was closed during the wait.
@@ -85,7 +85,7 @@ class _Link:
         return opened
 
     async def close(self) -> None:
-        """Give up opening, or end what is in flight."""
+        """Cancel the opening, or end the requests in flight."""
         if self.bulk is not None:
             await self.bulk.close()
         await cancel(self.opening)
@@ -106,16 +106,16 @@ class ApacheTransport(Transport):
         list_silence_s: float | None = None,
         bulk_entries_min: int = BULK_ENTRIES_MIN,
     ) -> None:
-        """Connect to nothing yet.
+        """Prepare the transport; nothing is connected yet.
 
         Args:
-            resolver: finds bookies.
+            resolver: finds the addresses of bookies.
             security: TLS and login for every bookie.
             frame_bytes_max: longest frame in either direction, Apache's ``nettyMaxFrameSizeBytes``.
             in_flight_bytes_max: limit of the bytes of adds to one bookie without an ack; more adds wait for room.
-            list_silence_s: time without a list after which a bookie may not support lists; at most half of the
-                request's deadline. None: no bookie is asked for lists, which cost it memory (``listing``).
-            bulk_entries_min: least number of entries for a read or a recovery add in bulk.
+            list_silence_s: time without a list after which a bookie may not support lists, in seconds; at most half of
+                the request's deadline is used. None: no bookie is asked for lists, which cost it memory (``listing``).
+            bulk_entries_min: minimum number of entries for a read or a recovery add in bulk.
 
         Raises:
             TlsFilesError: the files cannot be read.
@@ -134,9 +134,9 @@ class ApacheTransport(Transport):
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        """OK only if every entry was stored.
+        """Store a batch. The reply is OK only if every entry was stored.
 
-        Otherwise the most informative failure: a refused batch may have been stored in part.
+        Otherwise it is the most informative failure, and a part of the batch may have been stored.
         """
         size = sum(map(len, batch.entries))
         problem = batch_size_problem(batch, size) or self._frame_problem(batch) or batch_ids_problem(batch)
@@ -211,7 +211,7 @@ class ApacheTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """Idempotent; later calls answer UNREACHABLE."""
+        """Close every connection. Idempotent; later calls return UNREACHABLE."""
         self._is_closed = True
         for link in self._links.values():
             self._retire(link)
@@ -222,7 +222,7 @@ class ApacheTransport(Transport):
     async def _link(self, bookie: BookieId) -> _Link:
         """Return the link to the present address of ``bookie``.
 
-        Another address, or other disks there, means a new one.
+        It is a new one if the address, or the disks there, have changed.
         """
         address = await address_for(self._resolver, bookie, APACHE_PROTOCOL)
         if self._is_closed:
@@ -264,7 +264,7 @@ def _problem(request: Request[Any]) -> str | None:
 
 
 class _OtherDisksError(BkhealError):
-    """A batch for disks that are not those at the address, or not known to be."""
+    """A batch is meant for other disks than those at the address, or it is unknown which disks are there."""
 
     def __init__(self, bookie: BookieId, wanted: str) -> None:
         super().__init__(f"the batch is meant for incarnation {wanted[:64]} of {bookie}, which nothing names there")

@@ -44,7 +44,7 @@ _SIZE: Final = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class AddV2:
-    """Store one entry, in its stored form. The entry is long enough for its own header, which has the ids."""
+    """Store one entry, in its stored form. The entry is long enough for the ids in its header."""
 
     master_key: bytes = field(repr=False)
     entry: bytes = field(repr=False)
@@ -53,17 +53,17 @@ class AddV2:
 
     @property
     def ledger_id(self) -> int:
-        """As in the entry."""
+        """The ledger id in the entry's header."""
         return int(_IDS.unpack_from(self.entry)[0])
 
     @property
     def entry_id(self) -> int:
-        """As in the entry."""
+        """The entry id in the entry's header."""
         return int(_IDS.unpack_from(self.entry)[1])
 
     @property
     def is_recovery(self) -> bool:
-        """Whether the entry is to be taken on a fenced ledger as well."""
+        """Whether the entry is to be accepted on a fenced ledger as well."""
         return bool(self.flags & RECOVERY_ADD)
 
 
@@ -86,7 +86,7 @@ class ReadV2:
 
 @dataclass(frozen=True, slots=True)
 class BatchReadV2:
-    """Read entries from ``start_entry_id`` on, up to a count (0 or less: any) and a size of the answer in bytes."""
+    """Read entries from ``start_entry_id`` on, limited by a count (0 or less: no limit) and by the answer's bytes."""
 
     ledger_id: int
     start_entry_id: int
@@ -124,7 +124,7 @@ class AddedV2:
 
 @dataclass(frozen=True, slots=True)
 class EntryV2:
-    """Answer to ``ReadV2``. ``entry_id`` repeats the one in the request, even -1; ``entry`` is empty on an error."""
+    """Answer to ``ReadV2``. ``entry_id`` is that of the request, including -1; ``entry`` is empty on an error."""
 
     code: int
     ledger_id: int
@@ -155,7 +155,7 @@ def packet_header(opcode: int, flags: int = 0) -> bytes:
 
 
 def encode_request(request: RequestV2) -> bytes:
-    """Body of a frame that asks for ``request``."""
+    """Return the body of a frame with ``request``."""
     match request:
         case AddV2():
             return _header(request.version, ADD_ENTRY, request.flags) + request.master_key + request.entry
@@ -172,7 +172,7 @@ def encode_request(request: RequestV2) -> bytes:
 
 
 def encode_response(response: ResponseV2) -> bytes:
-    """Body of a frame that answers with ``response``."""
+    """Return the body of a frame with ``response``."""
     match response:
         case AddedV2():
             header = _packed(response.version, ADD_ENTRY)
@@ -253,7 +253,7 @@ def _header(version: int, opcode: int, flags: int) -> bytes:
 
 
 def _unpacked(body: bytes) -> tuple[int, int, int]:
-    """Version, opcode and flags; before version 1 all of the header is the opcode."""
+    """Return version, opcode and flags; before version 1 the whole header is the opcode."""
     if len(body) < _HEADER.size:
         raise MalformedFrameError(f"a body of {len(body)} bytes has no packet header")
     (header,) = _HEADER.unpack_from(body)
@@ -265,12 +265,12 @@ def _unpacked(body: bytes) -> tuple[int, int, int]:
 
 def _decode_add(body: bytes, version: int, flags: int) -> AddV2:
     start = _HEADER.size + MASTER_KEY_SIZE
-    _IDS.unpack_from(body, start)  # it exists, according to the properties
+    _IDS.unpack_from(body, start)  # raises if it is too short for the properties
     return AddV2(body[_HEADER.size : start], body[start:], flags, version)
 
 
 def _fencing_key(body: bytes, start: int, version: int, flags: int) -> bytes:
-    """Return the key after a read; Apache's bookies look for it under these two conditions and ignore it otherwise."""
+    """Return the key after a read. Apache's bookies read it under these two conditions, and otherwise ignore it."""
     if not flags & DO_FENCING or version < VERSION:
         return b""
     key = body[start : start + MASTER_KEY_SIZE]

@@ -1,10 +1,11 @@
 """Ask bookies for their ledgers and their known damage. Runs inside a Spark task.
 
-A bookie is asked page by page, so a task keeps only one page in memory. The last row of each bookie is its answer.
-Ledgers not listed, for any reason, are unknown; rows before a failure are true.
+A bookie is asked page by page, so a task keeps only one page in memory. The last row for each bookie contains the
+result of the request. If a request fails, ledgers not listed so far are unknown; the rows before the failure remain
+valid.
 
-The token for bookies comes from a file on the executor. The file is read before the requests to each bookie: a new
-token takes effect then, and neither the plan nor any value sent by Spark contains it.
+The token for bookies comes from a file on the executor. The file is read again before the requests to each bookie, so a
+new token takes effect for the next bookie. Neither the plan nor any value sent by Spark contains the token.
 
 Apache's bookies offer no such list: their protocol lists the entries of a given ledger, and their HTTP interface the
 ledgers of the whole cluster.
@@ -76,9 +77,9 @@ _SCHEMA: Final = pa.schema(
 )
 _BATCH_ROWS: Final = 10_000
 ATTEMPTS_MAX: Final = 5
-"""Consecutive calls without a further ledger."""
+"""Largest number of consecutive failed calls that return no further ledger."""
 BOOKIE_S_MAX: Final = 3600.0
-"""Seconds for all calls to one bookie."""
+"""Largest duration of all calls to one bookie, seconds."""
 _BACKOFF_S: Final = 0.5
 _DETAIL_MAX: Final = 200
 _PHASES: Final = {number: name.lower() for name, number in pb.ScrubState.Phase.items()}
@@ -90,7 +91,7 @@ Row = dict[str, Any]
 
 
 class InventoryState(enum.Enum):
-    """The kind of answer of a bookie."""
+    """The result of asking a bookie for its ledgers."""
 
     LISTED = "listed"
     """All of its ledgers are known."""
@@ -99,29 +100,29 @@ class InventoryState(enum.Enum):
     REFUSED = "refused"
     """The bookie requires a token or a certificate, or rejects the token."""
     NOT_ASKED = "not asked"
-    """A file with a token or a certificate cannot be used, or the token would be sent in the clear."""
+    """A file with a token or a certificate cannot be used, or the token would be sent unencrypted."""
     NO_ANSWER = "no answer"
     BAD_ANSWER = "bad answer"
     """The answer cannot be read, or contradicts itself."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether the bookie is able to list its ledgers, and did not."""
+        """Whether the bookie supports listing its ledgers, but did not list them."""
         return self not in (InventoryState.LISTED, InventoryState.NOT_OFFERED)
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryTasks:
-    """Called by Spark with numbers of bookies; yields rows of ``HELD_DDL``."""
+    """The function that Spark calls with indexes into ``bookies``; it yields rows of ``HELD_DDL``."""
 
     metadata_uri: str
     connect_timeout_s: float
     access: ZooKeeperAccess
     security: SecurityFiles
-    """Files present on every executor."""
+    """The files must be present on every executor."""
     bookies: tuple[BookieId, ...]
     token_file: Path | None = None
-    """Present on every executor; None: bookies are asked without a token."""
+    """The file must be present on every executor. None: bookies are asked without a token."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one Spark task."""
@@ -163,13 +164,13 @@ class _Progress:
 async def inventory(
     bookie: BookieId, resolver: Resolver, security: SecurityFiles, clock: Clock, token_file: Path | None = None
 ) -> AsyncGenerator[Row, None]:
-    """Yield the rows of one bookie, its answer last. Every error of a bookie is an answer, and none is raised.
+    """Yield the rows of one bookie, the result last. An error of the bookie becomes the result and is not raised.
 
     Args:
         bookie: the bookie to ask.
         resolver: finds its address.
         security: for the connection to bookies.
-        clock: of the pauses between attempts.
+        clock: for the pauses between attempts.
         token_file: contains the token for bookies, and is read now; None: no token is sent.
     """
     progress, status = _Progress(), pb.NodeStatus()
@@ -195,7 +196,7 @@ async def inventory(
 
 
 def state_of(error: BkhealError) -> InventoryState:
-    """Return the kind of answer of a bookie for the error of a failed call."""
+    """Return the state of a bookie after a call that failed with this error."""
     if isinstance(error, AdministrationMissingError):
         return InventoryState.NOT_OFFERED
     if isinstance(error, AdministrationRefusedError):
@@ -243,7 +244,7 @@ async def _listed(
 async def _rows(bookie: BookieId, client: Administration, progress: _Progress) -> AsyncIterator[Row]:
     async for held in client.ends(progress.after):
         progress.after, progress.ledgers = held.ledger_id, progress.ledgers + 1
-        if held.first_entry_id is not None:  # without entries, the ledger is only a record, such as that of a fence
+        if held.first_entry_id is not None:  # a ledger without entries is only a record, such as that of a fence
             yield {
                 "bookie_id": bookie,
                 "ledger_id": held.ledger_id,

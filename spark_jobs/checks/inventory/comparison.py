@@ -1,4 +1,4 @@
-"""Find the copies of an inventory outside of the metadata: suspects for a second look. Spark SQL alone.
+"""Find the copies of an inventory outside of the metadata: suspects for a second look. Uses only Spark SQL.
 
 A property test keeps ``_IS_PLACED`` equal to ``verdict.is_placed``.
 """
@@ -16,7 +16,7 @@ from spark_jobs.checks.inventory.verdict import Verdict
 from spark_jobs.checks.sql_text import literal
 
 NAMED_MAX: Final = 20
-"""Bookies and entries named in the detail of a finding."""
+"""Largest number of bookies or entries named in the detail of a finding."""
 _IS_PLACED: Final = """
     size(filter(fragments, (fragment, number) -> array_contains(fragment.members, bookie_id)
                 AND fragment.first_entry_id <= copy_last
@@ -48,7 +48,7 @@ def suspects(held: DataFrame, ledgers: DataFrame) -> DataFrame:
 
 
 def surplus_findings(seen: DataFrame) -> DataFrame:
-    """Return one finding per ledger with superfluous copies, of rows of ``second_look.SEEN_DDL``."""
+    """Return one finding per ledger with superfluous copies, from rows of ``second_look.SEEN_DDL``."""
     kind = (
         f"CASE verdict WHEN {literal(Verdict.UNOWNED.value)} THEN {literal(FindingKind.UNOWNED_LEDGER.value)} "
         f"ELSE {literal(FindingKind.OVER_REPLICATED_LEDGER.value)} END"

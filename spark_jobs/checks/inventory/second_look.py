@@ -1,6 +1,6 @@
-"""Check copies outside of the metadata again: read their ledgers after the lists of the bookies.
+"""Check copies outside of the metadata again: read the metadata of their ledgers after the bookies listed them.
 
-Runs in a Spark task with its own connection; ``look_again`` is its core on the store port.
+Runs in a Spark task with its own connection; ``look_again`` is the core, which uses only the store port.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _AT_ONCE: Final = 1_000
-"""Ledgers read at a time."""
+"""Number of ledgers read at a time."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LookSettings:
-    """The settings of each task. Sent to executors."""
+    """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
     grace: Grace
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """For the connections of executors to ZooKeeper."""
+    """How executors connect to ZooKeeper."""
     budget: TaskBudget = FREE
-    """Of each task."""
+    """The limits on the reads of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -91,7 +91,8 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
 async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
     """Return the rows of ``SEEN_DDL``.
 
-    The signs of a repair are read before the ledger: if a repair ends between the two, the metadata shows its change.
+    The signs of a repair are read before the ledger: if a repair ends between the two reads, the metadata contains the
+    result of the repair.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -155,7 +156,7 @@ async def _node(store: MetadataStore, path: str) -> Node | _Denied | None:
 
 
 async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:
-    """Return ledgers with a mark, a lock or a reservation, including one without permission to read."""
+    """Return the ledgers with a mark, a lock or a reservation. A node that may not be read counts as well."""
     reservations = Reservations(store, cluster.root)
     paths = [
         path
@@ -179,13 +180,13 @@ async def _quiet_since(store: MetadataStore, cluster: Cluster, ids: Sequence[Led
 
 
 def _nearest(upwards: Sequence[Node | _Denied | None]) -> int:
-    """Return the transaction of the first existing node."""
+    """Return the last transaction that changed the children of the first existing node."""
     nearest = next((node for node in upwards if node is not None), None)
     return nearest.stat.children_zxid if isinstance(nearest, Node) else _NEVER
 
 
 _NEVER: Final = (1 << 63) - 1
-"""Later than any transaction."""
+"""A transaction id later than any real one."""
 
 
 def _decoded(data: bytes) -> LedgerMetadata | None:

@@ -1,8 +1,8 @@
 """Judge whether a copy is at a place outside of the metadata. Pure.
 
-An uncertain case is not a finding. An unclosed ledger has a writer, and a marked, locked or reserved ledger has a
-repair: both may have copies that the metadata does not name yet (S16). A recently superfluous copy waits for the
-garbage collection of its bookie. Unreadable metadata means unknown, never absent (S6).
+An uncertain case is not a finding. An unclosed ledger may have a writer, and a marked, locked or reserved ledger may be
+under repair: both may have copies that the metadata does not name yet (S16). A copy that became superfluous recently
+will be deleted by its bookie's garbage collection. Unreadable metadata means unknown, never absent (S6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Verdict(enum.Enum):
     """The verdict on a copy."""
 
     OVER_REPLICATED = "over-replicated"
-    """Its ledger is closed, and no fragment with any of these entries names the bookie."""
+    """The ledger is closed, and no fragment with any of these entries names the bookie."""
     UNOWNED = "unowned"
     """The ledger does not exist."""
     PLACED = "placed"
@@ -48,12 +48,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """The limits of the grace time: older changes are judged."""
+    """The limits of the grace time: copies are judged only if the change is older."""
 
     before_ms: int
-    """Changes of metadata up to this time, epoch milliseconds by ZooKeeper's clock."""
+    """Metadata is old if it was last changed at or before this time, epoch milliseconds by ZooKeeper's clock."""
     before_zxid: int | None
-    """Transactions up to this one; None without a grace time: all of them."""
+    """A deletion is old if its transaction is not after this one. None: there is no grace time, and every deletion is
+    old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Present:
     """An existing ledger."""
 
     metadata: LedgerMetadata | None
-    """None: unreadable."""
+    """None: the metadata is unreadable."""
     changed_ms: int
     is_in_repair: bool
 
@@ -80,11 +81,11 @@ Judged = tuple[Verdict, NotJudged | None]
 def judged(
     ledger: Present | Deleted, copies: Sequence[Copy], grace: Grace
 ) -> Iterator[tuple[Verdict, NotJudged | None, Sequence[Copy]]]:
-    """Yield the verdicts on the copies of a ledger, each with its copies.
+    """Yield each verdict on copies of a ledger, with the reason if there is no verdict, and these copies.
 
     Args:
         ledger: read after the bookies listed the copies.
-        copies: of different bookies.
+        copies: the copies, each on a different bookie.
         grace: the limits of age for a verdict.
     """
     if isinstance(ledger, Deleted):
@@ -115,7 +116,8 @@ def _of_surplus(metadata: LedgerMetadata, ledger: Present, grace: Grace) -> Judg
 def is_placed(metadata: LedgerMetadata, copy: Copy) -> bool:
     """Return whether a fragment on the bookie may contain an entry of the copy.
 
-    The last fragment has no end here: a recovery may close a ledger before entries that were never acknowledged.
+    The last fragment counts as unbounded: a recovery may close a ledger at an entry before those that were never
+    acknowledged.
     """
     fragments = metadata.fragments
     for index, fragment in enumerate(fragments):

@@ -1,4 +1,4 @@
-"""Ledgers and references side by side, as a DataFrame with one verdict each."""
+"""Compare ledgers and references: a DataFrame with one verdict for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Verdict(enum.StrEnum):
     ALSO_ELSEWHERE = "ALSO_ELSEWHERE"
     """The ledger has a reference, and its entries are also in another storage."""
     OFFLOADED = "OFFLOADED"
-    """A reference: the entries are in another storage alone."""
+    """A reference: the entries are only in another storage."""
     EMPTY = "EMPTY"
     """A reference to a ledger closed without entries, which need not exist."""
     UNREFERENCED = "UNREFERENCED"
@@ -28,7 +28,7 @@ class Verdict(enum.StrEnum):
     """A reference to a nonexistent ledger."""
     NOT_JUDGED = "NOT_JUDGED"
     CHANGED = "CHANGED"
-    """The second look differed from the first."""
+    """The second look found another state than the first."""
 
 
 class NotJudged(enum.StrEnum):
@@ -46,21 +46,23 @@ class NotJudged(enum.StrEnum):
 
 _LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
 IS_LOOKED_AT: Final = in_list("verdict", _LOOKED_AT)
-"""Rows of ``compared`` with a possible finding, for the second look."""
+"""Selects the rows of ``compared`` with a possible finding, for the second look."""
 _MAY_BE_UNREFERENCED: Final = f"""
     verdict = {literal(Verdict.UNREFERENCED.value)}
     OR verdict = {literal(Verdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
 """
 
 IS_DOUBT: Final = "error IS NOT NULL OR position_in IS NOT NULL"
-"""Rows of ``bk_references`` of nodes with an unknown reference."""
+"""Selects the rows of ``bk_references`` for nodes with an unknown reference."""
 _BROADCAST_MAX: Final = 100_000
-"""Ids sent in full to each executor, about a megabyte."""
+"""Largest number of ids that are sent to each executor as a whole, about a megabyte."""
 NODES_MAX: Final = 16
-"""Nodes named for a nonexistent ledger. All but one refer to it only if they are those of shadow topics."""
+"""Largest number of nodes named for a nonexistent ledger. Several nodes refer to one ledger only if all but one belong
+to shadow topics."""
 _BY: Final = ("root", "kind", "name", "cursor")
 _BY_TYPE: Final = "array<struct<root: string, kind: string, name: string, cursor: string>>"
-# Standings: 0 is a ledger of Pulsar that needs a reference, the others are these, from 1.
+# The column ``standing``: 0 for a ledger of Pulsar that needs a reference, else the number of one of these cases (1 to
+# 3).
 _SETTLED: Final = {
     "error IS NOT NULL": NotJudged.UNREADABLE,
     "NOT is_pulsar": NotJudged.FOREIGN,
@@ -88,10 +90,10 @@ _VERDICT: Final = f"""
 
 
 def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
-    """Return one row per ledger, and per reference to a nonexistent ledger.
+    """Return one row per ledger, and one per reference to a nonexistent ledger.
 
     Only numbers are compared and moved between executors. The columns are ``ledger_id``, ``verdict``, ``reason``, and
-    ``topic_hash``, that of the ledger.
+    the ``topic_hash`` of the ledger.
 
     Args:
         ledgers: brief rows of ``bk_ledgers``, of every ledger.
@@ -104,9 +106,10 @@ def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame:
-    """Return the rows of ``compared`` with a possible finding, and with ``by``, the nodes of a lost reference.
+    """Return the rows of ``compared`` with a possible finding.
 
-    ``NODES_MAX`` of them are kept. ``lost`` is the number of nonexistent ledgers.
+    The additional column ``by`` has up to ``NODES_MAX`` nodes that refer to a nonexistent ledger. ``lost`` is the
+    number of such ledgers.
     """
     some = compared.where(IS_LOOKED_AT)
     if not lost:
@@ -121,12 +124,12 @@ def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame
 
 
 def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
-    """Return rows of the second look (``SECOND_LOOK_DDL``), without a verdict on ledgers of doubtful topics.
+    """Return rows of the second look (``SECOND_LOOK_DDL``), with the verdicts on ledgers of doubtful topics removed.
 
     Args:
         seen: the rows.
-        references: rows of ``bk_references``. A topic with an undecodable node owns no unreferenced ledger, and a topic
-            with a reference in a ledger owns no unreferenced compacted ledger.
+        references: rows of ``bk_references``. If a node of a topic is undecodable, none of the topic's ledgers counts
+            as unreferenced. If a reference of a topic is stored in a ledger, none of its compacted ledgers does.
     """
     doubts = references.where(IS_DOUBT).where("topic IS NOT NULL").groupBy("topic")
     doubtful = doubts.agg(
@@ -148,7 +151,7 @@ def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def unread(references: DataFrame) -> DataFrame:
-    """Return one row per ledger with a reference to a compacted ledger in it, with the owner's columns."""
+    """Return one row per ledger that contains a reference to a compacted ledger, with the owner's columns."""
     some = references.where("position_in IS NOT NULL AND topic IS NOT NULL").groupBy("position_in")
     found = some.agg(F.expr("min(struct(topic, tenant, namespace, cursor)) AS by"))
     return found.selectExpr(

@@ -1,6 +1,6 @@
 """Check possible findings again: the possible referrers of a ledger, and the ledger itself.
 
-Runs in a Spark task with its own connection; ``look_again`` is its core on the store port.
+Runs in a Spark task with its own connection; ``look_again`` is the core, which uses only the store port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND_LOOK_DDL: Final = """
     ledger_id bigint, verdict string, reason string, stored_bytes bigint, path string,
     tenant string, namespace string, topic string, component string, subscription string
 """
-"""``path`` is the node of a reference to a nonexistent ledger; the row then has the owner of this node."""
+"""``path`` is the node that refers to a nonexistent ledger; the owner columns are then those of this node."""
 _SCHEMA: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
@@ -44,7 +44,8 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _AT_ONCE: Final = 1_000
-"""Ledgers whose nodes are in memory at a time. The node of a topic with many ledgers has some hundred kilobytes."""
+"""Number of ledgers whose nodes are in memory at a time. The node of a topic with many ledgers has a few hundred
+kilobytes."""
 
 _LONG_MAX: Final = (1 << 63) - 1
 
@@ -53,19 +54,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LookSettings:
-    """The settings of each task. Sent to executors."""
+    """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
     roots: tuple[str, ...]
     created_before_ms: int
-    """Younger ledgers have no verdict."""
+    """Ledgers created after this have no verdict, epoch milliseconds."""
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """For the connections of executors to ZooKeeper."""
+    """How executors connect to ZooKeeper."""
     is_unsure: bool = False
-    """A relevant node belongs to an unknown topic: no ledger counts as unreferenced, and no node of a topic is read."""
+    """Whether a node with unknown references belongs to an unknown topic. Then no ledger counts as unreferenced, and no
+    node of a topic is read."""
     budget: TaskBudget = FREE
-    """Of each task."""
+    """The limits on the reads of each task."""
 
 
 def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -98,7 +100,7 @@ async def look_again(
 ) -> Sequence[Row]:
     """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``suspects``.
 
-    The ledgers are read again after the nodes, so a ledger just deleted by Pulsar counts neither as lost nor as
+    The ledgers are read again after the nodes, so a ledger that Pulsar has just deleted counts neither as lost nor as
     unreferenced.
 
     Raises:
@@ -129,7 +131,7 @@ class _Subject:
     owner: Owner | None = None
     stored_bytes: int | None = None
     settled: NotJudged | None = None
-    """Why there is no verdict, with or without references to the ledger."""
+    """Why the ledger has no verdict, whether or not a reference to it exists."""
 
     @property
     def paths(self) -> Iterator[str]:
@@ -191,7 +193,7 @@ def _of_references(
         try:
             if not requires(referrer, contents[referrer.path], ledger_id):
                 continue
-        except UndecodableNodeError:  # the node was decoded a moment ago: the next run reports it
+        except UndecodableNodeError:  # the node could be decoded at the first look: the next run reports it
             continue
         is_of_shadow = _is_of_shadow(referrer, contents)
         if is_of_shadow is False:
@@ -204,13 +206,13 @@ def _of_references(
 
 
 def _shadow_paths(referrer: Referrer) -> Sequence[str]:
-    """Return the nodes that show whether the topic is a partition of a shadow topic; empty if it is no partition."""
+    """Return the nodes that show whether the topic is a partition of a shadow topic; empty if it is not a partition."""
     topic = partitioned_topic_path(referrer.root, referrer.name) if referrer.kind is NodeKind.MANAGED_LEDGER else None
     return () if topic is None else (topic, policies_path(referrer.root, referrer.name))
 
 
 def _is_of_shadow(referrer: Referrer, contents: Mapping[str, bytes | Denied | None]) -> bool | None:
-    """Return whether the node is that of a partition of a shadow topic; None if not known.
+    """Return whether the node belongs to a partition of a shadow topic; None: unknown.
 
     A topic without a node may have one in the configuration store of the brokers, which can be another ZooKeeper.
     """
@@ -249,12 +251,15 @@ def _of_ledger(
 
 
 def _is_in_ledger(referrer: Referrer, data: bytes | Denied | None) -> bool:
-    """Return whether the reference of this node is in a ledger. ``refers`` has already refused an unreadable node."""
+    """Return whether the reference of this node is stored in a ledger.
+
+    ``refers`` has already refused an unreadable node.
+    """
     return isinstance(data, bytes) and ledger_with_reference(referrer.cursor, data) is not None
 
 
 def _names(referrer: Referrer) -> Row:
-    """Return the owner of a node."""
+    """Return the columns for the path and the owner of a node."""
     topic = referrer.topic
     named: Row = {"path": referrer.path, "component": referrer.kind.value}
     if topic is None:

@@ -1,4 +1,6 @@
-"""Ask bookies for their entries, and judge. Core on the transport and store ports; runs inside an executor.
+"""Ask bookies for their entries, and judge the answers.
+
+Uses only the transport and store ports; runs inside an executor.
 
 One denial is never enough (S13). The ledger may have been deleted or moved since its metadata was read, so the metadata
 is read again, and the denying bookies are asked again: an entry is absent if a bookie should hold it by the newer
@@ -6,16 +8,16 @@ metadata and denies it twice. Every other failure of a bookie is reported as unk
 
 A bookie of Apache's is not asked for a list unless the operator permits it
 (docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has no list. It is asked for the first
-and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling): the entries
-served of these stand for those between them. Ledgers only sampled like this are counted, because a complete list is
-worth more. Of a closed ledger, an I/O error about one of them is a damaged copy, because Apache's bookies have no other
-answer for one (R139). The bookie must give it twice, and the second time some seconds later, because a disk may fail to
-read for a moment. If a bookie could read no sample of many consecutive ledgers, its disk is the likely cause, and its
-I/O errors stay unknown.
+and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling). If it
+serves both, the entries between them count as present. Ledgers checked only by such a sample are counted separately,
+because a complete list is better evidence. If the ledger is closed, an I/O error for such an entry means a damaged
+copy, because Apache's bookies have no other answer for one (R139). The bookie must give this answer twice, the second
+time some seconds later, because a disk may fail to read for a moment. If a bookie can read no entry of the samples of
+many consecutive ledgers, its disk is the likely cause, and its I/O errors count as unknown.
 
-Bounds: requests in flight to one bookie and ledgers in flight in total, a deadline and few attempts for each request.
-After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the task; tasks are
-short. Ledgers that wait for a second look are part of one batch.
+The requests in flight to one bookie and the ledgers in flight in total are bounded, and each request has a deadline and
+few attempts. After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the
+task; tasks are short. The ledgers that wait for a second look are at most those of one batch.
 """
 
 from __future__ import annotations
@@ -45,21 +47,21 @@ ATTEMPTS_MAX: Final = 3
 SILENT_AFTER: Final = 3
 """Consecutive ledgers without an answer before a bookie gets no more requests."""
 UNREAD_AFTER: Final = 20
-"""Consecutive ledgers without an entry of the sample that a bookie can read before its I/O errors are unknown."""
+"""Consecutive ledgers of whose sample a bookie can read no entry before its I/O errors count as unknown."""
 READ_AGAIN_AFTER_S: Final = 10.0
 """Pause before an entry that a bookie could not read is read again, once for all ledgers."""
 _DETAIL_MAX: Final = 200
-"""Characters kept of a detail."""
+"""Number of characters of a detail that are kept."""
 _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED})
 _SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
-"""Answers of a healthy bookie: entries not listed are absent."""
+"""Answers of a healthy bookie: entries outside the list are absent."""
 _NOTHING: Final = EntryRuns(())
 _LACKS: Final = _SURE | {Status.CORRUPT}
-"""Answers of a bookie unable to serve entries not listed: they are absent or damaged (R105)."""
+"""Answers of a bookie that cannot serve entries outside the list: these are absent or damaged (R105)."""
 _LISTS: Final = _LACKS | {Status.LIMBO}
-"""Answers with a valid list. A bookie in limbo has the entries in its list; the others are unknown."""
+"""Answers with a valid list. A bookie in limbo has the listed entries; the others are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class CopyReply:
 
     @property
     def has_list(self) -> bool:
-        """Whether ``entries`` is valid. Of an unclosed ledger, a damaged entry of a sample says nothing about it."""
+        """Whether ``entries`` is valid. A sample of an unclosed ledger with a damaged entry proves nothing."""
         return self.status in _LISTS and not (self.is_of_unclosed and self.is_sampled and self.status is Status.CORRUPT)
 
     @property
@@ -88,7 +90,7 @@ class CopyReply:
 
 
 class ReadsLedgers(Protocol):
-    """The required part of ``LedgerStore``."""
+    """The part of ``LedgerStore`` that is used here."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
         """Return the current metadata of a ledger; None: it does not exist."""
@@ -97,27 +99,27 @@ class ReadsLedgers(Protocol):
 
 @dataclass(slots=True)
 class Answers:
-    """The results of asking for some ledgers."""
+    """The results of asking bookies for the entries of some ledgers."""
 
     found: list[tuple[SettledLedger, tuple[FragmentFinding, ...]]] = field(default_factory=list)
     """Ledgers with findings."""
     ledgers: int = 0
     requests: int = 0
-    """Lists, and samples if there is no list."""
+    """Requests for lists, and for samples if a bookie has no list."""
     expected: int = 0
     absent: int = 0
     vanished: int = 0
-    """Ledgers denied by a bookie and found to be deleted, which is normal (S15)."""
+    """Ledgers that a bookie denied and that turned out to be deleted, which is normal (S15)."""
     unknown: defaultdict[tuple[BookieId, str], int] = field(default_factory=lambda: defaultdict(int))
-    """Ledgers by bookie and by the status of an unknown answer."""
+    """Number of ledgers with an unknown answer, by bookie and status."""
     details: dict[tuple[BookieId, str], str] = field(default_factory=dict)
-    """The first detail reported with the status."""
+    """The first detail of an unknown answer, by bookie and status."""
     sampled: defaultdict[BookieId, int] = field(default_factory=lambda: defaultdict(int))
-    """Ledgers by bookie with a sample instead of a list."""
+    """Number of ledgers judged by a sample instead of a list, by bookie."""
 
 
 class Asker:
-    """Asks for ledgers, with common bounds for all of them. Belongs to one event loop."""
+    """Asks bookies for the entries of ledgers, with common bounds for all ledgers. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -126,12 +128,12 @@ class Asker:
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,
     ) -> None:
-        """Prepare without any request.
+        """Prepare; no request is sent yet.
 
         Args:
-            transport: to the bookies.
-            ledgers: for the second look at a ledger.
-            registered: lists the registered bookies, no older than the call.
+            transport: sends requests to the bookies.
+            ledgers: reads the metadata again for the second look at a ledger.
+            registered: lists the registered bookies; the list is not older than the call.
             clock: for pauses between attempts.
         """
         self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S)
@@ -142,15 +144,16 @@ class Asker:
             lambda: asyncio.Semaphore(PER_BOOKIE_IN_FLIGHT)
         )
         self._silent: defaultdict[BookieId, list[CopyReply]] = defaultdict(list)
-        """Per bookie, the results of its last consecutive ledgers without an answer."""
+        """For each bookie, the results for its last consecutive ledgers without an answer."""
         self._unread: defaultdict[BookieId, int] = defaultdict(int)
-        """Per bookie, its last consecutive ledgers with I/O errors and without an entry that it could read."""
+        """For each bookie, the number of its last consecutive ledgers with I/O errors of which it could read no
+        entry."""
 
     async def ask_all(self, ledgers: Iterable[SettledLedger], registered: AbstractSet[BookieId]) -> Answers:
-        """Ask for all of ``ledgers``, in no order.
+        """Ask for all of ``ledgers``, in no particular order.
 
         Args:
-            ledgers: the expected entries.
+            ledgers: the ledgers with their expected entries.
             registered: bookies to ask, listed after reading the metadata of ``ledgers``.
 
         Raises:
@@ -182,8 +185,8 @@ class Asker:
     ) -> None:
         """Look again, after a pause, at ledgers with entries that their bookies could not read.
 
-        The failing bookies are those of the first looks. If many ledgers in sequence are damaged on a bookie that reads
-        later ones, it is not among them.
+        Whether a bookie is failing is decided by the first looks. A bookie that could not read many ledgers in
+        sequence, but could read later ones, does not count as failing.
         """
         failing = frozenset(bookie for bookie, count in self._unread.items() if count >= UNREAD_AFTER)
         await self._clock.sleep(READ_AGAIN_AFTER_S)
@@ -206,7 +209,7 @@ class Asker:
         try:
             current = await self._ledgers.current(ledger.ledger_id)
         except UnreadableMetadataError:
-            return  # a finding of the next run, which reads the current metadata
+            return  # the next run reports it, because it reads the current metadata
         if current is None:
             answers.vanished += 1
             return
@@ -290,7 +293,10 @@ class Asker:
 
 
 def _without_doubt(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:
-    """Return an answer; an I/O error is unknown if it is the first one of the bookie, or if the bookie is failing."""
+    """Return the answer with a doubtful I/O error changed to unknown.
+
+    An I/O error is doubtful if it is the first one for this ledger, or if the bookie is failing.
+    """
     if not reply.is_unread or (is_second and not is_failing):
         return reply
     detail = f"cannot read its entries: look at its disk ({reply.detail})" if is_failing else reply.detail
@@ -302,7 +308,7 @@ def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> se
 
 
 def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> Mapping[BookieId, Holdings]:
-    """Return the answers of bookies with expected entries; the others cannot lack any."""
+    """Return the answers of the bookies with expected entries; other bookies cannot lack any."""
     return {
         bookie: Holdings(
             replies[bookie].entries,

@@ -1,4 +1,4 @@
-"""The settled entries of each bookie, by a ledger's metadata. Pure.
+"""The settled entries that each bookie should hold according to a ledger's metadata. Pure.
 
 Only fragments that can never change again count (S2, S19): all fragments of a closed ledger, and all but the last two
 of any other ledger. The last fragment belongs to its writer, and the end of the previous one may not be confirmed yet.
@@ -39,10 +39,10 @@ class SettledLedger:
     write_quorum: int
     ack_quorum: int
     entry_bytes: float | None
-    """Mean payload of an entry; None unless the ledger is closed."""
+    """Mean payload of an entry, bytes; None unless the ledger is closed."""
     fragments: tuple[SettledFragment, ...]
     owner: OwnerNames = NO_OWNER
-    """Values of ``OWNER_COLUMNS``."""
+    """The values of ``OWNER_COLUMNS``."""
 
     @property
     def is_closed(self) -> bool:
@@ -60,7 +60,7 @@ class SettledLedger:
         )
 
     def is_whole(self, bookie: BookieId, held: EntryRuns) -> bool:
-        """Return whether ``held`` has every entry expected on the bookie: arithmetic on runs, no walk over entries."""
+        """Return whether ``held`` has every entry expected on the bookie. Costs a step per run, not per entry."""
         for part, position in self._positions(bookie):
             stripe, where = self._stripe(part), (part.first, part.last)
             if stripe.held_count(position, held, *where) < stripe.count(position, *where):
@@ -76,7 +76,7 @@ class SettledLedger:
         return sorted(ends)
 
     def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
-        """Return all entries of the settled part without ``missing`` (ascending), on any bookie."""
+        """Return all entries of the settled part, on any bookie, except ``missing`` (ascending)."""
         runs: list[tuple[int, int]] = []
         gaps = iter([*missing, None])
         gap = next(gaps)

@@ -39,7 +39,8 @@ COUNTS_DDL: Final = """
                   unknown: array<struct<bookie_id: string, status: string, ledgers: bigint, detail: string>>,
                   sampled: array<struct<bookie_id: string, ledgers: bigint>>>
 """
-"""Column of the last row of a task's output; null in rows of findings. In the last row, all other columns are null."""
+"""The column of counts. It is null in rows of findings. In the last row of a task's output, all other columns are
+null."""
 _FINDING_FIELDS: Final = [
     ("kind", pa.string()),
     ("ledger_id", pa.int64()),
@@ -83,22 +84,22 @@ _ACCEPTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """The settings of each task. Sent to executors."""
+    """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
     connect_timeout_s: float
     registered: frozenset[BookieId]
-    """Listed after the metadata was read."""
+    """The registered bookies, listed after the metadata was read."""
     security: SecurityFiles
-    """Files present on every executor."""
+    """The files must be present on every executor."""
     uses_apache_lists: bool = False
     """Whether Apache's bookies are asked for complete lists."""
     access: ZooKeeperAccess = PLAIN_ACCESS
-    """For the connections to ZooKeeper; its files are also present on every executor."""
+    """How the task connects to ZooKeeper; these files must be present on every executor as well."""
     accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
-    """The accepted losses: findings covered by them become findings of an accepted loss."""
+    """The accepted losses. A finding that they cover is reported as an accepted loss."""
     budget: TaskBudget = FREE
-    """Of each task, for its reads from ZooKeeper."""
+    """The limits on the reads of each task from ZooKeeper."""
 
 
 def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -137,7 +138,7 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
 
 
 def answer_rows(answers: Answers, settings: TaskSettings) -> pa.RecordBatch:
-    """Return the rows of the findings, and one of the counts."""
+    """Return the rows of the findings, and one row of counts."""
     return pa.RecordBatch.from_pylist([*_findings(answers, settings), _counts(answers)], schema=_SCHEMA)
 
 

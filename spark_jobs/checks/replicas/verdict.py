@@ -2,9 +2,9 @@
 
 For each entry denied by some bookie, the other copies are counted. A bookie holds the entries in its list. A registered
 bookie with an unknown answer counts as holding an entry (S6: unknown is never absent), and an unregistered one as a
-copy that may return, as in the bookie check. So does a damaged copy, which the bookie leaves out of its list (R105):
-its bytes may be read by other means. A bookie that the fragment names twice has one copy. ``LOST`` needs every single
-holder to deny the entry (S13).
+copy that may return, as in the bookie check. A damaged copy, which the bookie leaves out of its list (R105), also
+counts as one that may return, because its bytes may be read by other means. A bookie that the fragment names twice has
+one copy. The severity is ``LOST`` only if every holder denies the entry (S13).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
 
 _NAMED_MAX: Final = 10
 NUMBER_MAX: Final = (1 << 63) - 1
-"""The largest number of a table. A damaged length of a ledger can give more bytes, or less than none; a damaged last
-entry gives more entries."""
+"""The largest number that a table can hold. If the length of a ledger is damaged, the computed bytes can exceed it or
+be negative; if its last entry is damaged, the computed entries can exceed it."""
 _NOTHING: Final = EntryRuns(())
 
 
@@ -36,9 +36,9 @@ class Holdings:
     is_sure: bool = False
     """Whether the bookie cannot serve any entry outside its list."""
     is_damaged: bool = False
-    """Whether some entries outside its list are damaged, and not absent."""
+    """Whether some entries outside its list are damaged rather than absent."""
     why: str = ""
-    """Its answer for a damaged entry that was read."""
+    """The bookie's answer to the read of a damaged entry."""
     is_registered: bool = True
 
 
@@ -53,9 +53,9 @@ class FragmentFinding:
     positions: tuple[int, ...]
     """Ensemble positions whose bookie lacks entries, ascending."""
     missing: tuple[BookieId, ...]
-    """The bookies there, each once."""
+    """The bookies at these positions, each once."""
     copies_min: int
-    """Remaining copies of the entry with the fewest, among the entries lacking on some bookie."""
+    """The smallest number of remaining copies of any entry that some bookie lacks."""
     severity: Severity
     absent: int
     """Number of missing copies."""
@@ -66,11 +66,11 @@ class FragmentFinding:
 
 
 def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> Iterator[FragmentFinding]:
-    """Yield a finding for each fragment if a bookie surely lacks entries of it.
+    """Yield a finding for each fragment of which some bookie certainly lacks entries.
 
     Args:
         ledger: the expected entries.
-        holdings: the answers; bookies absent from it count as not registered.
+        holdings: the answers of the bookies; a bookie without an answer here counts as not registered.
     """
     for fragment in ledger.fragments:
         found = _Fragment(ledger, fragment, holdings).finding()
@@ -120,14 +120,14 @@ class _Fragment:
         return self._stripe.count(position, first, last)
 
     def _absent(self, position: int) -> int:
-        """Return the number of entries of the position that its bookie surely lacks."""
+        """Return the number of entries of the position that its bookie certainly lacks."""
         holdings, where = self._of(position), (self.fragment.first, self.fragment.last)
         if not holdings.is_sure:
             return 0
         return self._stored(position, *where) - self._stripe.held_count(position, holdings.entries, *where)
 
     def _first_absent(self, position: int) -> int:
-        """Return the first entry of the position that its bookie lacks, which must exist."""
+        """Return the first entry of the position that its bookie lacks; there must be one."""
         held, next_entry = self._of(position).entries, self.fragment.first
         for group in held.groups_within(self.fragment.first, self.fragment.last):
             where = (group.first, group.last)
@@ -142,12 +142,12 @@ class _Fragment:
         return absent
 
     def _levels(self, lacks: Collection[int]) -> Iterator[tuple[int, Severity]]:
-        """Yield copies and level for each kind of entry lacking on some bookie, over the stretches between changes."""
+        """Yield copies and severity of the entries that some bookie lacks, for each stretch with the same holders."""
         members = self.fragment.members
         has_duplicates = len(set(members)) < len(members)
         lists = [self.holdings[bookie].entries for bookie in dict.fromkeys(members[position] for position in lacks)]
         for first, last in self._stripe.stretches(lists, self.fragment.first, self.fragment.last):
-            # A sure bookie that lacks nothing has all entries of its position.
+            # A bookie with a sure answer that lacks nothing has all entries of its position.
             listed = [
                 first in self._of(position).entries if position in lacks else self._of(position).is_sure
                 for position in range(self._size)

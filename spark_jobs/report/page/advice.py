@@ -1,6 +1,6 @@
 """The next steps after a run, with the exact commands. Pure.
 
-Commands leave the cluster out; ``environment`` names it once for all of them.
+Commands do not name the cluster; ``environment`` names it once for all of them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ AUDIT: Final = "bkheal audit run"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do."""
+    """One step for the operator."""
 
     text: str
     commands: tuple[str, ...] = ()
-    """Lines for a shell."""
+    """Lines of shell commands."""
 
 
 def environment(summary: RunSummary) -> str:
-    """Return the line to set the run's cluster for all following commands."""
+    """Return the shell line that sets the run's cluster for all following commands."""
     return f"export BKHEAL_METADATA_URI={shlex.quote(summary.cluster.metadata_uri)}"
 
 
 def next_steps(summary: RunSummary) -> tuple[Step, ...]:
-    """Return the next actions, in order; empty without any."""
+    """Return the next steps, in order; empty: there is nothing to do."""
     if summary.held_because is not None:
         return tuple(_after_brake(summary))
     return (
@@ -181,7 +181,7 @@ def _ledgers(summary: RunSummary, severity: Severity) -> int:
 
 
 def _missing(summary: RunSummary) -> list[str]:
-    """Return the missing bookies with ledgers, or all missing bookies if none has any."""
+    """Return the missing bookies that ledgers name, or all missing bookies if no ledger names any."""
     gone = [bookie for bookie in summary.bookies if bookie.state is BookieState.UNREGISTERED]
     return [bookie.bookie_id for bookie in gone if bookie.ledgers] or [bookie.bookie_id for bookie in gone]
 

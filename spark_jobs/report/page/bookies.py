@@ -17,7 +17,7 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import numbered
 
 SHOWN_MAX: Final = 15
-"""Bookies in the table before it is folded."""
+"""Number of bookies that the table shows before it is expanded."""
 _LISTED_MAX: Final = 1_000
 _RACKS_MAX: Final = 60
 _CELLS_MAX: Final = 400
@@ -37,7 +37,7 @@ class BookieRow:
 
     bookie_id: str
     mark: str
-    """Of ``MARKS``."""
+    """A key of ``_STATES``."""
     state: str
     note: str
     rack: str
@@ -46,7 +46,7 @@ class BookieRow:
     fragments: int
     fragments_found: int
     parts: tuple[Part, ...]
-    """Ledgers with findings, and the others, on the scale of the fullest bookie."""
+    """Ledgers with findings and other ledgers, relative to the bookie with the most ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,15 @@ class RackRow:
 
 
 def has_holdings(summary: RunSummary) -> bool:
-    """Return whether the run has the contents of bookies: not if the brake held before any ledger was read."""
+    """Return whether the run knows what bookies hold. It does not if the brake held before any ledger was read."""
     return summary.held_because is None or summary.counts.ledgers > 0
 
 
 def _mark(bookie: BookieCount, is_held_known: bool) -> str:
-    """Return the sign of a bookie. A missing bookie outside of all metadata is not lost: nothing depends on it."""
+    """Return the mark of a bookie.
+
+    A missing bookie that no metadata names is not shown as lost: nothing depends on it.
+    """
     match bookie.state:
         case BookieState.WRITABLE:
             return "up"
@@ -84,7 +87,7 @@ def _mark(bookie: BookieCount, is_held_known: bool) -> str:
 
 
 def marks(rows: Sequence[BookieRow]) -> tuple[tuple[str, str], ...]:
-    """Return the occurring signs and their meaning."""
+    """Return the marks that occur, and their meanings."""
     used = {row.mark for row in rows}
     return tuple(
         (mark, f"{name} ({sum(row.mark == mark for row in rows):,})") for mark, name in _STATES.items() if mark in used
@@ -127,7 +130,7 @@ def listed(rows: Sequence[BookieRow]) -> tuple[BookieRow, ...]:
 
 
 def rack_rows(rows: Sequence[BookieRow]) -> tuple[RackRow, ...]:
-    """Return the bookies by rack, in the order of their names; one row of all if no rack is known."""
+    """Return the bookies by rack, sorted by name. If no rack is known, one row has all bookies."""
     groups: dict[str, list[BookieRow]] = defaultdict(list)
     for row in rows:
         groups[row.rack].append(row)
@@ -137,7 +140,10 @@ def rack_rows(rows: Sequence[BookieRow]) -> tuple[RackRow, ...]:
 
 
 def shown_racks(racks: Sequence[RackRow]) -> tuple[RackRow, ...]:
-    """Return the racks for a page, limited in number; those with lost bookies or findings are preferred."""
+    """Return the racks that a page shows.
+
+    Their number is limited; those with lost bookies or findings are preferred.
+    """
     if len(racks) <= _RACKS_MAX:
         return tuple(racks)
     chosen = sorted(racks, key=lambda rack: not rack.is_hit)[:_RACKS_MAX]

@@ -16,7 +16,7 @@ _RIGHT: Final = 14.0
 _TOP: Final = 14.0
 _BOTTOM: Final = 30.0
 _MIN_SHARE: Final = 0.8
-"""Smallest part of a bar, in percent: it makes one ledger of ten million visible."""
+"""Smallest part of a bar, in percent, so that one ledger of ten million is visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Part:
 
 
 def parts(values: Sequence[int], total: int) -> tuple[Part, ...]:
-    """Lay ``values`` end to end on a bar of length ``total``. Zeros have no width, others a visible one."""
+    """Place ``values`` end to end on a bar of length ``total``. Zeros have no width, all others a visible one."""
     widths = [max(100 * value / total, _MIN_SHARE) if value > 0 and total > 0 else 0.0 for value in values]
     scale = 100 / sum(widths) if sum(widths) > 100 else 1.0
     placed, x = [], 0.0
@@ -66,9 +66,9 @@ class LineChart:
 
     dots: tuple[Dot, ...]
     held: tuple[float, ...]
-    """The places of held runs on the x axis."""
+    """The positions of held runs on the x axis."""
     line: str
-    """Points of the line in the format of SVG."""
+    """Points of the line, in SVG's format."""
     line_serious: str
     y_ticks: tuple[Tick, ...]
     x_ticks: tuple[Tick, ...]
@@ -78,7 +78,7 @@ class LineChart:
 
 
 def line_chart(points: Sequence[TrendPoint]) -> LineChart | None:
-    """Draw runs evenly spaced, the oldest at the left; None for fewer than two runs not held by the brake."""
+    """Return a chart of runs, evenly spaced, oldest left; None: fewer than two were not held by the brake."""
     checked = [point for point in points if not point.is_held]
     if len(checked) < 2:
         return None
@@ -100,7 +100,7 @@ def line_chart(points: Sequence[TrendPoint]) -> LineChart | None:
 
 
 def nice_step(highest: int) -> int:
-    """Return a round step of an axis to reach ``highest`` in two to five steps."""
+    """Return a round step for an axis that reaches ``highest`` in two to five steps."""
     step = 1
     while True:
         for factor in (1, 2, 5):
@@ -140,7 +140,7 @@ def _dot(point: TrendPoint, x: float, top: int) -> Dot:
 
 
 def _days(points: Sequence[TrendPoint], x_of: Sequence[float]) -> tuple[Tick, ...]:
-    """Return the times of the first and the last run: with the hour if they are less than two days apart."""
+    """Return the times of the first and the last run, with hours if they are less than two days apart."""
     first, last = points[0].finished_ms, points[-1].finished_ms
     pattern = "%d %b %H:%M" if last - first < 2 * 86_400_000 else "%d %b %Y"
     return tuple(

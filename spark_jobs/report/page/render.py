@@ -1,7 +1,7 @@
 """The HTML pages: one for a run, and the index of all runs. Self-contained, without scripts and without a network.
 
-Everything is escaped; ids and texts come from bookies, metadata and older files. A policy in each page allows its own
-style sheet, by its hash, and nothing else, so even a mistake in escaping cannot run or load anything.
+Everything is escaped; ids and texts come from bookies, metadata and older files. The policy in each page allows only
+its own style sheet, by its hash. So even a mistake in escaping cannot run or load anything.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class IndexRow:
 def render_report(
     run: RunSummary, previous: RunSummary | None, trend: Sequence[TrendPoint], topology: Topology | None
 ) -> bytes:
-    """Return the page of a run; arguments as of ``page_view``."""
+    """Return the page of a run; the arguments are those of ``page_view``."""
     return _render("report.html", run=run, page=page_view(run, previous, trend, topology))
 
 

@@ -34,7 +34,7 @@ _USUAL: Final = {
         Severity.MISPLACED,
     ),
 }
-"""The usual severities of each check: shown even without findings."""
+"""The usual severities of each check, which are shown even without findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Segment:
 
 
 def ledgers_found(run: RunSummary) -> int:
-    """Ledgers with findings."""
+    """Return the number of ledgers with findings."""
     return sum(count.ledgers for count in run.severities)
 
 
 def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
-    """Yield the occurring severities, and the usual ones of the check; worst first."""
+    """Yield the severities that occur, and the usual ones of the check; worst first."""
     found = {count.severity: count for count in run.severities}
     most = max((count.ledgers for count in run.severities), default=0)
     for severity in Severity:
@@ -76,7 +76,7 @@ def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
 
 
 def segments(run: RunSummary) -> Iterator[Segment]:
-    """Yield all ledgers as one bar, the worst at the left."""
+    """Yield the parts of a bar of all ledgers, the worst at the left."""
     found, unreadable = ledgers_found(run), run.counts.unreadable
     healthy = max(run.counts.ledgers - found - unreadable, 0)
     shares = [(f"s{count.severity.value}", SEVERITY_NAMES[count.severity], count.ledgers) for count in run.severities]
@@ -88,7 +88,7 @@ def segments(run: RunSummary) -> Iterator[Segment]:
 
 
 def share_text(run: RunSummary) -> str:
-    """Return the same in words."""
+    """Return what the bar shows, in words."""
     if not run.counts.ledgers:
         return "No ledger was read."
     found = ledgers_found(run) + run.counts.unreadable

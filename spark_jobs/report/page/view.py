@@ -45,12 +45,12 @@ from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import number, numbered, percent, some
 
 _FACTS_LINES: Final = 16
-"""Approximate number of lines for the facts of a run in a column."""
+"""Approximate number of lines that the facts of a run take in a column."""
 
 _TOPICS_SHOWN: Final = 25
 _PAIRS_SHOWN: Final = 45
 _BOOKIES_SHOWN: Final = 50
-"""``_PAIRS_SHOWN`` are all pairs of nine racks."""
+"""Largest number of bookies in a table. ``_PAIRS_SHOWN`` is enough for all pairs of nine racks."""
 _FEW_BOOKIES: Final = 12
 """A table of up to this many bookies is easy to read without the racks."""
 
@@ -99,11 +99,11 @@ class PageView:
     has_topology: bool
     has_missing: bool
     facts_in: str
-    """``left`` or ``right``, in the column that is shorter without the facts; else ``below`` both."""
+    """``left`` or ``right``: the column that is much shorter without the facts; otherwise ``below`` both columns."""
     facts: tuple[tuple[str, str], ...]
     has_findings_table: bool
     topics_max: int
-    """Rows of namespaces and of topics on the page."""
+    """Largest number of rows of namespaces, and of topics, on the page."""
 
 
 def page_view(

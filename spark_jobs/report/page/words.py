@@ -72,7 +72,7 @@ class Headline:
 
 
 def headline(summary: RunSummary) -> Headline:
-    """Describe the findings of a run, and their meaning for the data."""
+    """Describe the findings of a run, and what they mean for the data."""
     match summary.verdict:
         case Verdict.HELD:
             return Headline(

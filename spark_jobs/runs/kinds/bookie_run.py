@@ -51,6 +51,7 @@ from spark_jobs.runs.marking.image_marks import ImageMarks
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.marking.publish import BATCH, Marking, publish
+from spark_jobs.runs.marking.repaired_since import without_repaired
 from spark_jobs.runs.marking.withdrawal import FoundIds, withdraw_ended
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, added_published, added_sums, worst_of
 from spark_jobs.runs.port import Phase, ProgressEvent
@@ -66,7 +67,8 @@ from spark_jobs.runs.releasing import unpersist
 _log = logging.getLogger(__name__)
 
 SCANS_MAX: Final = 3
-"""Scans of one run. If bookies leave during each of three, there is an outage, and a later run sees how it ended."""
+"""Number of scans in one run. If bookies leave during each of three, there is an outage, and a later run handles its
+result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,15 @@ class BookieRun:
     """One run of the bookie check."""
 
     def __init__(self, context: RunContext, further_checks: FurtherChecks | None = None) -> None:
-        """Prepare a run; ``further_checks`` judge the same ledgers, after the marks of this check."""
+        """Prepare; ``further_checks`` judge the same ledgers, after this check has marked."""
         self._context = context
         self._further_checks = further_checks or NoFurtherChecks()
         self._settings = context.settings
         self._cluster = context.cluster
         self.lost = LostBookies()
-        """The lost bookies at the time of the marks."""
+        """The lost bookies when the marks were published."""
         self._live: AbstractSet[BookieId] = frozenset()
-        """Bookies counted as live by the findings."""
+        """The bookies that count as live in the findings."""
         self._image_marks = ImageMarks(context)
         self._driver_marks = DriverMarks(context)
         self._is_marked_early = False
@@ -108,7 +110,7 @@ class BookieRun:
 
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
-        """Lost bookies due only for their critical ledgers, whose loss this run handled for these; as ``audited``."""
+        """The same as ``audited``, for bookies that are due only for their critical ledgers."""
         return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
 
     @property
@@ -120,10 +122,10 @@ class BookieRun:
         return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Read, check, mark and write the findings; return the results for the summary.
+        """Do the whole run except the summary.
 
         Raises:
-            MetadataReadAgainError: executors were lost with the metadata they had read, each time.
+            MetadataReadAgainError: in each attempt, executors were lost together with the metadata that they had read.
         """
         try:
             outcome = with_one_reading(lambda: self._attempt(cookies))
@@ -153,7 +155,7 @@ class BookieRun:
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
             checked = self._check(scan, scanned, cookies) if held is None else CheckResult(scanned.bookies)
             if held is None and not scanned.problems:
-                self._image.commit(scan.image, totals)  # after the marks, which a commit would delay
+                self._image.commit(scan.image, totals)  # after the marks, so that it does not delay them
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
@@ -161,8 +163,8 @@ class BookieRun:
     def _mark_early(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark the ledgers of new losses before Spark reads all ledgers.
 
-        Done once, in a run that marks and reads from ZooKeeper: by the image, or by the driver if no image is usable
-        and Spark is still starting.
+        This is done once, and only in a run that marks and reads from ZooKeeper. The image names the ledgers. If no
+        image is usable and Spark is still starting, the driver reads all ledgers.
         """
         settings = self._settings
         if self._is_marked_early or settings.is_dry_run or settings.is_from_snapshot:
@@ -199,7 +201,7 @@ class BookieRun:
         )
 
     def _scan(self, before: Bookies, cookies: AbstractSet[BookieId]) -> tuple[LedgerScan, ScanResult]:
-        """Scan until no member of any ledger leaves during the scan: the scan skips the ledgers of such a bookie."""
+        """Repeat the scan while bookies leave during it, because the scan skips the ledgers of such a bookie."""
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
             if self._context.is_incremental:
@@ -209,7 +211,7 @@ class BookieRun:
                 unused.callback(scan.release)
                 after = self._cluster.bookies()
                 gone = before.registered - after.registered
-                if not scan.totals.carried:  # carried-over ledgers may name it by now
+                if not scan.totals.carried:  # a carried-over ledger may have been moved
                     gone &= scan.totals.ledgers_by_bookie.keys()
                 if not gone or attempt == SCANS_MAX:
                     problems = reading.problems()
@@ -222,7 +224,7 @@ class BookieRun:
         return scan, ScanResult(scan.totals, after, problems, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
-        """Carry over only metadata read after the loss of every bookie whose loss no audit has handled."""
+        """Return a reading that carries over only metadata read after every loss that no audit has handled."""
         noted = self._lost_bookies(cookies, registered).noted
         lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
         return IncrementalReading(self._context, self._image, lost)
@@ -249,7 +251,7 @@ class BookieRun:
             self.lost = self._lost_bookies(cookies, latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
             found = FoundIds()
-            # Before the report: a full disk here must not stop repair there.
+            # Before the report, because a full disk of the auditor must not prevent repair.
             published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if not self._settings.is_dry_run and published.outcome.is_all:
@@ -279,7 +281,7 @@ class BookieRun:
     def _report(
         self, scan: LedgerScan, judged: _JudgedLedgers, further: Sequence[DataFrame], held: HeldBookies
     ) -> tuple[WorstLedger, ...]:
-        """Write the findings, and return the worst ledgers: none if the report fails (``RunReport.tolerated``)."""
+        """Write the findings, and return the worst ledgers."""
         worst: tuple[WorstLedger, ...] = ()
         with self._context.report.tolerated(), self._context.tasks(Phase.REPORT):
             limit = self._settings.worst_ledgers_max if judged.sums.severities else 0
@@ -317,7 +319,7 @@ class BookieRun:
             raise
 
     def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
-        """Return the lost bookies of this moment. A dry run records nothing: for it, a new loss begins now."""
+        """Return the lost bookies. A dry run records nothing, so it assumes that a loss without a record begins now."""
         now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
         noted = self._cluster.lost_since(cookies, registered, now_ms, is_noted=is_noted)
         losses = Losses(cookies, registered, noted)
@@ -325,7 +327,7 @@ class BookieRun:
         return LostBookies(noted, policy, now_ms)
 
     def _publish(self, judged: _JudgedLedgers, limiter: MarkLimiter, found: FoundIds) -> PublishResult:
-        """Mark the ledgers with findings, and add all of these to ``found``."""
+        """Mark the ledgers with findings, and add all ledgers with findings to ``found``."""
         losses = judged.losses
         total = sum(count.ledgers for count in judged.sums.severities) + len(losses.returned)
         if total == 0:
@@ -336,16 +338,16 @@ class BookieRun:
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(found.added(to_mark(judged.ledgers)))))
-            published = publish(
-                self._counted(due, total), self._cluster, gate=self._context.gate, note=self._context.note_marks
-            )
+            early = self._image_marks.ledgers if self._image_marks.is_used else self._driver_marks.ledgers
+            still_due = without_repaired(self._counted(due, total), early, self._cluster)
+            published = publish(still_due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)
         return published
 
     def _mark_noted_damage(self) -> int:
-        """Mark the ledgers of which workers recorded damage, and return their number. Best effort."""
+        """Mark ledgers with recorded damage, and return their number."""
         self._context.gate.pass_through()
         try:
             marked = self._cluster.mark_noted_damage()
@@ -361,7 +363,7 @@ class BookieRun:
         try:
             self._cluster.withdraw_accepted(returned)
         except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
-            # The ledgers are marked. The next run marks them again.
+            # The ledgers are marked, and the next run will mark them again.
             _log.warning("accepted losses were not withdrawn", extra={"ledgers": len(returned), "reason": str(error)})
 
     def _counted(self, markings: Iterable[Marking], total: int) -> Iterator[Marking]:

@@ -1,9 +1,9 @@
-"""Rows of a snapshot for further checks: a ledger that one of them would report is read again in ZooKeeper (R99).
+"""Rows of a snapshot for further checks. A ledger that a check would report is read again from ZooKeeper (R99).
 
-A snapshot decides only about closed ledgers on live bookies. The check of bookies has no findings about these.
-Placement and the lint may have some. So both judge the rows once, and every ledger with a finding is replaced by its
-current metadata. One case remains: the copy of a ledger was moved to a worse place after the snapshot. A later audit
-finds it.
+A snapshot decides only about closed ledgers on live bookies. The bookie check has no findings about these, but the
+placement check and the lint may have some. So both judge the rows once, and the row of every ledger with a finding is
+replaced by one with its current metadata. One case remains: a copy was moved to a worse place after the snapshot. A
+later audit finds it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from spark_jobs.runs.releasing import unpersist
 def confirmed_rows(
     context: RunContext, stack: ExitStack, settled: DataFrame, known: AbstractSet[BookieId], bookies: Bookies
 ) -> DataFrame:
-    """Return ``settled``, with the current rows of all ledgers that would be reported.
+    """Return ``settled``, with current rows for all ledgers that would be reported.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         stack: releases what Spark keeps.
         settled: rows of ``bk_ledgers`` of a snapshot.
         known: every known bookie, registered or not.
-        bookies: the registered ones.
+        bookies: the registered bookies.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
@@ -45,7 +45,7 @@ def confirmed_rows(
         try:
             part = placement_part(context, known, bookies)
         except (NoTopologyError, InvalidTopologyError):
-            pass  # then no placement is judged
+            pass  # without a topology, no placement is judged
         else:
             judged = judging.enter_context(part.judged(settled, PlacementTally(), is_reported=False))
             ids = ids.unionByName(judged.ledgers.select("ledger_id")).unionByName(judged.unknown.select("ledger_id"))

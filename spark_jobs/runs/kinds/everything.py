@@ -42,15 +42,15 @@ from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.releasing import unpersist
 
 METADATA: Final = "metadata"
-"""Name of the lint among the checks of a run."""
+"""Name of the lint in the list of checks of a run."""
 RECOVERIES_MAX: Final = 10_000
-"""Ledgers in recovery whose age is looked up; the age of further ones is unknown."""
+"""Largest number of ledgers in recovery whose age is looked up; the age of all others is unknown."""
 COOKIES_MAX: Final = 1_000
-"""Dangling cookies named in the summary and the findings of a run."""
+"""Largest number of dangling cookies named in the summary and the findings of a run."""
 
 
 class AllFurtherChecks(FurtherChecks):
-    """Every further check, in one run."""
+    """All further checks of one run."""
 
     needs_all = True
 
@@ -126,7 +126,7 @@ class AllFurtherChecks(FurtherChecks):
         found = metadata_faults(ledgers)
         if stuck:
             found = found.unionByName(stuck_recoveries(ledgers, stuck))
-        found = found.persist(StorageLevel.MEMORY_AND_DISK)  # few rows, of one pass over all ledgers
+        found = found.persist(StorageLevel.MEMORY_AND_DISK)  # few rows, which cost a pass over all ledgers
         stack.callback(unpersist, found)
         with self._context.tasks(Phase.CHECK):
             rows = found.select("kind", "ledger_id").distinct().groupBy("kind").count().collect()
@@ -140,7 +140,7 @@ class AllFurtherChecks(FurtherChecks):
         return tuple(findings), counts, problem
 
     def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
-        """Return ledgers in recovery for too long, with the time of their last change, and why some were left out."""
+        """Return ledgers in recovery for too long with the time of their last change, and why some are unknown."""
         if not scanned.totals.in_recovery:
             return {}, ""
         with self._context.tasks(Phase.CHECK):
@@ -159,8 +159,8 @@ class AllFurtherChecks(FurtherChecks):
 def dangling_cookies(cookies: AbstractSet[BookieId], scanned: ScanResult) -> tuple[Sequence[BookieId], str]:
     """Return the unregistered bookies with a cookie that no ledger names, or why they are unknown. Pure.
 
-    A ledger that was not read, or cannot be read, may name any bookie. So may a ledger read from a snapshot alone: its
-    copy may have been moved since to a bookie that no longer exists (R111).
+    A ledger that was not read, or cannot be read, may name any bookie. So may a ledger that was read only from a
+    snapshot, because its copy may have been moved since then to a bookie that no longer exists (R111).
     """
     if scanned.problems:
         return (), "not every ledger was read"

@@ -1,4 +1,4 @@
-"""The port for checks of the ledgers read by a bookie check, and its empty implementation."""
+"""The port for further checks of the ledgers that a bookie check has read, and its empty implementation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from spark_jobs.runs.reading.ledger_scan import LedgerScan
 
 @dataclass(frozen=True, slots=True)
 class FurtherFindings:
-    """The findings of the further checks, valid as long as Spark keeps them."""
+    """The findings of the further checks. They are valid as long as Spark keeps them."""
 
     findings: tuple[DataFrame, ...] = ()
-    """For the report."""
+    """The findings, as rows for the report."""
     sums: FindingSums = field(default_factory=FindingSums)
     worst: tuple[WorstLedger, ...] = ()
     published: PublishResult = field(default_factory=lambda: PublishResult(PublishOutcome.NOTHING_TO_PUBLISH))
@@ -42,7 +42,7 @@ class FurtherFindings:
 
 
 class FurtherChecks(Protocol):
-    """The checks of one run that judge the ledgers which its bookie check read."""
+    """The checks of one run that judge the ledgers read by its bookie check."""
 
     needs_all: bool
     """Whether the checks need every ledger, and not only the ledgers on lost bookies."""
@@ -55,7 +55,7 @@ class FurtherChecks(Protocol):
         Args:
             scan: the ledgers read by the run.
             scanned: the result of reading them.
-            cookies: every bookie that ever joined.
+            cookies: every bookie with a cookie.
             limiter: the limits of the run.
 
         Raises:
@@ -65,7 +65,7 @@ class FurtherChecks(Protocol):
 
 
 class NoFurtherChecks(FurtherChecks):
-    """No other check."""
+    """No further check."""
 
     needs_all = False
 

@@ -1,8 +1,8 @@
-"""The inventory check of a run of everything: ask the bookies, compare, look again, and sum up.
+"""The inventory check of a run of everything: ask the bookies, compare, look again, and add up.
 
 The bookies are asked after the metadata is read. If a bookie holds a ledger that the metadata does not place there, the
-metadata of the ledger is then read again in ZooKeeper, with a sync. So a ledger created, moved or deleted during the
-run is not a finding. Nothing is marked and nothing is deleted: bookies collect garbage by themselves.
+metadata of the ledger is then read again from ZooKeeper, after a sync. So a ledger created, moved or deleted during the
+run is not a finding. Nothing is marked and nothing is deleted, because bookies collect garbage by themselves.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 
 INVENTORY: Final = "inventory"
-"""Name of this check among those of a run."""
+"""Name of this check in the list of checks of a run."""
 _OLD_LEDGERS: Final = 20
 _SAMPLED: Final = 1000
-"""Ledgers whose nodes are read for a transaction before the grace time: the newest old ones, and a sample of all."""
+"""Number of ledgers of a sample of all. Their nodes and those of the newest old ledgers are read to find a transaction
+before the grace time."""
 _NAMED_MAX: Final = 5
 _NOT_JUDGED: Final = Verdict.NOT_JUDGED.value
 _FACTS: Final = """
     inline(transform(concat(array(CAST(NULL AS string)), bookies),
                      bookie -> named_struct('verdict', verdict, 'reason', reason, 'bookie_id', bookie)))
 """
-"""Contribution of a row of ``SEEN_DDL`` to the sums: its ledger, with one row per verdict, and its copies."""
+"""What a row of ``SEEN_DDL`` adds to the sums: its ledger, which has one row per verdict, and its copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def inventory_part(
     """Compare the inventories of bookies with ``ledgers``.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         stack: releases what Spark keeps.
-        ledgers: rows of ``bk_ledgers``, all of them.
-        bookies: the registered ones.
+        ledgers: rows of ``bk_ledgers`` for all ledgers.
+        bookies: the registered bookies.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ScanFailedError, MetadataReadAgainError: see ``RunContext.tasks``.
@@ -119,9 +120,9 @@ def _grace(context: RunContext, ledgers: DataFrame) -> Grace:
     """Return the limits of age for a verdict.
 
     ZooKeeper does not record when a node was deleted, but which transaction last changed the children of a node. The
-    deletion is old if this transaction is not after another one with a known time. ZooKeeper's own times of a node
-    are the proof; the time of creation in the metadata only selects nodes. Most clients do not write it, so a sample of
-    all ledgers is also read.
+    deletion is old if this transaction is not after another transaction that is known to be old. Only ZooKeeper's own
+    times of a node prove this; the creation time in the metadata only selects nodes. Most clients do not write a
+    creation time, so a sample of all ledgers is also read.
     """
     grace_ms = round(context.settings.inventory_grace_s * 1000)
     before_ms = context.clock.epoch_ms() - grace_ms

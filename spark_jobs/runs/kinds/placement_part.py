@@ -1,4 +1,4 @@
-"""The placement check of ledgers already read: judge them, sum up, and mark them if requested.
+"""The placement check of ledgers that were already read: judge them, add up the results, and mark them if requested.
 
 The run of the placement check reads ledgers in chunks and passes each chunk to this part. A run of everything passes
 all ledgers at once, after reading them for its other checks as well.
@@ -48,14 +48,14 @@ class NoTopologyError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class JudgedPlacement:
-    """The findings of the check in some ledgers, kept by Spark during their processing."""
+    """The findings of the check in some ledgers, which Spark keeps while they are processed."""
 
     ledgers: DataFrame
     """One row for each misplaced ledger."""
     unknown: DataFrame
     """Findings about fragments without a verdict."""
     fixable: DataFrame
-    """Ids of closed ledgers whose placement a replacement would improve."""
+    """Ids of the closed ledgers whose placement a replacement would improve."""
     sums: FindingSums
     worst: tuple[WorstLedger, ...]
 
@@ -67,7 +67,7 @@ class PlacementTally:
     fragments: Counter[Spread] = field(default_factory=Counter)
     ensembles: Counter[Spread] = field(default_factory=Counter)
     outside_fragments: int = 0
-    """Fragments with a member outside the bookie groups of the ledger."""
+    """Number of fragments with a member outside the bookie groups of the ledger."""
     matrix: RackMatrix = field(default_factory=RackMatrix)
 
     def plus(self, other: PlacementTally) -> None:
@@ -82,7 +82,7 @@ class PlacementPart:
     """The check with one topology and policy. Belongs to the run's thread."""
 
     def __init__(self, context: RunContext, rules: PlacementRules, source: str) -> None:
-        """``source`` names the node or file of the topology."""
+        """Prepare; ``source`` names the node or file of the topology."""
         self._context = context
         self._settings = context.settings
         self._cluster = context.cluster
@@ -160,9 +160,9 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
     """Return the check with the current topology.
 
     Args:
-        context: of the run.
+        context: the context of the run.
         known: every known bookie, registered or not.
-        bookies: the registered ones.
+        bookies: the registered bookies.
 
     Raises:
         NoTopologyError: there is no topology.

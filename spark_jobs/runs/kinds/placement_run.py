@@ -1,9 +1,9 @@
-"""The run of the placement check: find ensembles that violate the policy, or are outside the groups of a ledger.
+"""The run of the placement check: find ensembles that violate the policy, or leave the bookie groups of their ledger.
 
-It judges by the topology alone and marks nothing, like Apache's (docs/formats.md#auditor-checks): a misplaced ledger
-has every copy it needs, and moving copies has a cost. With ``mark_misplaced`` it marks each closed ledger if a
-replacement would bring an ensemble nearer to the policy; such a mark has an empty list of replicas. bkheal's workers
-move these ledgers if they have a topology, and Apache's if they are configured for it.
+It judges only by the topology and marks nothing, as Apache's check does (docs/formats.md#auditor-checks): a misplaced
+ledger has every copy that it needs, and moving copies is expensive. With ``mark_misplaced`` it marks each closed ledger
+if a replacement would bring an ensemble nearer to the policy; such a mark has an empty list of replicas. bkheal's
+workers move these ledgers if they have a topology, and Apache's if they are configured for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_jobs.runs.reading.one_reading import with_one_reading
 __all__ = ["CHUNK_LEDGERS", "NoTopologyError", "PlacementRun"]
 
 CHUNK_LEDGERS: Final = 250_000
-"""Ledgers kept at a time: some 50 MB, and seconds of work between two gates."""
+"""Number of ledgers kept at a time: about 50 MB, and seconds of work between two gates."""
 
 
 class PlacementRun:
@@ -49,7 +49,7 @@ class PlacementRun:
         self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Read, check, mark and write the findings; return the results for the summary.
+        """Do the whole run except the summary.
 
         Raises:
             NoTopologyError: there is no topology.
@@ -89,7 +89,7 @@ class PlacementRun:
             counted = PlacementTally()
             with part.judged(scan.suspects, counted, is_reported=False) as judged:
                 gathering.add(scan.totals, judged.sums, judged.worst, part.publish(judged, self._limiter))
-                tally.plus(counted)  # once, even if the chunk is read again
+                tally.plus(counted)  # counts once, even if the chunk is read again
                 others = judged.unknown.unionByName(unreadable_metadata(scan.suspects))
                 with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_reported=False):
                     self._context.report.write_findings(judged.ledgers, others)

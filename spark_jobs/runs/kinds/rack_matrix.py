@@ -1,4 +1,4 @@
-"""The placement matrix of a run, summed up over its chunks. Plain values but for ``add``."""
+"""The placement matrix of a run, added up over its chunks. Only ``add`` uses Spark."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from spark_jobs.checks.rack_matrix import Cell
 from spark_jobs.report.counts import RackNumber, RackPair
 
 PAIRS_MAX: Final = 1_000
-"""Pairs in a report: all pairs of up to 44 racks."""
+"""Largest number of pairs in a report: all pairs of up to 44 racks."""
 
 
 @dataclass(slots=True)
 class RackMatrix:
-    """The sums of some readings of different ledgers."""
+    """The sums over some chunks of different ledgers."""
 
     cells: dict[Cell, tuple[int, int, float]] = field(default_factory=dict)
 
     def add(self, cells: DataFrame) -> None:
-        """Add ``rack_cells``; runs a Spark job."""
+        """Add the rows of ``rack_cells``. This runs a Spark job."""
         for row in cells.collect():
             key = (row["racks"], row["first"], row["second"])
             self._add(key, (row["ledgers"], row["fragments"], row["payload_bytes"]))

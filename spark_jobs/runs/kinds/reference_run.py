@@ -1,7 +1,7 @@
-"""The run of the references check: find ledgers without a reference in Pulsar, and references to missing ledgers.
+"""The run of the references check: find ledgers without a reference in Pulsar, and references to nonexistent ledgers.
 
-It marks nothing, and deletes nothing. It reads every reference, then every ledger, and compares the two in Spark. It
-checks every possible finding again before the report (``spark_jobs.checks.references``).
+It marks nothing, and deletes nothing. It reads every reference, then every ledger, and compares the two in Spark.
+Before the report, it checks every possible finding again (``spark_jobs.checks.references``).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from spark_jobs.runs.spark_failures import spark_failure
 
 NAMESPACES_MAX: Final = 100
 UNDECODABLE_MAX: Final = 1_000
-"""Namespaces, and undecodable nodes, named in the summary. The others are only counted."""
+"""Largest numbers of namespaces and of undecodable nodes that the summary names. The others are only counted."""
 _NAMED_MAX: Final = 3
-# Damaged lengths may add up to more than a bigint.
+# The sum of damaged lengths may exceed a bigint.
 _SUMS: Final = ("count(*) AS ledgers", "coalesce(sum(CAST(stored_bytes AS decimal(20, 0))), 0) AS stored_bytes")
 _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
 
@@ -88,9 +88,9 @@ class _Doubts:
     undecodable: int
     """The number of undecodable nodes."""
     has_any: bool
-    """Whether there are such nodes, or a reference is in a ledger."""
+    """Whether there are undecodable nodes, or references that are stored in a ledger."""
     is_unsure: bool
-    """Whether a node belongs to an unknown topic: then no ledger counts as unreferenced."""
+    """Whether one of the nodes belongs to an unknown topic. Then no ledger counts as unreferenced."""
 
 
 _Counted = Counter[tuple[str, str | None]]
@@ -107,7 +107,7 @@ class ReferenceRun:
         self._roots = roots_in(self._settings.pulsar_roots, self._cluster.cluster.root)
 
     def execute(self, cookies: AbstractSet[object]) -> Outcome:
-        """Read, check, mark and write the findings; return the results for the summary.
+        """Do the whole run except the summary.
 
         Raises:
             NoPulsarError: there are no managed ledgers to compare with.
@@ -180,7 +180,7 @@ class ReferenceRun:
     def _judge(
         self, scan: LedgerScan, found: DataFrame, created_before_ms: int, doubts: _Doubts, kept: ExitStack
     ) -> tuple[_Counted, DataFrame]:
-        """Return the numbers of rows settled by the first look, and the other rows with a verdict, kept by Spark."""
+        """Return the numbers of rows that the first look settled, and the others with verdicts, kept by Spark."""
         settings = self._settings
         first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(unpersist, first)
@@ -201,7 +201,7 @@ class ReferenceRun:
             is_unsure=doubts.is_unsure,
             budget=budget.share(tasks, slots.most),
         )
-        # By topic, because the ledgers of a topic are in one node.
+        # By topic, because one node names all ledgers of a topic.
         again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by[0].name))"))
         seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)
         if doubts.has_any:
@@ -277,7 +277,7 @@ def _having(seen: DataFrame, verdict: Verdict) -> DataFrame:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Wrap the first action on rows read by tasks from ZooKeeper.
+    """Wrap the first action on rows that tasks read from ZooKeeper.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
@@ -296,16 +296,16 @@ def _reading() -> Iterator[None]:
 
 
 def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:
-    """Return the roots named by an option, without a slash at the end; an empty root is the root of ZooKeeper."""
+    """Return the roots that an option names, without a slash at the end. An empty root is the root of ZooKeeper."""
     named = [root.strip() for root in text.split(",") if root.strip()]
     return tuple(dict.fromkeys(root.rstrip("/") for root in named or [parent_of(ledgers_root)]))
 
 
 def begin_export(file: Path) -> None:
-    """Make the file for the ids at the start, so a run of hours does not fail at its end.
+    """Make the file for the ids at the start, so that a run of hours does not fail at its end.
 
     Raises:
-        ExportError: it cannot be made.
+        ExportError: the file cannot be made.
     """
     with _writing(file):
         _temporary(file).touch()
@@ -315,7 +315,7 @@ def export(unreferenced: DataFrame, file: Path) -> None:
     """Write the ids in ascending order, one per line; the file appears only when complete.
 
     Raises:
-        ExportError: it cannot be written.
+        ExportError: the file cannot be written.
     """
     with _writing(file):
         with _temporary(file).open("w", encoding="ascii") as out:

@@ -1,12 +1,11 @@
-"""The run of the replicas check: ask every registered bookie for the entries assigned to it by the metadata.
+"""The run of the replicas check: ask every registered bookie for the entries that the metadata assigns to it.
 
 It needs one request per ledger and bookie, so it works chunk by chunk: read metadata, list the registered bookies, ask,
-mark, report. It may be paused between chunks; a stop takes effect within seconds, and existing marks stay. It leaves
-one core free, so the run after the loss of a bookie can start at once.
+mark, report. It may be paused between chunks. A stop takes effect within seconds, and existing marks stay. The run
+leaves one core free, so that a run after the loss of a bookie can start immediately.
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
-their entries, and copies the missing ones to them. Only a plain denial by a healthy bookie causes a mark, and no other
-answer ever does (S6).
+their entries, and copies the missing ones to them. Only an explicit denial by a healthy bookie causes a mark (S6).
 
 Source: docs/formats.md#auditor-checks.
 """
@@ -65,9 +64,9 @@ from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
 
 CHUNK_LEDGERS: Final = 10_000
-"""Some ten seconds of asking on two cores."""
+"""Number of ledgers in a chunk: about ten seconds of asking on two cores."""
 LEDGERS_PER_TASK: Final = 500
-"""If the number of executors has no limit: half a second of asking, so new executors find work."""
+"""Size of a task if the number of executors has no limit: half a second of asking, so that new executors find work."""
 _COLUMNS: Final = (
     *("ledger_id", "state", "write_quorum", "ack_quorum", "last_entry_id", "length", "fragments"),
     *OWNER_COLUMNS,
@@ -78,7 +77,7 @@ _IS_ACCEPTED: Final = f"kind = {FindingKind.LOSS_ACCEPTED.value!r}"
 
 @dataclass(slots=True)
 class _AnswerCounts:
-    """Counts over all tasks."""
+    """The counts of all tasks together."""
 
     counts: Counter[str] = field(default_factory=Counter)
     unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -113,7 +112,7 @@ class ReplicaRun:
         self._accepted_found = (0, 0)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
-        """Read, check, mark and write the findings; return the results for the summary."""
+        """Do the whole run except the summary."""
         self._context.begin(Phase.PLAN)
         started_s = self._context.clock.monotonic_s()
         bookies = self._cluster.bookies()
@@ -223,7 +222,7 @@ class ReplicaRun:
 
 
 def _collected(answers: DataFrame) -> Sequence[Row]:
-    """Run the first action on the rows, which asks the bookies.
+    """Return the counts of all tasks. This is the first action on the rows, so it asks the bookies.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError: see ``scan_ledgers``.

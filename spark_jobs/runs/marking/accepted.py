@@ -1,4 +1,4 @@
-"""The losses accepted by operators, as one run uses them. Pure."""
+"""The accepted losses, divided by whether they are still valid. Pure."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class AcceptedLosses:
 
     @property
     def bookies(self) -> frozenset[BookieId]:
-        """The bookies of the standing losses."""
+        """The bookies of the losses that are still valid."""
         return frozenset(bookie for decision in self.standing for bookie in decision.bookies)
 
     def markings(self) -> Iterator[Marking]:
-        """Yield each ledger with a returned bookie, and all bookies of its loss: a worker asks for their entries."""
+        """Yield each ledger with a returned bookie, with all bookies of its loss, which a worker then asks."""
         for decision in self.returned:
             yield decision.ledger_id, decision.bookies
 
 
 def accepted_losses(decisions: Iterable[Decision], live: AbstractSet[BookieId]) -> AcceptedLosses:
-    """Judge accepted losses by the registered bookies."""
+    """Divide accepted losses by whether one of their bookies is registered."""
     standing: list[Decision] = []
     returned: list[Decision] = []
     for decision in decisions:

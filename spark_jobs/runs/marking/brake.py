@@ -2,18 +2,18 @@
 
 The invariant: nothing is marked while more bookies are missing than a cluster loses at once, or if a cluster had many
 ledgers and now seems to have none. If all registrations are missing because of a ZooKeeper outage, marks on every
-ledger would make replicators copy healthy data, and the ledgers with real losses would wait among them. A run with such
+ledger would make replicators copy healthy data, and the ledgers with real losses would have to wait. A run with such
 input reports the reason and leaves the decision to an operator.
 
 The bookie check evaluates the brake before the scan, with all bookies that have a cookie. It evaluates the brake again
 between the scan and the first mark, with the bookies named by metadata as well: metadata may still name a
 decommissioned bookie. The second evaluation uses the same list as the check, so bookies that disappear after it cannot
-cause marks. The service evaluates the brake at each look, too, and starts no audit for lost bookies while the brake
-holds.
+cause marks. The service also evaluates the brake each time it looks at the bookies, and starts no audit for lost
+bookies while the brake holds.
 
-The brake keeps no state, so a crash leaves nothing. Each run decides from its own input, and the first run after the
-bookies have returned marks as usual. The last complete report is the only memory: without it, the number of ledgers is
-not compared.
+The brake keeps no state, so a crash has no consequences. Each run decides from its own input, and the first run after
+the bookies have returned marks as usual. Only the last complete report comes from an earlier run: without it, the
+number of ledgers is not compared.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -38,7 +38,7 @@ def held_because(
         known: bookies with a cookie, registered bookies, and bookies named in some ledger's metadata.
         registered: bookies registered now.
         ledgers: ledgers listed by this run.
-        earlier_ledgers: ledgers in the last complete report of the same cluster, None without one.
+        earlier_ledgers: ledgers in the last complete report of the same cluster; None: there is no such report.
         missing_share_max: largest allowed share of missing bookies in ``known``, 0 to 1.
     """
     missing = known - registered

@@ -1,7 +1,8 @@
-"""The first reaction of a one-shot run to a lost bookie, in a small cluster: its driver reads all ledgers, and marks.
+"""The first reaction of a one-shot run to a lost bookie in a small cluster: the driver reads all ledgers, and marks.
 
-Spark takes seconds to start and to plan its first tasks, in which one process reads some ten thousand ledgers. The
-rules of ``early_marking`` apply: the pass over all ledgers follows, so nothing depends on these marks (R143).
+Spark takes seconds to start and to plan its first tasks. In this time, one process can read more than ten thousand
+ledgers. The rules of ``early_marking`` apply: the pass over all ledgers follows, so nothing depends on these marks
+(R143).
 
 R rules are defined in docs/failure-model.md.
 """
@@ -9,6 +10,7 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain, islice
@@ -16,7 +18,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.options.marking import RunLimits
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import NODE_BYTES
@@ -29,11 +31,11 @@ from spark_jobs.runs.marking.lost_bookies import LostBookies
 _log = logging.getLogger(__name__)
 
 LEDGERS_MAX: Final = 20_000
-"""The driver reads them in about a second. In larger clusters Spark soon reads faster."""
+"""Largest number of ledgers, which the driver reads in about a second. In larger clusters, Spark soon reads faster."""
 START_S: Final = 5.0
-"""In which Spark starts and plans its first tasks. With limits on reads, the driver does not read for longer."""
+"""Time in which Spark starts and plans its first tasks. If reads are limited, the driver does not read for longer."""
 BATCH: Final = 5_000
-"""Ledgers read at a time: some megabytes."""
+"""Number of ledgers read at a time: a few megabytes."""
 
 
 def _ledgers_max(budget: Budget) -> float:
@@ -42,7 +44,7 @@ def _ledgers_max(budget: Budget) -> float:
 
 
 class DriverMarks:
-    """The marks of one run by its driver alone. Belongs to the run's thread."""
+    """The marks that the driver of one run makes by itself. Belongs to the run's thread."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -52,8 +54,13 @@ class DriverMarks:
 
     @property
     def tasks_changed(self) -> int:
-        """Tasks created or extended."""
+        """Number of tasks created or extended."""
         return self._marking.tasks_changed
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers."""
+        return self._marking.ledgers
 
     @property
     def counts(self) -> DriverMarksCounts:
@@ -63,9 +70,9 @@ class DriverMarks:
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers of new losses, worst first, in a cluster of up to ``LEDGERS_MAX`` ledgers.
 
-        Fewer if the limits on reads do not permit as many in ``START_S``: else the pass over all ledgers would wait. A
-        run with a limit on its marks does not: its limit is for the worst of all findings. Any failure is logged, and
-        the run continues.
+        The number is lower if the limits on reads do not permit so many in ``START_S``; otherwise the pass over all
+        ledgers would have to wait. A run with a limit on its marks does nothing here, because the limit is for the
+        worst of all findings. Any failure is logged, and the run continues.
 
         Args:
             cookies: every bookie with a cookie.

@@ -1,16 +1,16 @@
 """Marks before Spark has read the ledgers: the driver reads some ledgers of lost bookies itself, and marks them.
 
 The invariant (R100, R143): such marks follow the rules of the pass over all ledgers. The ledgers are read from
-ZooKeeper, the registered bookies are listed after that (R2), and brake, delays, switch and gate are those of every run.
-The pass over all ledgers follows in any case, withdraws marks and concludes the run, and only it counts as the audit of
-a loss.
+ZooKeeper, and the registered bookies are listed after that (R2). The brake, the delays, the switch and the gate are
+those of every run. The pass over all ledgers always follows. Only this pass withdraws marks, and only it counts as the
+audit of a loss.
 
 R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -24,22 +24,23 @@ from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.fresh_verdict import FreshVerdict, fresh_verdict
 from spark_jobs.runs.marking.held_back import DueOnly
 from spark_jobs.runs.marking.lost_bookies import LostBookies
-from spark_jobs.runs.marking.publish import publish
+from spark_jobs.runs.marking.publish import Marking, publish
+from spark_jobs.runs.marking.withdrawal import FoundIds
 
 Counts = TypeVar("Counts", ImageCounts, DriverMarksCounts)
 
 
 @dataclass(frozen=True, slots=True)
 class NewLosses:
-    """The losses not handled by any audit yet."""
+    """The losses that no audit has handled yet."""
 
     due: AbstractSet[BookieId]
     critical: AbstractSet[BookieId]
-    """Bookies due for their critical ledgers alone."""
+    """Bookies that are due only for their critical ledgers."""
 
     @staticmethod
     def of(lost: LostBookies) -> NewLosses:
-        """Return those of the lost bookies."""
+        """Return the losses among ``lost`` that no audit has handled yet."""
         return NewLosses(
             frozenset(bookie for bookie, down in lost.due.items() if not down.audited_ms),
             frozenset(bookie for bookie, down in lost.critical_due.items() if not down.critical_audited_ms),
@@ -49,7 +50,7 @@ class NewLosses:
         return bool(self.due or self.critical)
 
     def concern(self, verdict: FreshVerdict) -> bool:
-        """Whether one of these bookies is a reason to mark the ledger now."""
+        """Return whether one of these bookies is a reason to mark the ledger now."""
         ledger = verdict.ledger
         return not (self.due.isdisjoint(ledger.missing) and self.critical.isdisjoint(ledger.critical_missing))
 
@@ -69,13 +70,19 @@ class EarlyMarking:
         self._context = context
         self._cluster = context.cluster
         self.registered: AbstractSet[BookieId] = frozenset()
-        """As of the last ledgers read."""
+        """The registered bookies, listed after the last ledgers were read."""
         self.tasks_changed = 0
         self.marked = 0
-        """Ledgers."""
+        """Number of marked ledgers."""
+        self._ids = FoundIds()
         self.first_mark_ms = 0
-        """0: none."""
+        """Time of the first mark, epoch milliseconds; 0: there is none."""
         self.last_mark_ms = 0
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers. Use it only after the last mark."""
+        return self._ids
 
     def read(self, ids: Sequence[LedgerId], before: Bookies) -> ReadLedgers:
         """Read ledgers, then the bookies. Deleted and unreadable ledgers are left to the pass over all ledgers."""
@@ -95,7 +102,7 @@ class EarlyMarking:
         return read
 
     def decided(self) -> AbstractSet[LedgerId]:
-        """Return the ledgers with losses accepted by an operator: the pass over all ledgers judges them."""
+        """Return the ledgers with an accepted loss, which are left to the pass over all ledgers."""
         return {decision.ledger_id for decision in self._cluster.accepted_losses()}
 
     def publish(
@@ -104,7 +111,7 @@ class EarlyMarking:
         """Mark the due ledgers, worst first; return why nothing more can be marked, or an empty text.
 
         Args:
-            verdicts: of the ledgers read since the last call.
+            verdicts: the verdicts on the ledgers read since the last call.
             lost: the lost bookies, with their marking rules.
             known: every bookie with a cookie, a registration, or a place in the metadata read so far, for the brake.
             ledgers: the number of ledgers read, for the brake.
@@ -115,13 +122,17 @@ class EarlyMarking:
             return held
         ordered = sorted(verdicts, key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
         due = DueOnly(lost.held).of(verdict.ledger for verdict in ordered)
-        published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=context.note_marks)
+        published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=self._note)
         self.tasks_changed += published.tasks_changed
         if published.ledgers:
             now_ms = context.clock.epoch_ms()
             self.marked += published.ledgers
             self.first_mark_ms, self.last_mark_ms = self.first_mark_ms or now_ms, now_ms
         return "" if published.outcome.is_all else f"marking was {published.outcome.value}"
+
+    def _note(self, batch: Sequence[Marking]) -> None:
+        self._ids.add(ledger_id for ledger_id, _ in batch)
+        self._context.note_marks(batch)
 
     def counted(self, counts: Counts) -> Counts:
         """Return ``counts`` with the marks so far."""

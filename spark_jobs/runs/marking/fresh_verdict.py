@@ -20,7 +20,7 @@ class FreshVerdict:
     """A ledger with at least one bookie that is not live."""
 
     severity: Severity
-    """Of its worst fragment."""
+    """The severity of its worst fragment."""
     ledger: FoundLedger
 
 
@@ -30,7 +30,7 @@ def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractS
     Args:
         ledger_id: its id.
         metadata: the metadata just read.
-        live: the registered bookies, listed after that (R2).
+        live: the registered bookies, listed after the metadata was read (R2).
     """
     if metadata.members() <= live:
         return None

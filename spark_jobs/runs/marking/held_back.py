@@ -1,8 +1,7 @@
-"""The ledgers and bookies a run leaves out of its marks, and why. Pure.
+"""The ledgers and bookies that a run leaves out of its marks, and why. Pure.
 
-The invariant: a mark names no bookie whose rule does not allow it yet, and every ledger without a mark is counted once,
-with the last of its reasons to end. Holding back is never silent: the counts are in the report, in the record of the
-run, and in metrics.
+The invariant: a mark names no bookie whose rule does not allow this yet. Every ledger without a mark is counted once,
+for the reason that ends last. The counts are always visible: in the report, in the record of the run, and in metrics.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ class FoundLedger:
     missing: tuple[BookieId, ...]
     """All of its missing bookies."""
     critical_missing: tuple[BookieId, ...] = ()
-    """Those of its critical fragments."""
+    """The missing bookies of its critical fragments."""
     bytes_estimate: int = 0
     """Bytes to copy for its repair."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBookies:
-    """The bookies that are not due."""
+    """The bookies that are not due yet."""
 
     times: Mapping[BookieId, MarkingTimes] = field(default_factory=dict)
     critical_due: AbstractSet[BookieId] = frozenset()
-    """Those of them due for critical ledgers."""
+    """Those of these bookies that are due for critical ledgers."""
     limit_from: LedgerId | None = None
-    """In the order of marking, the first ledger left unmarked because the run had reached a limit."""
+    """The first ledger, in the order of marking, that was left unmarked because the run had reached a limit."""
 
     def to_mark(self, ledger: FoundLedger) -> tuple[BookieId, ...]:
-        """Return the bookies for a mark of the ledger; empty: it is not marked."""
+        """Return the bookies that a mark of the ledger names; empty: the ledger is not marked."""
         if self.times.keys().isdisjoint(ledger.missing):
             return ledger.missing
         allowed = self.critical_due & set(ledger.critical_missing)
@@ -54,13 +53,13 @@ class HeldBookies:
 
 @dataclass(slots=True)
 class DueOnly:
-    """Leaves held-back bookies out of markings, and counts the ledgers without any other bookie."""
+    """Leaves held-back bookies out of markings, and counts the ledgers that have no other missing bookie."""
 
     held: HeldBookies
     ledgers_held: Counter[HoldReason] = field(default_factory=Counter)
 
     def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[DueLedger]:
-        """Yield the markings allowed to be published."""
+        """Yield the markings that may be published."""
         for ledger in ledgers:
             if due := self.held.to_mark(ledger):
                 yield (ledger.ledger_id, due), ledger.bytes_estimate

@@ -1,7 +1,7 @@
 """The first reaction to a lost bookie: mark its ledgers named by an image, before all ledgers are read.
 
 The invariant (R100): the image decides nothing. It only names ledgers, which are read again and marked by the rules of
-``early_marking``. So a missing, damaged or old image, or one of another cluster, costs time and changes no mark.
+``early_marking``. So an image that is missing, damaged, old or of another cluster costs time, but changes no mark.
 
 With a limit on the marks of one run, the image is not used: a run would then spend its limit on the ledgers named by
 the image, and not on the worst.
@@ -12,13 +12,14 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.image.files import newest
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
@@ -33,9 +34,9 @@ from spark_jobs.runs.port import Phase, ProgressEvent
 _log = logging.getLogger(__name__)
 
 FIRST_BATCH: Final = 250
-"""Ledgers read before the first mark: a smaller batch gives an earlier first mark."""
+"""Number of ledgers read before the first mark. A smaller batch makes the first mark earlier."""
 BATCH: Final = 4_000
-"""Ledgers read at a time: some megabytes."""
+"""Number of ledgers read at a time: a few megabytes."""
 
 
 class ImageMarks:
@@ -54,12 +55,17 @@ class ImageMarks:
 
     @property
     def tasks_changed(self) -> int:
-        """Tasks created or extended."""
+        """Number of tasks created or extended."""
         return self._marking.tasks_changed
 
     @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers."""
+        return self._marking.ledgers
+
+    @property
     def counts(self) -> ImageCounts:
-        """The use of the image so far."""
+        """How the image was used so far."""
         return self._marking.counted(self._counts)
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:

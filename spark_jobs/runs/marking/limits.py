@@ -1,11 +1,11 @@
-"""The limits of new marks in one run: the worst ledgers come first, and the next run continues (R73).
+"""Limit the new marks of one run, the worst first; the next run continues (R73).
 
 A run that marks a million ledgers at once fills the tree of tasks and commits the workers to all of them. With a limit,
 a run marks the ledgers with the fewest copies first, and holds back the rest.
 
-The invariant: existing marks do not count against the limits. So each run gets further than the previous one, even if
-no worker has repaired anything, and the order of severity is kept: after the first ledger beyond the limits, no other
-new one is marked. The first new ledger is always admitted, whatever its size. A run with held-back ledgers does not
+The invariant: existing marks do not count against the limits. So each run marks more than the previous one, even if no
+worker has repaired anything. The order of severity is kept: after the first ledger beyond the limits, no other new
+ledger is marked. The first new ledger is always admitted, whatever its size. A run with held-back ledgers does not
 count as the audit of a loss, so the service starts another one.
 
 R rules are defined in docs/failure-model.md.
@@ -22,7 +22,7 @@ from spark_jobs.options.marking import RunLimits
 from spark_jobs.runs.marking.publish import BATCH, Marking
 
 DueLedger = tuple[Marking, int]
-"""A marking allowed to be published, and the estimated bytes to copy for its repair."""
+"""A marking that may be published, and the estimated bytes to copy for its repair."""
 
 
 class HasMarks(Protocol):
@@ -45,10 +45,11 @@ class MarkLimiter:
         self._bytes = 0
         self._held = 0
         self.first_held: LedgerId | None = None
-        """The first ledger held back by the last call of ``admitted``; all new ones after it were held back as well."""
+        """The first ledger that the last call of ``admitted`` held back. All new ledgers after it were held back as
+        well."""
 
     def admitted(self, due: Iterable[DueLedger]) -> Iterator[Marking]:
-        """Yield the markings admitted by the limits and the existing ones, in their order.
+        """Yield the markings that the limits admit and those that already exist, in their order.
 
         Raises:
             StoreUnavailableError: the existing marks cannot be read.
@@ -68,7 +69,7 @@ class MarkLimiter:
                     self.first_held = marking[0] if self.first_held is None else self.first_held
 
     def take_held(self) -> int:
-        """Return the number of ledgers held back by a limit since the last call."""
+        """Return the number of ledgers that a limit held back since the last call."""
         held, self._held = self._held, 0
         return held
 

@@ -1,12 +1,14 @@
-"""The lost bookies an audit may act on, and the ledgers concerned. Pure.
+"""The lost bookies that an audit may act on. Pure.
 
 Bookies restart, and copying their ledgers during a restart would be wasted. So an audit does not act on a lost bookie
-until it is due (``bookie.metadata.bookies.marking_times``). Apache's auditor acts at once if two bookies are lost. Here
-each bookie has its own delay: otherwise a rolling restart with two bookies down together would start repair.
+until it is due (``bookie.metadata.bookies.marking_times``). Apache's auditor acts immediately if two bookies are lost.
+Here each bookie has its own delay. Otherwise a rolling restart with two bookies down at the same time would start
+repair.
 
-A bookie that is not due may be due for its critical ledgers. The mark of such a ledger names the due bookies, and the
-members of its critical fragments due for critical ledgers, and no others (R70). The worker follows the same rule: it
-replaces a named member, and waits for a member not named by any task until the delay of this member is over (R39).
+A bookie that is not due may be due for its critical ledgers. The mark of such a ledger names the due bookies, and those
+members of its critical fragments that are due for critical ledgers. It names no others (R70). The worker follows the
+same rule. It replaces a named member. For a member that no task names, it waits until the delay of this member is over
+(R39).
 
 Source: ``lostBookieRecoveryDelay``, docs/formats.md#auditor-checks. R rules are defined in docs/failure-model.md.
 """
@@ -25,7 +27,7 @@ from spark_jobs.runs.marking.held_back import HeldBookies
 
 @dataclass(frozen=True, slots=True)
 class LostBookies:
-    """The lost bookies of one moment. Those without a record are due: they have no cookie and will not return."""
+    """The lost bookies at one time. Lost bookies without a record are due: they have no cookie and will not return."""
 
     noted: Mapping[BookieId, Down] = field(default_factory=dict)
     policy: MarkingPolicy = field(default_factory=MarkingPolicy)
@@ -33,24 +35,24 @@ class LostBookies:
 
     @property
     def waiting(self) -> Mapping[BookieId, MarkingTimes]:
-        """Recorded bookies before their due time, with their times."""
+        """Recorded bookies that are not due yet, with their times."""
         times = {bookie: self.policy.times(bookie, down) for bookie, down in self.noted.items()}
         return {bookie: time for bookie, time in times.items() if time.due_ms > self.now_ms}
 
     @property
     def due(self) -> Mapping[BookieId, Down]:
-        """Recorded bookies after their due time."""
+        """Recorded bookies that are due."""
         waiting = self.waiting
         return {bookie: down for bookie, down in self.noted.items() if bookie not in waiting}
 
     @property
     def critical_due(self) -> Mapping[BookieId, Down]:
-        """Waiting bookies due for their critical ledgers."""
+        """Waiting bookies that are due for their critical ledgers."""
         return {bookie: self.noted[bookie] for bookie, time in self.waiting.items() if self._is_critical_due(time)}
 
     @property
     def held(self) -> HeldBookies:
-        """The bookies a run leaves out of its marks."""
+        """The bookies that a run leaves out of its marks."""
         waiting = self.waiting
         return HeldBookies(
             waiting, frozenset(bookie for bookie, time in waiting.items() if self._is_critical_due(time))

@@ -1,4 +1,4 @@
-"""Mark the ledgers of which a worker recorded damage while they were open.
+"""Mark the ledgers for which a worker recorded damage while they were open.
 
 Source: R140, docs/failure-model.md#R140.
 """
@@ -23,21 +23,21 @@ async def mark_noted(
     ledgers: LedgerStore,
     mark: Callable[[Sequence[Marking]], Awaitable[int | None]],
 ) -> Sequence[Marking]:
-    """Mark the recorded ledgers that are closed, and delete their records and those of deleted ledgers.
+    """Mark the recorded ledgers that are closed; delete their records, and the records of deleted ledgers.
 
-    A record that cannot be deleted now stays for a later call, which marks its ledger again.
+    If a record cannot be deleted now, a later call marks its ledger again and deletes the record.
 
     Args:
         notes: the records.
         ledgers: the metadata of the ledgers.
-        mark: marks ledgers with members, and returns None, with nothing done, while recovery is disabled.
+        mark: marks ledgers with members. While recovery is disabled, it does nothing and returns None.
 
     Returns:
         The ledgers that were marked, with their members.
 
     Raises:
-        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay, and some ledgers
-            may be marked.
+        StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: no answer; the records stay, and some of the
+            ledgers may be marked.
     """
     noted = await notes.all()
     found = await ledgers.read_many([note.ledger_id for note in noted])

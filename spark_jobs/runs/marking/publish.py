@@ -1,8 +1,8 @@
-"""From findings to under-replication tasks, through one gate.
+"""Turn findings into under-replication tasks, with one gate for all marks.
 
-Marking merges with existing marks and changes nothing if they are complete, so a run may be repeated, die half-way or
-run beside another (R21, R22). It only adds marks (S20). Nothing is published while auto-recovery is disabled: an
-operator is working on the cluster (S7).
+Marking merges with existing marks and changes nothing if they are complete. So a run may be repeated, may die half-way,
+and may run at the same time as another (R21, R22). It only adds marks (S20). Nothing is published while auto-recovery
+is disabled: an operator is working on the cluster (S7).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
 _log = logging.getLogger(__name__)
 
 BATCH: Final = 4_000
-"""Ledgers between two checks of the disable switch: a fraction of a second of marking."""
+"""Number of ledgers between two checks of the disable switch: a fraction of a second of marking."""
 
 Marking = tuple[LedgerId, tuple[BookieId, ...]]
 """A ledger and all of its missing bookies."""
 
 
 class Publisher:
-    """Marks ledgers. Core on ``UnderReplication``."""
+    """Marks ledgers, by means of ``UnderReplication``."""
 
     def __init__(self, under_replication: UnderReplication) -> None:
         self._under_replication = under_replication
         self._is_initialized = False
 
     async def is_disabled(self) -> bool:
-        """Whether auto-recovery is disabled cluster-wide."""
+        """Return whether auto-recovery is disabled cluster-wide."""
         return await self._under_replication.switches.is_disabled()
 
     async def mark(self, batch: Sequence[Marking]) -> int | None:
-        """Mark a batch; return how many tasks changed, or None, with nothing done, while auto-recovery is disabled."""
+        """Mark a batch; return how many tasks changed. While auto-recovery is disabled, do nothing and return None."""
         if await self.is_disabled():
             return None
         if not self._is_initialized:
@@ -49,10 +49,10 @@ class Publisher:
 
 
 class MarksLedgers(Protocol):
-    """The receiver of ``publish``'s batches."""
+    """Receives the batches of ``publish``."""
 
     def mark(self, batch: Sequence[Marking]) -> int | None:
-        """Mark a batch; None: disabled, nothing done."""
+        """Mark a batch, as ``Publisher.mark`` does."""
         ...
 
 
@@ -64,14 +64,14 @@ def publish(
     gate: Gate | None = None,
     note: Callable[[Sequence[Marking]], None] | None = None,
 ) -> PublishResult:
-    """Publish ``markings`` in their order, in bounded batches, until all are done or auto-recovery gets disabled.
+    """Publish ``markings`` in order, in bounded batches, until all are done or auto-recovery is disabled.
 
     If the store stops answering, the result is ``INTERRUPTED``: marking is idempotent, and the next run repeats it.
 
     Args:
         markings: ledgers with their missing bookies.
         target: receives the batches.
-        batch_size: ledgers.
+        batch_size: number of ledgers in a batch.
         gate: passed before each batch.
         note: receives each marked batch; None: no receiver.
 
@@ -83,7 +83,7 @@ def publish(
     remaining = iter(markings)
     while True:
         try:
-            batch = tuple(islice(remaining, batch_size))  # reads existing marks, if the run has limits
+            batch = tuple(islice(remaining, batch_size))  # if the run has limits, this reads existing marks
             if not batch:
                 break
             gate.pass_through()

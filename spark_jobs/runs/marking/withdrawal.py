@@ -3,17 +3,18 @@
 The invariant: a mark is deleted under the ledger's lock, at the version read under this lock (S5), and only if the
 metadata, read under the same lock, proves that nothing is left to do: the ledger was deleted, or no ensemble names any
 bookie of the mark, and all members are registered and not draining. The transaction checks the version of the metadata
-(I18). So the mark stays if a writer, an auditor of Apache's or a worker changes the mark or the metadata.
+(I18). So the mark stays if a writer, an auditor of Apache's or a worker changes the mark or the metadata in the
+meantime.
 
-A mark without such a proof stays. A named bookie may be registered again and lack entries (R31): only its own list
-shows them, and the worker with the task asks for this list. A mark without bookies requests better placement, which a
-worker judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left to the
-worker, unless the ledger was deleted.
+A mark without such a proof stays. A named bookie may be registered again and lack entries (R31). Only its own list
+shows this, and the worker that takes the task asks for the list. A mark without bookies requests better placement,
+which a worker judges. If a worker has begun (a reservation, doubted members) or has parked the ledger, the mark is left
+to the worker, unless the ledger was deleted.
 
-No mark is removed because a scan did not see its ledger (S20): each mark is read with its own ledger. If the run has a
-finding for a ledger, its mark stays without a look. The number of marks in one run is bounded, and nothing is withdrawn
-while auto-recovery is disabled (S7). A crash leaves a lock, which ends with the session, or a parked record, which a
-worker's listing removes; the next run withdraws the rest.
+No mark is removed just because a scan did not see its ledger (S20): each mark is read together with its ledger. If the
+run has a finding for a ledger, its mark is not examined, and stays. The number of marks in one run is bounded, and
+nothing is withdrawn while auto-recovery is disabled (S7). A crash leaves a lock, which ends with the session, or a
+parked record, which a worker's listing removes; the next run withdraws the rest.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """
@@ -55,21 +56,22 @@ from spark_jobs.runs.port import Gate
 _log = logging.getLogger(__name__)
 
 WITHDRAWN_MAX: Final = 10_000
-"""Marks withdrawn in one run, in some 15 s: each needs its own lock and a few requests. The next run continues."""
+"""Largest number of marks withdrawn in one run, in about 15 s: each needs its own lock and a few requests. The next run
+continues."""
 LOOKED_AT: Final = 2_000
-"""Marks read with their ledgers between two passes of the gate."""
+"""Number of marks that are read with their ledgers between two passes of the gate."""
 _AT_ONCE: Final = 32
-"""Marks withdrawn at the same time."""
+"""Number of marks withdrawn at the same time."""
 
 
 def why_ended(task: Task, ledger: Versioned | Unreadable | None, staying: AbstractSet[BookieId]) -> Ended | None:
-    """Return why nothing is left to do for a mark; None without a proof. Pure.
+    """Return why nothing is left to do for a mark; None: this is not proven. Pure.
 
     Args:
         task: the mark.
         ledger: its ledger, no older than the mark; None: the ledger does not exist.
         staying: registered bookies that are not draining, in a list that may be older than the ledger. The audit of a
-            loss marks the ledgers of members that left since.
+            loss marks the ledgers of members that have left since then.
     """
     if ledger is None:
         return Ended.LEDGER_DELETED
@@ -87,11 +89,11 @@ class WithdrawalStep:
 
     withdrawn: Mapping[Ended, int] = field(default_factory=dict)
     next_after: LedgerId | None = None
-    """Continue after this ledger; None: there is nothing more to do."""
+    """The next step begins after this ledger; None: there is nothing more to do."""
 
 
 class Withdrawal:
-    """Withdraws marks of one cluster."""
+    """Withdraws the marks of one cluster."""
 
     def __init__(
         self,
@@ -103,9 +105,9 @@ class Withdrawal:
         """Prepare.
 
         Args:
-            store: the session for the locks.
+            store: its session holds the locks.
             cluster: the cluster.
-            tasks: the only instance of this session.
+            tasks: must be the only instance for this session.
             staying: lists the registered bookies that are not draining.
         """
         self._tasks = tasks
@@ -164,7 +166,7 @@ class Withdrawal:
             if not await locks.complete(held, checks, seen=self._none_of_work(ledger_id, ended), is_pruned_later=True):
                 return None
         except BaseException:
-            with contextlib.suppress(TransientError, OutcomeUnknownError):  # otherwise it ends with the session
+            with contextlib.suppress(TransientError, OutcomeUnknownError):  # the lock ends with the session
                 await locks.release(held.lock)
             raise
         _log.info("mark withdrawn", extra={"ledger_id": ledger_id, "reason": ended.value, "named": held.task.missing})
@@ -183,14 +185,20 @@ class Withdrawal:
             return Unreadable(ledger_id, str(error))
 
     def _none_of_work(self, ledger_id: LedgerId, ended: Ended) -> Sequence[SeenNode]:
-        """Return the condition that the ledger has no records of work; the worker that began the work has to end it."""
+        """Return the condition that the ledger has no records of work.
+
+        If a worker has begun work, it has to finish it.
+        """
         records = [self._reservations.path(ledger_id)]
         if ended is not Ended.LEDGER_DELETED:
             records += [each.path(ledger_id) for each in (self._parked, self._doubts, self._failures)]
         return [SeenNode(path, None) for path in records]
 
     async def _unpark(self, ledger_id: LedgerId) -> None:
-        """Delete the parked record of a deleted ledger. Best effort: a listing of a worker deletes it later."""
+        """Delete the parked record of a deleted ledger.
+
+        Best effort: otherwise a worker deletes it when it lists the records.
+        """
         try:
             await self._parked.unpark(ledger_id)
         except (TransientError, OutcomeUnknownError) as error:
@@ -198,7 +206,7 @@ class Withdrawal:
 
 
 class WithdrawsMarks(Protocol):
-    """The cluster as used by ``withdraw_ended``."""
+    """The part of the cluster that ``withdraw_ended`` uses."""
 
     def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
         """Withdraw at most ``count_max`` marks after a ledger, as ``Withdrawal.step`` does."""
@@ -206,14 +214,19 @@ class WithdrawsMarks(Protocol):
 
 
 class FoundIds:
-    """The ids of many ledgers, in 8 bytes each. First all are added, then any are looked up."""
+    """The ids of many ledgers, in 8 bytes each. All ids must be added before the first lookup."""
 
     def __init__(self) -> None:
         self._ids = array("q")
         self._sorted: Sequence[int] | None = None
 
+    def add(self, ids: Iterable[LedgerId]) -> None:
+        """Add ids."""
+        self._sorted = None
+        self._ids.extend(ids)
+
     def added(self, ledgers: Iterable[FoundLedger]) -> Iterator[FoundLedger]:
-        """Yield the given ledgers, and add the id of each."""
+        """Yield the given ledgers, and add their ids."""
         self._sorted = None
         for ledger in ledgers:
             self._ids.append(ledger.ledger_id)
@@ -239,8 +252,8 @@ def withdraw_ended(
     Args:
         target: the cluster.
         gate: passed before each part.
-        count_max: number of marks to withdraw.
-        found: ledgers with findings of this run.
+        count_max: largest number of marks to withdraw.
+        found: ledgers for which this run has findings.
 
     Raises:
         RunStoppedError: from ``gate``.

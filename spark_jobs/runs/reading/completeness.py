@@ -31,11 +31,12 @@ class ScanTotals:
     in_recovery: int
     closed: int
     listed: Mapping[str, tuple[int, ...]]
-    """For each node read, the number of ledgers it listed: one number per reading, and there should be one reading."""
+    """For each node read, the numbers of ledgers that it listed, one for each reading. There should be only one
+    reading."""
     ledgers_by_bookie: Mapping[str, int]
     fragments_by_bookie: Mapping[str, int]
     carried: int = 0
-    """Those of ``ledgers`` carried over from an image instead of read."""
+    """Those of ``ledgers`` that were carried over from an image instead of read."""
 
     def plus(self, other: ScanTotals) -> ScanTotals:
         """Return the sum of two counts of different ledgers."""
@@ -76,7 +77,10 @@ NO_TOTALS: Final = ScanTotals(
 
 
 def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
-    """Nodes that listed fewer ledgers than planned. Count them again to distinguish deleted from unseen."""
+    """Return the nodes that listed fewer ledgers than planned.
+
+    Counting them again shows whether ledgers were deleted or missed.
+    """
     return [parent for parent in plan if sum(totals.listed.get(parent.path, ())) < parent.planned]
 
 
@@ -86,7 +90,7 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     Args:
         plan: the nodes to be read.
         totals: the counts of the scan.
-        recount: ledgers now under each of ``short_parents``, counted after the scan.
+        recount: number of ledgers under each of ``short_parents``, counted after the scan.
     """
     found = []
     unread = [parent.path for parent in plan if parent.path not in totals.listed]

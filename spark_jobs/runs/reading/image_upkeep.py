@@ -1,4 +1,4 @@
-"""Write a new generation of the image while a run reads all ledgers. A failure costs the image, never the run."""
+"""Write a new generation of the image while a run reads all ledgers. After a failure, the run continues without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_MAX: Final = 3
 
 
 class ImageUpkeep:
-    """The generation of one run, once for each of its scans. Belongs to the run's thread."""
+    """Writes the image of one run, from the beginning for each of its scans. Belongs to the run's thread."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -40,8 +40,8 @@ class ImageUpkeep:
         """Begin a generation before a scan, and discard an earlier one; return the folder for the parts, or None.
 
         Args:
-            live: bookies counted as live by the scan.
-            attendance: the registrations before any metadata for the image was read or compared; None: that has not
+            live: the bookies that count as live in the scan.
+            attendance: the registrations before any metadata for the image was read or compared; None: neither has
                 begun.
         """
         context, settings = self._context, self._context.settings
@@ -61,7 +61,7 @@ class ImageUpkeep:
         return self._writing
 
     def commit(self, parts: ImageParts, totals: ScanTotals) -> None:
-        """Replace the previous generation by this one, after a complete scan."""
+        """Make this generation the current one, after a complete scan."""
         writing = self._writing
         if writing is None:
             return

@@ -2,9 +2,9 @@
 
 For each leaf (``spark_jobs.image.leaves``) ZooKeeper reports how many children were created and deleted, and the time
 of the last change. So a run sees all new and deleted ledgers without reading the others. It does not see changes to the
-metadata of a ledger, because these change the stat of the ledger alone. The metadata of a closed ledger changes if a
-copy is moved. The run therefore reads again: unclosed ledgers, ledgers that were or are on a bookie that is not live,
-and a part of all others, so each ledger is read within a set period (R108).
+metadata of a ledger, because these change only the stat of the ledger's own node. The metadata of a closed ledger
+changes if a copy is moved. The run therefore reads three kinds of ledgers again: unclosed ledgers, ledgers that were or
+are on a bookie that is not live, and a part of all others. So each ledger is read within a set period (R108).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from spark_jobs.image.leaves import LeafRecord
 _SKEW_MS: Final = 60_000
 """Largest tolerated difference between the clocks of auditors."""
 _GOLDEN, _TURNS = 0x9E3779B97F4A7C15, 1 << 64
-"""Multiples of the golden ratio are spread evenly, for any number of them."""
+"""Multiples of the golden ratio are spread evenly, however many there are."""
 _READ_COST: Final = 20
-"""About how many ledgers of an image can be carried over in the time of reading one."""
+"""Approximate number of ledgers that can be carried over from an image in the time of reading one ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Times:
 
     now: int
     last: int
-    """When the reading of the image began."""
+    """Time at which the reading of the image began."""
     reread_within: int
     """Period in which every ledger is read again, milliseconds."""
 
     @property
     def next(self) -> int:
-        """When the next run begins, if the interval between runs stays the same."""
+        """Time at which the next run begins, if the interval between runs stays the same."""
         return self.now + max(0, self.now - self.last)
 
 
@@ -50,7 +50,7 @@ def plan_incremental(
         nodes: the leaves with children, and their current stat.
         leaves: their numbers, in the same order; None: the node is not a leaf of the layout.
         records: the records of the image, by number of the leaf.
-        times: of this and the last reading.
+        times: the times of this and the last reading.
     """
     known = [None if leaf is None else records.get(leaf) for leaf in leaves]
     return [
@@ -86,9 +86,11 @@ def _is_usable(node: LeafParent, record: LeafRecord, times: Times) -> bool:
 
 
 def _is_due(record: LeafRecord, times: Times) -> bool:
-    """Whether the turn of a leaf has come since its reading, or it would be unread for too long at the next run.
+    """Return whether a leaf must be read as a whole by this run.
 
-    Each leaf has a turn in three quarters of the period, and turns are spread evenly, so each run reads a share.
+    Each leaf has a turn once in three quarters of the period. It is due if its turn has come since it was read, or if
+    it would be unread for longer than the period at the next run. The turns are spread evenly, so each run reads a
+    share.
     """
     cycle = max(1, times.reread_within * 3 // 4)
     turn = record.leaf * _GOLDEN % _TURNS * cycle // _TURNS

@@ -1,9 +1,9 @@
-"""One pass over all ledgers: read the new, open and endangered ones, and carry the rest over from the image.
+"""One pass over all ledgers that reads new, open and endangered ledgers, and carries over the others from the image.
 
 The image is a cache (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. It does
-the same after the loss of a bookie not handled by any audit, because a copy may have been moved to this bookie since
-the image was written. The metadata read by a run that ended early is carried over as well, if it was read after the
-loss: it is the first part of the same pass (R108).
+the same after a loss that no audit has handled, because a copy may have been moved to the lost bookie since the image
+was written. Metadata that a run read before it ended early is carried over as well, if it was read after the loss: it
+is the first part of the same pass (R108).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from spark_jobs.runs.slots import session_slots
 _log = logging.getLogger(__name__)
 
 _LEAVES_MAX: Final = 100_000
-"""Each task has the whole plan, about 200 bytes for each leaf. With usual ids, they hold a thousand million ledgers."""
+"""Largest number of leaves. Each task receives the whole plan, about 200 bytes for each leaf. With usual ids, so many
+leaves hold a billion ledgers."""
 _SKEW_MS: Final = 60_000
 """Largest tolerated difference between the clocks of auditors."""
 
@@ -55,7 +56,7 @@ class IncrementalReading:
         Args:
             context: the run.
             image: writes the new image.
-            lost: the lost bookies not handled by any audit, and the start of each loss, epoch milliseconds.
+            lost: the lost bookies that no audit has handled, and the start of each loss, epoch milliseconds.
         """
         self._context = context
         self._image = image
@@ -64,16 +65,16 @@ class IncrementalReading:
         self._plan: Sequence[LeafParent] = ()
         self._totals = NO_TOTALS
         self.problem = ""
-        """Why all ledgers are read, or more than needed; empty without a reason."""
+        """Why all ledgers are read, or more than would be necessary; empty: this is not so."""
         self.carried_from_ms = 0
-        """When the oldest carried-over ledger was read, epoch milliseconds; 0: none was carried over."""
+        """Time at which the oldest carried-over ledger was read, epoch milliseconds; 0: none was carried over."""
 
     def scan(self, live: AbstractSet[str]) -> LedgerScan:
-        """Read every ledger once, or carry it over; errors: ``scan_ledgers``."""
+        """Read every ledger once, or carry it over; see ``scan_ledgers`` for errors."""
         context = self._context
-        self._image.abandon()  # an earlier scan of this run: the sources must not name its files, which `begin` removes
+        self._image.abandon()  # `begin` removes the files of an earlier scan, so they must not be sources
         self._plan = context.cluster.leaf_parents()
-        attendance = context.cluster.attendance()  # before the comparison, so no moment is left out
+        attendance = context.cluster.attendance()  # before the comparison, so that no change is missed
         sources = _Sources(context, self._lost)
         works = self._works(sources)
         if not any(work.record for work in works):
@@ -137,21 +138,21 @@ class IncrementalReading:
 
 
 class _Sources:
-    """The image of a cluster, and the parts read by runs that ended early."""
+    """The image of a cluster, and the parts that were read by runs that ended early."""
 
     def __init__(self, context: RunContext, lost: Mapping[BookieId, int]) -> None:
         self._context = context
         self._lost = lost
         self.problem = ""
         self.read_from_ms = 0
-        """When the reading of the image, or of the oldest unfinished one, began; 0: no image."""
+        """Time at which the reading of the image, or of the oldest unfinished one, began; 0: there is no image."""
         self._files: dict[str, ImageFile] = {}
         self._folders: dict[str, ImageFolder] = {}
         self._image = image_folder(context.settings.image_place)
         found: list[LeafRecord] = []
         if lost:
             self.problem = "a bookie was lost, and no audit of all ledgers has dealt with it"
-        # The last of them is the last reading: the image, or without one, the oldest reading that ended early.
+        # The last one determines ``read_from_ms``: the image or, without an image, the oldest reading that ended early.
         images = [*reversed(list(self._unfinished())), *(() if lost else self._whole())]
         for folder, manifest in images:
             whole = image_folder(folder.to_text())
@@ -208,7 +209,7 @@ class _Sources:
             raise ImageError(reason)
 
     def _check_losses(self, manifest: Manifest) -> None:
-        """Check that each bookie was lost before this was read: then no copy was moved to it later."""
+        """Check that each bookie was lost before this metadata was read: later, no copy was moved to the bookie."""
         for bookie, since_ms in self._lost.items():
             if bookie in manifest.bookies or since_ms > manifest.read_from_ms + _SKEW_MS:
                 raise ImageError(f"it was read before {bookie} was lost")

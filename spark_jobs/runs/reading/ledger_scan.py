@@ -1,4 +1,4 @@
-"""One pass over all ledger metadata, run by the Spark driver, to find the ledgers for further checks."""
+"""One pass over all ledger metadata, which the Spark driver runs to find the ledgers for further checks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ from spark_jobs.snapshot.errors import SnapshotError
 
 SUSPECTS_PER_PARTITION: Final = 50_000
 LEDGERS_PER_TASK: Final = 25_000
-"""If the number of executors has no limit: about a second of reading, so new executors find work."""
+"""Size of a task if the number of executors has no limit: about a second of reading, so that new executors find
+work."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageParts:
-    """The parts of an image written by the valid readings."""
+    """The parts of an image that the valid readings wrote."""
 
     files: tuple[ImageFile, ...] = ()
     problems: tuple[str, ...] = ()
@@ -55,29 +56,29 @@ class ImageParts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerScan:
-    """Result of a pass. Call ``release`` when done with ``suspects``."""
+    """The result of a pass. Call ``release`` when ``suspects`` is no longer needed."""
 
     suspects: DataFrame
-    """Rows of ``bk_ledgers``: unreadable ledgers, and those on a bookie outside of the live ones, or all.
+    """Rows of ``bk_ledgers``: all ledgers, or unreadable ledgers and those on a bookie that is not live.
 
     If Spark lost one of its blocks and read it again, an action on it fails (``MetadataReadAgainError``): the rows
-    would be of another moment than the totals, and newer than the list of bookies for the comparison (R2).
+    would not match the totals, and would be newer than the list of bookies that they are compared with (R2).
     """
     totals: ScanTotals
     cached: tuple[DataFrame, ...]
     image: ImageParts = field(default_factory=ImageParts)
     settled: DataFrame | None = None
-    """Rows of ``bk_ledgers`` of a snapshot, not confirmed by a second reading; None: there are none, or they were not
-    requested. The suspects do not contain them.
+    """Rows of ``bk_ledgers`` from a snapshot that were not confirmed by a second reading. The suspects do not contain
+    them. None: there are none, or they were not requested.
     """
     sent: tuple[Broadcast[Sequence[str]], ...] = ()
-    """Values sent by Spark to the executors for the tasks."""
+    """Values that Spark sent to the executors for the tasks."""
 
     def release(self) -> None:
-        """Free all memory Spark uses for the scan."""
+        """Free all memory that Spark uses for the scan."""
         unpersist(*self.cached)
         for each in self.sent:
-            with suppress(Py4JError, OSError):  # as in ``unpersist``
+            with suppress(Py4JError, OSError):  # ignored for the same reason as in ``unpersist``
                 each.destroy()
 
 
@@ -97,19 +98,19 @@ def scan_ledgers(
 
     Args:
         spark: the session.
-        settings: of the run.
+        settings: the settings of the run.
         plan: the nodes to read.
-        live: ledgers on these bookies alone are only counted in the reader and not returned; None: all are returned.
+        live: ledgers that name only these bookies are counted by the reader and not returned; None: all are returned.
         ids: lowest and highest ledger id to read; the others count as skipped.
         image: folder for the parts of an image, shared by all executors; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
-        budget: of all tasks of the run; None: that of the settings.
-        is_brief: rows have the columns of ``BRIEF_DDL`` alone, and no image is written.
+        budget: the limits of all tasks of the run; None: those of the settings.
+        is_brief: rows have only the columns of ``BRIEF_DDL``, and no image is written.
 
     Raises:
-        StoreUnavailableError: the metadata store did not answer, even to repeated requests.
+        StoreUnavailableError: the metadata store did not answer, not even after retries.
         AccessDeniedError: it does not allow reading.
-        ZooKeeperAccessError: an executor lacks the files for access, or they are not accepted.
+        ZooKeeperAccessError: an executor lacks the files for access, or ZooKeeper does not accept them.
         ExecutorEnvironmentError: an executor lacks the package or a dependency.
         ScanFailedError: Spark failed.
     """
@@ -134,7 +135,7 @@ def scan_ledgers(
     try:
         return replace(scan_of(collected(read, settings)), sent=(sent,))
     except BaseException:
-        with suppress(Py4JError, OSError):  # Spark may be what failed
+        with suppress(Py4JError, OSError):  # Spark itself may have failed
             sent.destroy()
         raise
 
@@ -143,9 +144,9 @@ def task_options(settings: AuditSettings, live: AbstractSet[str] | None, budget:
     """Return the options of tasks that read ledgers for an audit.
 
     Args:
-        settings: of the run.
-        live: ledgers on these bookies alone are only counted; None: all are returned.
-        budget: of each task.
+        settings: the settings of the run.
+        live: ledgers that name only these bookies are only counted; None: all are returned.
+        budget: the limits of each task.
     """
     return LedgerOptions(
         uri=parse_uri(settings.metadata_uri),
@@ -176,14 +177,14 @@ def scan_of(collected: Collected) -> LedgerScan:
     cached, totals = collected.cached, collected.totals
     suspects = _of_readings(cached, collected.readings)
     suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
-    # One partition needs no later shuffle; for a few suspects, a shuffle takes most of the time.
+    # A single partition needs no later shuffle, which would take most of the time if there are few suspects.
     return LedgerScan(
         suspects.coalesce(1 + totals.returned // SUSPECTS_PER_PARTITION), totals, (cached,), collected.image
     )
 
 
 def collected(read: DataFrame, settings: AuditSettings) -> Collected:
-    """Read rows with a column ``summary``, have Spark keep them, and add up the summaries.
+    """Read rows with a column ``summary``, let Spark keep them, and add up the summaries.
 
     After an error or a stop, Spark keeps none of the rows.
 
@@ -219,7 +220,7 @@ def _collected(cached: DataFrame, uri: str) -> Collected:
 
 
 def _of_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
-    """Return the same rows; an action on them fails if a row comes from another reading than these."""
+    """Return the same rows. An action on them fails if a row comes from a reading other than these."""
     is_same = F.when(F.col(READING).isin(*readings), F.lit(True))
     return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
 
@@ -262,7 +263,7 @@ _RAISED: Final = re.compile(rf"\s*(?:[\w.]+\.)?({'|'.join(_KINDS)}): (.*)")
 
 
 def store_error(error: Exception) -> StoreError | None:
-    """Return the error of the store or of a snapshot in a worker's traceback; None: another error, or an unknown one.
+    """Return the error of the store or of a snapshot in a worker's traceback; None: there is another error.
 
     A traceback names errors in quoted source lines and in earlier errors, so a name somewhere in it proves nothing. The
     last line of the form ``Name: text`` is the proof.

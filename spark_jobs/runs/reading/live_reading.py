@@ -16,10 +16,13 @@ from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers
 
 
 class Reading(Protocol):
-    """The scans of one run, each from the beginning."""
+    """The scans of one run. Each scan starts from the beginning."""
 
     def scan(self, live: AbstractSet[str]) -> LedgerScan:
-        """Read every ledger once; ledgers on ``live`` bookies alone are only counted. Errors: ``scan_ledgers``."""
+        """Read every ledger once.
+
+        Ledgers on only ``live`` bookies are only counted. See ``scan_ledgers`` for errors.
+        """
         ...
 
     def problems(self) -> tuple[str, ...]:
@@ -38,7 +41,7 @@ class LiveReading:
     counts: SnapshotCounts | None = None
 
     def __init__(self, context: RunContext, image: ImageUpkeep | None = None, *, keeps_all: bool = False) -> None:
-        """With ``image``, each scan writes a new image and does not commit it.
+        """Prepare. With ``image``, each scan writes a new image, and the caller has to commit it.
 
         With ``keeps_all``, a scan returns every ledger, including those on live bookies.
         """
@@ -69,6 +72,6 @@ class LiveReading:
         return scan
 
     def problems(self) -> tuple[str, ...]:
-        """Count the nodes with too short listings again, and report the missing parts."""
+        """Count the ledgers of nodes with short listings again, and report the missing parts."""
         short = [parent.path for parent in short_parents(self._plan, self._totals)]
         return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))

@@ -1,4 +1,4 @@
-"""Repeat work on metadata after Spark lost it together with an executor (R2)."""
+"""Repeat work on metadata if Spark lost the metadata together with an executor (R2)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READINGS_MAX: Final = 3
-"""Readings of the same metadata in one run. If executors end during each of three, a later run has better chances."""
+"""Number of readings of the same metadata in one run. If executors end during each of three, a later run has better
+chances."""
 
 
 def with_one_reading(work: Callable[[], T]) -> T:
-    """Return the result of ``work``, which reads metadata and uses nothing of an earlier reading.
+    """Return the result of ``work``, which must read metadata and use nothing from an earlier reading.
 
-    ``work`` is repeated from its beginning if Spark lost a part of the metadata. Its marks up to this point stay: a
-    mark is idempotent, and each was justified by one reading.
+    ``work`` is repeated from the beginning if Spark lost a part of the metadata. The marks that it has made stay: a
+    mark is idempotent, and each one is justified by a single reading.
 
     Raises:
         MetadataReadAgainError: executors were lost during each of ``READINGS_MAX`` readings.

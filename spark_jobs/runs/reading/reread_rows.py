@@ -16,17 +16,17 @@ from spark_jobs.runs.reading.ledger_scan import LedgerScan, collected, scan_of, 
 from spark_jobs.runs.slots import session_slots
 
 _REREAD_PER_TASK: Final = 20_000
-"""For fewer ledgers, a separate connection costs more than it saves."""
+"""Number of ledgers for each task. For fewer ledgers, a separate connection would cost more than it saves."""
 
 
 def reread_rows(context: RunContext, ids: DataFrame, count: int, live: AbstractSet[str] | None) -> LedgerScan:
     """Read the current metadata of ledgers.
 
     Args:
-        context: of the run.
-        ids: their ids, in a column ``ledger_id``.
-        count: how many there are.
-        live: ledgers on these bookies alone are only counted and not returned; None: all are returned.
+        context: the context of the run.
+        ids: ids of the ledgers, in a column ``ledger_id``.
+        count: number of the ids.
+        live: ledgers that name only these bookies are only counted and not returned; None: all are returned.
 
     Raises:
         StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.

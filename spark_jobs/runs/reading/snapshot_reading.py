@@ -1,12 +1,12 @@
-"""One pass over all ledgers with a snapshot of ZooKeeper in place of most requests.
+"""One pass over all ledgers in which a snapshot of ZooKeeper replaces most requests.
 
-A snapshot is older than the cluster. So it decides only about ledgers without need for a second look: readable, closed,
-and on live bookies alone. All others are read again from ZooKeeper. So are all ledgers below a node if a ledger was
-created there since, or if the snapshot does not contain the node. Without confirmation by ZooKeeper, nothing is
-reported or marked (R99).
+A snapshot is older than the cluster. So it decides only about ledgers that need no second look: readable, closed, and
+on only live bookies. All other ledgers are read again from ZooKeeper. So are all ledgers under a node if a ledger was
+created there since then, or if the snapshot does not contain the node. Nothing is reported or marked unless ZooKeeper
+confirms it (R99).
 
-One case remains: a closed ledger whose copy was moved after the snapshot, to a bookie lost later. Only an audit without
-a snapshot finds it. So a run from a snapshot does not count as the audit of a loss.
+One case remains: a copy of a closed ledger was moved after the snapshot to a bookie that was lost later. Only an audit
+without a snapshot finds it. So a run from a snapshot does not count as the audit of a loss.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ class Division:
     """The source of each ledger: the snapshot or ZooKeeper."""
 
     parts: tuple[SnapshotPart, ...]
-    """In the snapshot."""
+    """Parts of the snapshot to read."""
     live: tuple[LeafParent, ...]
-    """In ZooKeeper."""
+    """Nodes to read from ZooKeeper."""
 
 
 def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
     """Decide which ledgers are read from the snapshot. Pure.
 
-    A node of the snapshot is usable if it is still the same node and no ledger was created under it since: ZooKeeper
-    counts creations in the version of the node's children. Deletions do no harm. A deleted node has no ledgers.
+    A node of the snapshot is usable if it is still the same node and no ledger was created under it since then:
+    ZooKeeper counts creations in the version of the node's children. Deletions do no harm. A deleted node has no
+    ledgers.
 
     Args:
         index: the snapshot.
-        nodes: the nodes with ledgers now, and their stats.
+        nodes: the nodes that have ledgers now, and their stats.
     """
     known = {part.parent: part for part in index.parts}
     served, live = set(), []
@@ -69,7 +70,7 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
 
 
 def creates_of(stat: Stat) -> int:
-    """Return the number of children ever created: ZooKeeper reports creations and deletions together."""
+    """Return the number of children ever created. ZooKeeper only reports creations and deletions together."""
     return leaves.creates_of(stat.children_version, stat.children_count)
 
 
@@ -79,7 +80,7 @@ class _Read:
 
     division: Division = Division((), ())
     counted: ScanTotals = NO_TOTALS
-    """In the snapshot; ``returned`` were read again."""
+    """Counts of the snapshot; those in ``returned`` were read again."""
     again: ScanTotals = NO_TOTALS
     live: ScanTotals = NO_TOTALS
 
@@ -88,7 +89,10 @@ class SnapshotReading:
     """The scans of one run from one snapshot. The snapshot is verified once."""
 
     def __init__(self, context: RunContext, snapshot: Path | StreamedSnapshot, *, keeps_all: bool = False) -> None:
-        """With ``keeps_all``, a scan returns every ledger: those decided by the snapshot as ``settled``."""
+        """Prepare.
+
+        With ``keeps_all``, a scan returns every ledger; those that the snapshot decides are in ``settled``.
+        """
         self._context = context
         self._keeps_all = keeps_all
         self._settings = context.settings
@@ -153,7 +157,7 @@ class SnapshotReading:
 
     @property
     def counts(self) -> SnapshotCounts:
-        """The counts of the last scan by source."""
+        """The counts of the last scan, by source."""
         read = self._read
         size = 0 if self._index is None else self._index.bytes_read
         live = read.live.ledgers + read.live.unreadable
@@ -162,7 +166,7 @@ class SnapshotReading:
     def _in_snapshot(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
     ) -> tuple[DataFrame, ScanTotals]:
-        """Return the ids of ledgers to read again, perhaps with the rows of the others, and the counts of these.
+        """Return the ids of ledgers to read again, and the counts of the others, with ``keeps_all`` also their rows.
 
         If Spark loses rows with an executor, it reads the same rows again from the file.
         """
@@ -177,8 +181,8 @@ class SnapshotReading:
 
 
 def _tasks_max(index: SnapshotIndex, slots: Slots) -> int:
-    """Return the largest number of tasks to cut the reading into."""
+    """Return the largest number of tasks for the reading."""
     if not index.is_seekable:
-        # Each task has to unpack a compressed file from its beginning.
+        # Each task has to decompress the file from its beginning.
         return slots.most or slots.now
     return max(slots.tasks(index.ledgers, LEDGERS_PER_PARTITION_MAX), -(-index.ledgers // LEDGERS_PER_PARTITION_MAX))

@@ -1,4 +1,4 @@
-"""The snapshot of one run, sent by an admin server of ZooKeeper: requested once, and removed at the end."""
+"""The snapshot of one run, which an admin server of ZooKeeper sends. It is requested once, and removed at the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = ".snapshot-"
 _LEFT_S: Final = 86_400.0
-"""The file of a run ended by SIGKILL is removed after this time. Files of active runs are younger."""
+"""A file left by a run that SIGKILL ended is removed after this time. Files of active runs are younger."""
 
 
 class StreamedSnapshot:
-    """Belongs to the run's thread. Call ``remove`` at the end."""
+    """The snapshot of one run. Belongs to the run's thread. Call ``remove`` at the end."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -30,11 +30,11 @@ class StreamedSnapshot:
         self._index: SnapshotIndex | None = None
 
     def index(self) -> SnapshotIndex:
-        """Return the snapshot, requested at the first call only: a server makes few of them.
+        """Return the snapshot. Only the first call requests it, because a server makes few snapshots.
 
         Raises:
             SnapshotError: the snapshot cannot be used or stored.
-            StoreUnavailableError: no answer, or not yet.
+            StoreUnavailableError: the server does not answer, or makes no snapshot yet.
         """
         if self._index is not None:
             return self._index
