@@ -18,29 +18,29 @@ from replicator.ports import RepairPorts
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions of a verdict for the deletion of its task (I18)."""
+    """The conditions under which the verdict on a ledger is still valid, so that its task may be deleted (I18)."""
 
     checks: tuple[Operation, ...] = ()
-    """Checked by the transaction that deletes the task."""
+    """Conditions that the transaction checks which deletes the task."""
     registrations: tuple[SeenNode, ...] = ()
-    """Compared right before this transaction, which checks only that they exist."""
+    """Registrations to compare right before this transaction, which checks only that they exist."""
 
 
 async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> Conditions:
-    """Return conditions that hold until one of these nodes changes. To be called before the bookies are asked.
+    """Return the conditions of a verdict. Call this before the bookies are asked for their entries.
 
-    The answer of a bookie is of its current registration only. After another one it may have other disks, and Apache's
-    bookies record no incarnation (R136). Draining bookies need no condition: while a member is draining, something is
-    left to do.
+    The answer of a bookie is valid only for its current registration. After it has registered again, it may have other
+    disks, and Apache's bookies record no incarnation (R136). Draining bookies need no condition, because the task is
+    not done while a member is draining.
 
     Args:
         ports: the ports of repair.
-        ledger: the metadata used for the verdict.
-        task: as seen under the lock.
-        bookies: listed after the ledger was read.
+        ledger: the metadata for the verdict.
+        task: the task as read under the lock.
+        bookies: the bookies, listed after the ledger was read.
 
     Raises:
-        StoreUnavailableError: no answer.
+        StoreUnavailableError: the store does not answer.
     """
     root = ports.cluster.root
     checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
@@ -51,7 +51,7 @@ async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, 
     paths = [bookie_path(root, bookie, is_read_only=bookie in bookies.read_only) for bookie in named]
     nodes = await ports.store.get_many([*histories, *paths])
     for path, node in zip(histories, nodes, strict=False):
-        if node is not None:  # Apache's bookies have no history
+        if node is not None:  # Apache's bookies record no incarnations
             checks.append(Check(path, node.stat.version))
     registrations = []
     for path, node in zip(paths, nodes[len(histories) :], strict=True):

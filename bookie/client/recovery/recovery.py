@@ -207,9 +207,9 @@ class _Recovery:
 
 
 async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
-    """Return the bookies not known to have every entry placed on them by the closed metadata ``sealed``.
+    """Return the bookies not known to hold every entry that the closed metadata ``sealed`` places on them.
 
-    A missing answer counts as unknown: a mark is a hint, and its worker asks again.
+    They include bookies that do not answer: a mark is a hint, and its worker asks again.
     """
     slots = asyncio.Semaphore(_AT_A_TIME)
     asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)

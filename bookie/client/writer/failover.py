@@ -87,7 +87,7 @@ class Failover:
         return self._change is not None
 
     def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
-        """Stop using the lane's bookie; call ``see_to_it`` afterwards.
+        """Stop using the lane's bookie; call ``handle_failures`` afterwards.
 
         ``reason`` appears in the error if the writer fails.
         """

@@ -246,12 +246,12 @@ class Pipeline:
 
 
 class QuorumTimeout:
-    """Detects entries waiting for longer than ``timeout_s``."""
+    """Detects entries that wait for longer than ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._bursts: deque[tuple[int, float]] = deque()
-        """(end of the burst's entry ids, when it was admitted), ascending."""
+        """Pairs of the exclusive end of a burst's entry ids and the time of its admission, ascending."""
         self._end = 0
 
     def admitted(self, end: int, now_s: float) -> None:
@@ -261,7 +261,7 @@ class QuorumTimeout:
             self._end = end
 
     def due_s(self, last_add_confirmed: int) -> float | None:
-        """Return when the oldest entry after ``last_add_confirmed`` has waited for too long; None if there is none."""
+        """Return when the oldest entry after ``last_add_confirmed`` has waited too long; None if there is none."""
         bursts = self._bursts
         while bursts and bursts[0][0] <= last_add_confirmed + 1:
             bursts.popleft()
