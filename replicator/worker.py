@@ -45,8 +45,9 @@ from replicator.queue.grace import GracePeriods
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
+from replicator.repair.context import RepairContext
 from replicator.repair.lease import Lease, other_node_paths
-from replicator.repair.ledger_repair import LedgerRepair, RepairContext
+from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
 
@@ -90,14 +91,14 @@ class Worker:
         self._pace = Pace(ports.clock, settings.bytes_per_second)
         pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
-            ports.transport,
-            ports.clock,
-            self._pace,
-            ByteBudget(IN_FLIGHT_BYTES),
-            self._is_avoided,
-            TransferSlots(settings.copies_per_bookie),
-            self._locate,
-            pulls,
+            transport=ports.transport,
+            clock=ports.clock,
+            pace=self._pace,
+            budget=ByteBudget(IN_FLIGHT_BYTES),
+            is_avoided=self._is_avoided,
+            slots=TransferSlots(settings.copies_per_bookie),
+            locate=self._locate,
+            pulls=pulls,
         )
         self._grace_periods = GracePeriods(ports.clock, settings.open_ledger_grace_s)
         self._absences = Absences(ports)
@@ -141,12 +142,6 @@ class Worker:
             pulled_bytes=self._copier.pulled_bytes,
             placement_debts=self._repayment.count,
         )
-
-    def _is_avoided(self, bookie: BookieId) -> bool:
-        return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
-
-    def _locate(self, bookie: BookieId) -> Location:
-        return self._ports.placement.topology.location_of(bookie)
 
     @property
     def problem(self) -> str:
@@ -229,24 +224,13 @@ class Worker:
         """List the tasks if necessary, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
-            self._events.tasks_listed(Outlook())  # other workers may end these tasks
-            await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
-            now = self._ports.store.session
-            if now.is_connected and now.epoch == session.epoch:
-                self._events.tasks_listed(self._queue.outlook)
+            await self._wait_connected(session)
             return None
         await self._wait_for_work()
         if self._stop.is_set():
             return None
         if await self._ports.recent.is_disabled():
-            if self._settings.once and not self._running:
-                _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
-                return RunEnd.UNSETTLED
-            self._note_allowed(_TASKS)
-            self._events.tasks_listed(Outlook())
-            await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
-            self._queue.mark_stale()  # the tasks were not watched while repair was disabled
-            return None
+            return await self._wait_enabled()
         await self._give_back_again()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
@@ -259,16 +243,39 @@ class Worker:
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
-            if self._search_error is None or isinstance(self._search_error, PermanentError):
-                is_settled = self._search_error is None and not self._queue.outlook.given_up
-                return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
-            await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
-            self._queue.mark_stale()
-            return None
+            return await self._end_once()
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
         changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
         await first_of(changes)
+        return None
+
+    async def _wait_connected(self, session: Session) -> None:
+        """Wait for a change of the session, during which the tasks count as unknown: others may end them."""
+        self._events.tasks_listed(Outlook())
+        await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
+        now = self._ports.store.session
+        if now.is_connected and now.epoch == session.epoch:
+            self._events.tasks_listed(self._queue.outlook)
+
+    async def _wait_enabled(self) -> RunEnd | None:
+        """Wait while repair is disabled; with ``once``, end the run instead."""
+        if self._settings.once and not self._running:
+            _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
+            return RunEnd.UNSETTLED
+        self._note_allowed(_TASKS)
+        self._events.tasks_listed(Outlook())
+        await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
+        self._queue.mark_stale()  # the tasks were not watched since
+        return None
+
+    async def _end_once(self) -> RunEnd | None:
+        """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
+        if self._search_error is None or isinstance(self._search_error, PermanentError):
+            is_settled = self._search_error is None and not self._queue.outlook.given_up
+            return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
+        await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
+        self._queue.mark_stale()
         return None
 
     def _follow_debts(self) -> None:
@@ -502,6 +509,12 @@ class Worker:
         """Wait up to ``seconds`` for the work in flight to end."""
         if self._running and seconds > 0:
             await first_of([all_completed(self._running.values()), self._ports.clock.sleep(seconds)])
+
+    def _is_avoided(self, bookie: BookieId) -> bool:
+        return self._ports.circuits.is_avoided(bookie, self._ports.clock.monotonic_s())
+
+    def _locate(self, bookie: BookieId) -> Location:
+        return self._ports.placement.topology.location_of(bookie)
 
 
 def _failure(turn: Turn, error: Exception) -> TaskResult:

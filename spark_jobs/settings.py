@@ -21,8 +21,21 @@ from bookie.model.spread import STANDARD, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.findings_options import FindingsDir, findings_dir_problems
-from spark_jobs.image_options import (
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
+from spark_jobs.options.checks import (
+    INVENTORY_GRACE_S,
+    RECOVERY_AGE_MAX_S,
+    REFERENCE_GRACE_S,
+    REFERENCES,
+    InventoryGrace,
+    InventoryTokenFile,
+    PulsarRoots,
+    RecoveryAgeMax,
+    ReferenceGrace,
+    WithInventory,
+)
+from spark_jobs.options.findings import FindingsDir, findings_dir_problems
+from spark_jobs.options.image import (
     IMAGE_AGE_MAX_S,
     REREAD_WITHIN_S,
     ImageAgeMax,
@@ -33,20 +46,17 @@ from spark_jobs.image_options import (
     image_dir_problems,
     image_text,
 )
-from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
-from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
-from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
-from spark_jobs.marking_options import (
+from spark_jobs.options.marking import (
     CriticalDelay,
     FlappingDelay,
     MarkBytesMax,
     MarksMax,
     MissingShareMax,
     RackOutageDelay,
+    RunLimits,
 )
-from spark_jobs.namespace_options import NamespacesInMetrics
-from spark_jobs.pacing.budget import LATENCY_FACTOR, Budget
-from spark_jobs.reading_options import (
+from spark_jobs.options.namespaces import NamespacesInMetrics
+from spark_jobs.options.reading import (
     MetadataBytesRate,
     MetadataConnections,
     MetadataLatencyFactor,
@@ -55,9 +65,8 @@ from spark_jobs.reading_options import (
     observer_hosts,
     observer_problems,
 )
-from spark_jobs.reference_options import REFERENCE_GRACE_S, REFERENCES, PulsarRoots, ReferenceGrace
-from spark_jobs.run_limits import RunLimits
-from spark_jobs.snapshot_options import SnapshotAuthorizationFile, SnapshotCa, SnapshotUrl, url_problems
+from spark_jobs.options.snapshot import SnapshotAuthorizationFile, SnapshotCa, SnapshotUrl, url_problems
+from spark_jobs.pacing.budget import LATENCY_FACTOR, Budget
 from spark_jobs.store_address import ReportStoreOption, address_problems
 
 CONNECT_TIMEOUT_S: Final = 15.0

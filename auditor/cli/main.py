@@ -27,13 +27,10 @@ from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.runtime.logs import setup_logging
 
+prepare_grpc()  # before any import of grpc, which reads the environment
+
 BOXES_FROM_COLUMNS: Final = 120
-"""Width of a terminal from which help has boxes. In a narrower one, long option names leave too little space for the
-explanations, and words are cut off."""
-
-
-prepare_grpc()
-
+"""Below this width, long option names leave only a few letters for the explanations, and words are cut off."""
 _SERVERS: Final = ("auditor", "bookie", "exporter", "replicator")
 """Long-running commands, whose logs are kept and should contain lost connections."""
 

@@ -89,16 +89,16 @@ class Exporter:
         fanout = EventFanout([events])
         self._watch = BookieWatch(
             WatchPorts(
-                store,
-                cluster,
-                Registrations(store, cluster),
-                UnderReplication(store, cluster, clock),
-                FirstSeenDown(store, cluster.root),
-                clock,
-                lambda: False,  # so that nothing is recorded, and no audit is started
-                _no_audit,
-                _no_audit_ended,
-                fanout,
+                store=store,
+                cluster=cluster,
+                registrations=Registrations(store, cluster),
+                tasks=UnderReplication(store, cluster, clock),
+                down=FirstSeenDown(store, cluster.root),
+                clock=clock,
+                is_leader=lambda: False,  # nothing is noted, and no audit is started
+                start_audit=_no_audit,
+                wait_audit_ended=_no_audit_ended,
+                events=fanout,
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,

@@ -16,7 +16,7 @@ from bookie.model.option import Group, Option
 from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
-from spark_jobs.marking_options import CriticalDelay, FlappingDelay, MissingShareMax, RackOutageDelay
+from spark_jobs.options.marking import CriticalDelay, FlappingDelay, MissingShareMax, RackOutageDelay
 
 PORT: Final = 8002
 """Differs from the ports of a bookie (8000) and a replicator (8001), which may run on the same machine."""

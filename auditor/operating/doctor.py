@@ -25,7 +25,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.human import agreeing, counted, duration
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
-from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.marking.brake import held_because
 
 CLOCK_WARN_MS: Final = 1_000
 """The smallest relevant difference: delays, boosts and pauses compare times of several machines."""

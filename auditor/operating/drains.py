@@ -36,7 +36,7 @@ Counting = Callable[[str, int], AbstractContextManager[Advance]]
 
 
 def silent(title: str, total: int) -> AbstractContextManager[Advance]:
-    """A ``Counting`` that shows nothing."""
+    """Return a ``Counting`` that shows nothing."""
     return nullcontext(lambda done: None)
 
 

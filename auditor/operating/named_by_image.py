@@ -11,7 +11,7 @@ from spark_jobs.image import files
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import check_usable
 from spark_jobs.image.suspects import suspects
-from spark_jobs.image_options import IMAGE_AGE_MAX_S
+from spark_jobs.options.image import IMAGE_AGE_MAX_S
 
 
 def named_by_image(client: ClusterClient, image: str, bookies: Sequence[BookieId]) -> NamedLedgers:

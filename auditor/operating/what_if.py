@@ -89,7 +89,6 @@ async def what_if(
             scanned = await scan_ids(ports.ledgers, named.ids, going, visit, advance)
         else:
             scanned = await scan(ports.ledgers, going, visit, advance)
-    topics = sorted(losses.topics.items(), key=lambda item: (item[1][0], -item[1][1], item[0]))
     now_ms = client.ports.clock.epoch_ms()
     return {
         "bookies": list(bookies),
@@ -99,38 +98,49 @@ async def what_if(
         "image_age_seconds": None if named is None else max(0, now_ms - named.read_from_ms) // 1000,
         "ledgers": scanned.ledgers,
         "unreadable_ledgers": scanned.unreadable_count,
-        "findings": [
-            {
-                "severity": level.label,
-                "ledgers": losses.ledgers[level],
-                "already": losses.already[level],
-                "bytes_estimate": losses.bytes_estimate[level],
-            }
-            for level in Severity
-            if losses.ledgers[level] or losses.already[level]
-        ],
-        "worst": await with_owners(
-            ports.ledgers,
-            [
-                {
-                    "ledger_id": loss.ledger_id,
-                    "severity": loss.after.label,
-                    "severity_now": None if loss.before is None else loss.before.label,
-                    "copies_left": loss.copies_left,
-                    "bookies": list(loss.bookies),
-                    "bytes_estimate": loss.bytes_estimate,
-                }
-                for loss in losses.worst
-            ],
-        ),
+        "findings": _findings(losses),
+        "worst": await with_owners(ports.ledgers, _worst(losses)),
         "topics_total": len(losses.topics),
         "topics_cut": losses.topics_left_out > 0,
         "unnamed_ledgers": losses.unnamed,
-        "topics": [
-            {"topic": topic, "severity": severity.label, "ledgers": ledgers}
-            for topic, (severity, ledgers) in topics[:topics_max]
-        ],
+        "topics": _topics(losses, topics_max),
     }
+
+
+def _findings(losses: Losses) -> list[Document]:
+    return [
+        {
+            "severity": level.label,
+            "ledgers": losses.ledgers[level],
+            "already": losses.already[level],
+            "bytes_estimate": losses.bytes_estimate[level],
+        }
+        for level in Severity
+        if losses.ledgers[level] or losses.already[level]
+    ]
+
+
+def _worst(losses: Losses) -> list[Document]:
+    return [
+        {
+            "ledger_id": loss.ledger_id,
+            "severity": loss.after.label,
+            "severity_now": None if loss.before is None else loss.before.label,
+            "copies_left": loss.copies_left,
+            "bookies": list(loss.bookies),
+            "bytes_estimate": loss.bytes_estimate,
+        }
+        for loss in losses.worst
+    ]
+
+
+def _topics(losses: Losses, topics_max: int) -> list[Document]:
+    """Return the topics with the worst ledgers, then with the most of them."""
+    topics = sorted(losses.topics.items(), key=lambda item: (item[1][0], -item[1][1], item[0]))
+    return [
+        {"topic": topic, "severity": severity.label, "ledgers": ledgers}
+        for topic, (severity, ledgers) in topics[:topics_max]
+    ]
 
 
 def what_if_lines(document: Document) -> list[str]:

@@ -48,7 +48,7 @@ class Listener(Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(listeners: Sequence[Listener]) -> AsyncIterator[None]:
-    """Start all of ``listeners`` in order, and stop them in reverse, also if one of them does not start."""
+    """Start all of ``listeners`` in order, and stop them in reverse, even if one of them does not start."""
     async with contextlib.AsyncExitStack() as stack:
         for listener in listeners:
             stack.push_async_callback(listener.stop)
@@ -81,7 +81,7 @@ def api_listeners(
 
 
 def api_settings(settings: ServiceSettings) -> ApiSettings:
-    """The settings of the APIs."""
+    """Return the settings of the APIs."""
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)

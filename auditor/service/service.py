@@ -96,7 +96,7 @@ class SchedulerPort(Protocol):
         ...
 
     def next_run_ms(self) -> Mapping[RunKind, int]:
-        """The next time of each kind."""
+        """Return the next time of each kind."""
         ...
 
 
@@ -379,6 +379,7 @@ class AuditorService(Control):
         )
 
     async def _lead(self, parts: _Parts) -> None:
+        """Start the schedules, then keep house, until the end of the term cancels this."""
         preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
         try:
             is_initialized, is_scheduled, offset_s = False, False, 0.0
@@ -396,11 +397,7 @@ class AuditorService(Control):
                     if not is_initialized:
                         await self._initialize_tasks(parts.tasks)
                         is_initialized = True
-                    await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
-                    await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
-                    await self._end_pauses(parts)
-                    await parts.windows.remove_ended(self._ports.clock.epoch_ms())
-                    await parts.returned.remove_old(self._ports.clock.epoch_ms())
+                    await self._keep_house(parts)
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping is tried again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -410,6 +407,14 @@ class AuditorService(Control):
                 await self._ports.clock.sleep(HOUSEKEEPING_S)
         finally:
             await cancel(preparing)
+
+    async def _keep_house(self, parts: _Parts) -> None:
+        """End the records of dead processes' runs, and remove what is old or over: runs, pauses, windows, returns."""
+        await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
+        await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
+        await self._end_pauses(parts)
+        await parts.windows.remove_ended(self._ports.clock.epoch_ms())
+        await parts.returned.remove_old(self._ports.clock.epoch_ms())
 
     async def _initialize_tasks(self, tasks: UnderReplication) -> None:
         """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
@@ -503,6 +508,11 @@ class AuditorService(Control):
         return record.detail or "the run failed"
 
     async def _start_audit(self, cause: RunCause, owner: str) -> None:
+        """Start a bookies run. If one is under way, and a bookie was lost, cancel it; the caller tries again.
+
+        Raises:
+            RunBusyError: a run is under way.
+        """
         try:
             await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
         except RunBusyError as busy:
@@ -518,10 +528,8 @@ class AuditorService(Control):
             _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})
         for task in tasks:
             await cancel(task)
-        with contextlib.suppress(
-            TransientError, OutcomeUnknownError, TimeoutError
-        ):  # the end of the session removes the vote as well
-            async with asyncio.timeout(_RESIGN_DEADLINE_S):
+        with contextlib.suppress(TransientError, OutcomeUnknownError, TimeoutError):
+            async with asyncio.timeout(_RESIGN_DEADLINE_S):  # otherwise the end of the session removes the vote
                 await parts.election.resign()
 
     def _make_parts(self, connection: Connection) -> _Parts:
@@ -546,16 +554,16 @@ class AuditorService(Control):
         )
         watch = BookieWatch(
             WatchPorts(
-                store,
-                cluster,
-                registrations,
-                tasks,
-                FirstSeenDown(store, cluster.root),
-                ports.clock,
-                election.is_leader,
-                self._start_audit,
-                lambda: manager.wait_ended(RunKind.BOOKIES),
-                ports.events,
+                store=store,
+                cluster=cluster,
+                registrations=registrations,
+                tasks=tasks,
+                down=FirstSeenDown(store, cluster.root),
+                clock=ports.clock,
+                is_leader=election.is_leader,
+                start_audit=self._start_audit,
+                wait_audit_ended=lambda: manager.wait_ended(RunKind.BOOKIES),
+                events=ports.events,
             ),
             missing_share_max=settings.missing_share_max,
             settle_s=SETTLE_SESSIONS * settings.session_timeout_s,
@@ -569,7 +577,18 @@ class AuditorService(Control):
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
-        return _Parts(connection, election, tasks, runs, manager, watch, overview, windows, returned, changes)
+        return _Parts(
+            connection=connection,
+            election=election,
+            tasks=tasks,
+            runs=runs,
+            manager=manager,
+            watch=watch,
+            overview=overview,
+            windows=windows,
+            returned=returned,
+            changes=changes,
+        )
 
     def _make_scheduler(self, fire: Callable[[RunKind], Awaitable[None]]) -> SchedulerPort:
         settings = self._settings

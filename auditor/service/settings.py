@@ -24,8 +24,20 @@ from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
-from spark_jobs.findings_options import FindingsDir, findings_dir_problems
-from spark_jobs.image_options import (
+from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
+from spark_jobs.options.checks import (
+    INVENTORY_GRACE_S,
+    RECOVERY_AGE_MAX_S,
+    REFERENCE_GRACE_S,
+    InventoryGrace,
+    InventoryTokenFile,
+    PulsarRoots,
+    RecoveryAgeMax,
+    ReferenceGrace,
+    WithInventory,
+)
+from spark_jobs.options.findings import FindingsDir, findings_dir_problems
+from spark_jobs.options.image import (
     IMAGE_AGE_MAX_S,
     REREAD_WITHIN_S,
     ImageAgeMax,
@@ -35,10 +47,7 @@ from spark_jobs.image_options import (
     WithImage,
     image_dir_problems,
 )
-from spark_jobs.inventory_options import INVENTORY_GRACE_S, InventoryGrace, InventoryTokenFile, WithInventory
-from spark_jobs.kept import HISTORY_DAYS, HISTORY_DAYS_MAX, HISTORY_MIB, Kept
-from spark_jobs.lint_options import RECOVERY_AGE_MAX_S, RecoveryAgeMax
-from spark_jobs.marking_options import (
+from spark_jobs.options.marking import (
     CriticalDelay,
     FlappingDelay,
     MarkBytesMax,
@@ -46,9 +55,8 @@ from spark_jobs.marking_options import (
     MissingShareMax,
     RackOutageDelay,
 )
-from spark_jobs.namespace_options import NamespacesInMetrics
-from spark_jobs.pacing.budget import LATENCY_FACTOR, NICE, NICE_MAX
-from spark_jobs.reading_options import (
+from spark_jobs.options.namespaces import NamespacesInMetrics
+from spark_jobs.options.reading import (
     MetadataBytesRate,
     MetadataConnections,
     MetadataLatencyFactor,
@@ -56,7 +64,7 @@ from spark_jobs.reading_options import (
     MetadataRate,
     observer_problems,
 )
-from spark_jobs.reference_options import REFERENCE_GRACE_S, PulsarRoots, ReferenceGrace
+from spark_jobs.pacing.budget import LATENCY_FACTOR, NICE, NICE_MAX
 from spark_jobs.spark_master import master_problems
 from spark_jobs.store_address import ReportStoreOption, address_problems
 

@@ -94,7 +94,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also after the end."""
+        """The process id, even after the end."""
         return self._process.pid
 
     @property
@@ -111,7 +111,7 @@ class ManagedProcess:
         return self.exit_code is None
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last ``lines`` lines of the log file."""
+        """Return the last ``lines`` lines of the log file."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])

@@ -183,7 +183,7 @@ class ZooKeeperAccess:
         return " and ".join(parts) or "world:anyone (no login)"
 
     def to_text(self) -> str:
-        """The access as text, for an option of Spark; ``access_from_text`` reads it."""
+        """Return the access as text, for an option of Spark; ``access_from_text`` reads it."""
         values = {option.fields[0]: getattr(self, option.fields[0]) for option in options_of(ZooKeeperAccess)}
         return json.dumps({name: _plain(value) for name, value in values.items() if value is not None})
 

@@ -78,7 +78,7 @@ def ledger_id_of(kind: LayoutKind, root: str, path: str) -> LedgerId | None:
 
 
 def ledger_ids_under(kind: LayoutKind, root: str, parent: str, names: Sequence[str]) -> list[LedgerId]:
-    """Ids of the ledgers among the children ``names`` of ``parent``, ascending. Other names are skipped.
+    """Return ids of the ledgers among the children ``names`` of ``parent``, ascending. Other names are skipped.
 
     So are ids with another path in this layout: no client would find such a ledger by its id.
     """

@@ -49,7 +49,7 @@ answers in a row are an outage for the caller to handle."""
 
 
 def parent_of(path: str) -> str:
-    """The parent's path, ``/`` for a node at the top."""
+    """Return the parent's path, ``/`` for a node at the top."""
     return path.rpartition("/")[0] or "/"
 
 

@@ -206,7 +206,7 @@ def _private(directory: Path) -> Path:
 
 
 def _write_wrapper(home: Path, bundled: Path) -> Path:
-    """Make ``home/bin/java`` start ``bundled``, and return ``home``. Idempotent, also in concurrent processes."""
+    """Make ``home/bin/java`` start ``bundled``, and return ``home``. Idempotent, even in concurrent processes."""
     script = home / "bin" / "java"
     text = _WRAPPER.replace("{java}", shlex.quote(str(bundled)))
     text = text.replace("{archive}", shlex.quote(str(base_archive(home))))

@@ -187,6 +187,8 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
+    """The servers of the two protocols, with their bound ports."""
+
     server: GrpcServer
     apache: ApacheListener
     administration: AdministrationServicer
@@ -196,6 +198,8 @@ class _Listeners:
 
 @dataclass(frozen=True, slots=True)
 class _Upkeep:
+    """The background work that operators can see or start."""
+
     watch: DiskWatch
     scrubber: Scrubber | None
     collector: Collector
@@ -213,6 +217,20 @@ class _Disks:
 class _Metadata:
     store: ZooKeeperStore
     cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class _Bookie:
+    """A bookie that serves and is registered, for its upkeep."""
+
+    admission: Admission
+    disks: Mapping[str, Disk]
+    """Each journal, and the ledger directories as one disk (``ledgers``)."""
+    storage: LedgerStorage
+    service: BookieService
+    keeper: RegistrationKeeper
+    drain: DrainWatch
+    read_only: OperatorReadOnly
 
 
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
@@ -239,24 +257,19 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     service.is_read_only = is_low or storage.is_full or is_asked
     keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
     readiness.keeper = keeper
-    _register_gauges(context.metrics, storage, service, listeners.server, keeper)
-    upkeep = _start_upkeep(context, by_role, metadata, admission, storage, service, keeper, drain, read_only)
-    listeners.administration.node = Node(
-        bookie=admission.bookie_id,
-        identity=BookieIdentity(admission.incarnation, installed_version()),
+    bookie = _Bookie(
+        admission=admission,
+        disks=by_role,
         storage=storage,
         service=service,
-        disks=by_role,
-        watch=upkeep.watch,
+        keeper=keeper,
         drain=drain,
         read_only=read_only,
-        collector=upkeep.collector,
-        scrubber=upkeep.scrubber,
-        unsent_bytes=lambda: listeners.server.unsent_bytes,
-        clock=context.clock,
-        journal_paths=dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True)),
-        begun_s=begun_s,
     )
+    _register_gauges(context.metrics, bookie, listeners.server)
+    upkeep = _start_upkeep(context, metadata, bookie)
+    journal_paths = dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True))
+    listeners.administration.node = _node(context, listeners.server, bookie, upkeep, journal_paths, begun_s)
     await listeners.server.say_serving()
     if listeners.apache_port is not None:
         _say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
@@ -433,26 +446,18 @@ async def _register(
     return keeper
 
 
-def _start_upkeep(
-    context: _Context,
-    disks: Mapping[str, Disk],
-    metadata: _Metadata,
-    admission: Admission,
-    storage: LedgerStorage,
-    service: BookieService,
-    keeper: RegistrationKeeper,
-    drain: DrainWatch,
-    read_only: OperatorReadOnly,
-) -> _Upkeep:
-    """Start the background work: metrics samples, watches of disks and drains, scrubs, the garbage collector."""
+def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _Upkeep:
+    """Start the background work: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
+    admission, disks, storage, service = bookie.admission, bookie.disks, bookie.storage, bookie.service
+    drain, read_only = bookie.drain, bookie.read_only
     sampler = Sampler(context.metrics, disks, storage, clock, polls_refused=lambda: service.polls_refused)
     context.run_until_the_end("metrics sampler", sampler.run())
     watch = DiskWatch(
         tuple(disks.values()),
         storage,
         service,
-        keeper,
+        bookie.keeper,
         clock,
         read_only_below_bytes=settings.read_only_below_bytes,
         is_read_only_requested=lambda: drain.is_drained or read_only.wish is not None,
@@ -490,6 +495,33 @@ def _start_upkeep(
     return _Upkeep(watch, scrubber, collector)
 
 
+def _node(
+    context: _Context,
+    server: GrpcServer,
+    bookie: _Bookie,
+    upkeep: _Upkeep,
+    journal_paths: Mapping[str, Path],
+    begun_s: float,
+) -> Node:
+    """Return the bookie as the administration sees it."""
+    return Node(
+        bookie=bookie.admission.bookie_id,
+        identity=BookieIdentity(bookie.admission.incarnation, installed_version()),
+        storage=bookie.storage,
+        service=bookie.service,
+        disks=bookie.disks,
+        watch=upkeep.watch,
+        drain=bookie.drain,
+        read_only=bookie.read_only,
+        collector=upkeep.collector,
+        scrubber=upkeep.scrubber,
+        unsent_bytes=lambda: server.unsent_bytes,
+        clock=context.clock,
+        journal_paths=journal_paths,
+        begun_s=begun_s,
+    )
+
+
 def _collector_settings(settings: BookieSettings) -> CollectorSettings:
     # Longer than any session timeout that a server grants: otherwise a stale server could answer the second check.
     confirm_after_s = settings.takeover_deadline_s
@@ -506,14 +538,9 @@ class _Readiness:
         return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
 
 
-def _register_gauges(
-    metrics: MetricSet,
-    storage: LedgerStorage,
-    service: BookieService,
-    server: GrpcServer,
-    keeper: RegistrationKeeper,
-) -> None:
-    """Register the metrics whose values are plain attributes, which a scrape reads."""
+def _register_gauges(metrics: MetricSet, bookie: _Bookie, server: GrpcServer) -> None:
+    """Register metrics from plain attributes, read during a scrape."""
+    storage, service, keeper = bookie.storage, bookie.service, bookie.keeper
     metrics.watch(names.OUT_OF_USE, lambda: storage.directories_out_of_use)
     metrics.watch(names.LEDGERS, lambda: storage.ledger_count)
     metrics.watch(names.REGISTERED, lambda: keeper.is_registered)

@@ -76,20 +76,14 @@ class EntryReader:
         if missing and self.ahead is not None:
             missing = await self._read_ahead(self.ahead, ledger_id, entry_ids, found, missing)
         if missing:
-            found = found[: _prefix_within_bounds(found)]  # the entries in memory may already fill the answer
-            missing = missing[: bisect_left(missing, len(found))]
-            keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in missing]
-            values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None
-            if values is None:
-                values = await self.index.get_many(keys)
-            for place, value in zip(missing, values, strict=True):
-                found[place] = None if value is None else unpack_location(value)
+            found = found[: _prefix_within_bounds(found)]  # the entries in memory may fill the answer
+            await self._look_in_index(ledger_id, entry_ids, found, missing[: bisect_left(missing, len(found))])
         found = found[: _prefix_within_bounds(found)]
         stored = iter(await self._stored(ledger_id, entry_ids, found))
-        results, is_ok = [], Status.OK
+        results, ok = [], Status.OK
         for entry_id, entry in zip(entry_ids, found, strict=False):
             if isinstance(entry, bytes):
-                results.append(EntryResult(entry_id, is_ok, entry))
+                results.append(EntryResult(entry_id, ok, entry))
             elif entry is None:
                 results.append(EntryResult(entry_id, state.absent_status))
             else:
@@ -98,10 +92,8 @@ class EntryReader:
             misses = bisect_left(missed, len(found))
             self.ahead.cache.misses += misses
             self.ahead.cache.hits += min(hits, len(found) - misses)
-            is_sequential = bool(hits or missed) and self.ahead.is_wanted(ledger_id, entry_ids[: len(found)])
-            self._note(self.ahead, ledger_id, entry_ids, found)
-            if is_sequential and found[-1] is not None:
-                self.ahead.load_next(ledger_id, entry_ids[: len(found)])
+            is_beyond_write_cache = bool(hits or missed)
+            _follow_reader(self.ahead, ledger_id, entry_ids[: len(found)], found, is_beyond_write_cache)
         return results
 
     def _look_in_memory(
@@ -152,12 +144,16 @@ class EntryReader:
                 break
         return missing
 
-    def _note(
-        self, ahead: ReadAhead, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: Sequence[_Found]
+    async def _look_in_index(
+        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found], places: Sequence[int]
     ) -> None:
-        """Remember the position of a reader that has read something."""
-        if found and found[-1] is not None:
-            ahead.note(ledger_id, entry_ids[: len(found)])
+        """Put the locations of the entries at ``places`` into ``found``; None for entries that are not stored."""
+        keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in places]
+        values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None
+        if values is None:
+            values = await self.index.get_many(keys)
+        for place, value in zip(places, values, strict=True):
+            found[place] = None if value is None else unpack_location(value)
 
     async def _stored(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], found: list[_Found]
@@ -238,11 +234,6 @@ class EntryReader:
             first = keys[-1] + b"\0"
         return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
 
-    async def close(self) -> None:
-        """Stop the work in the background."""
-        if self.ahead is not None:
-            await self.ahead.close()
-
     async def unreachable(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of the stored entries of a ledger whose logs may be in a directory that is out of use (R114).
 
@@ -263,8 +254,30 @@ class EntryReader:
             first = pairs[-1][0] + b"\0"
         return found.built()
 
+    async def close(self) -> None:
+        """Stop the reads ahead that are under way."""
+        if self.ahead is not None:
+            await self.ahead.close()
+
+
+def _follow_reader(
+    ahead: ReadAhead,
+    ledger_id: LedgerId,
+    entry_ids: Sequence[EntryId],
+    found: Sequence[_Found],
+    is_beyond_write_cache: bool,
+) -> None:
+    """Record the position of a reader, and read ahead if it reads stored entries in sequence."""
+    is_sequential = is_beyond_write_cache and ahead.is_wanted(ledger_id, entry_ids)
+    if not found or found[-1] is None:
+        return
+    ahead.note(ledger_id, entry_ids)
+    if is_sequential:
+        ahead.load_next(ledger_id, entry_ids)
+
 
 def _prefix_within_bounds(found: Sequence[_Found]) -> int:
+    """Return how many of the entries fit into ``READ_BYTES_MAX``, at least one."""
     size = 0
     for count, entry in enumerate(found):
         if entry is not None:

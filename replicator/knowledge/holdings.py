@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
@@ -119,6 +119,63 @@ class Shortfall:
         return next((runs for name, runs in self.held if name == bookie), EntryRuns(()))
 
 
+@dataclass(slots=True)
+class _Found:
+    """A ``Shortfall`` while it is found, member by member."""
+
+    positions: set[PositionKey] = field(default_factory=set)
+    doubtful: set[PositionKey] = field(default_factory=set)
+    lagging: list[tuple[PositionKey, EntryId]] = field(default_factory=list)
+    held: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
+    unread: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
+    damaged: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
+    damaged_positions: set[PositionKey] = field(default_factory=set)
+    spoiled_positions: set[PositionKey] = field(default_factory=set)
+    unknown: list[Answer] = field(default_factory=list)
+
+    async def add(self, metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId, copies: Copies) -> None:
+        """Compare the answer of a member with the metadata, in growing fragments up to ``frontier``."""
+        reply = copies.held
+        if reply.status not in _LISTS:
+            self.unknown.append(Answer(bookie, reply.status, reply.detail))
+            return
+        incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
+        if metadata.is_closed:
+            await self._add_damage(metadata, bookie, incomplete, copies)
+        lagging = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
+        if incomplete or lagging:
+            self.held.append((bookie, reply.entries))
+        self.positions.update(incomplete)
+        if reply.status is Status.LIMBO:
+            self.doubtful.update(_growing_positions(metadata, bookie))
+        else:
+            self.lagging.extend(lagging)
+
+    async def _add_damage(
+        self, metadata: LedgerMetadata, bookie: BookieId, incomplete: Sequence[PositionKey], copies: Copies
+    ) -> None:
+        """Add the unread and the damaged entries of a closed ledger, and their positions."""
+        for found, runs in ((self.unread, copies.unread), (self.damaged, copies.damaged)):
+            if runs:
+                found.append((bookie, runs))
+                keys = [key for key in incomplete if await _has_some(metadata, key, runs)]
+                self.damaged_positions.update(keys)
+                self.spoiled_positions.update(keys if found is self.damaged else ())
+
+    def shortfall(self) -> Shortfall:
+        return Shortfall(
+            positions=frozenset(self.positions),
+            doubtful=frozenset(self.doubtful),
+            lagging=tuple(self.lagging),
+            held=tuple(self.held),
+            unread=tuple(self.unread),
+            damaged=tuple(self.damaged),
+            damaged_positions=frozenset(self.damaged_positions),
+            spoiled_positions=frozenset(self.spoiled_positions),
+            unknown=tuple(self.unknown),
+        )
+
+
 class Holdings:
     """Asks bookies for their entries. One instance per turn of a task."""
 
@@ -187,62 +244,26 @@ class Holdings:
         In a closed ledger, an entry that an Apache bookie cannot read is a damaged copy (R139), and so is one whose
         bytes do not verify (R41). In an unclosed ledger, the former is unknown (S6), and bytes are not verified.
         """
-        metadata = ledger.metadata
-        positions: set[PositionKey] = set()
-        doubtful: set[PositionKey] = set()
-        held: list[tuple[BookieId, EntryRuns]] = []
-        unread: list[tuple[BookieId, EntryRuns]] = []
-        damaged: list[tuple[BookieId, EntryRuns]] = []
-        damaged_positions: set[PositionKey] = set()
-        spoiled_positions: set[PositionKey] = set()
-        unknown: list[Answer] = []
-        lagging: list[tuple[PositionKey, EntryId]] = []
+        metadata, found = ledger.metadata, _Found()
         frontier = NO_ENTRY
         asked = sorted(set(named) & metadata.members() & bookies.registered)
         if not metadata.is_closed and not bookies.draining.issuperset(asked):
             known = await self._written_so_far(ledger, bookies)
             frontier = known.last
-            unknown.extend(known.unknown)
+            found.unknown.extend(known.unknown)
         for bookie in asked:
             if metadata.state is LedgerState.IN_RECOVERY:
-                doubtful.update(_growing_positions(metadata, bookie))
-            if bookie in bookies.draining:
-                continue
-            wanted = _wanted_entries(metadata, bookie, frontier)
-            if metadata.is_closed:
-                copies = await self._held.copies(bookie, ledger.ledger_id, wanted, recorded_digest(metadata))
-            else:
-                copies = Copies(await self._held.held(bookie, ledger.ledger_id, wanted))
-            reply = copies.held
-            if reply.status not in _LISTS:
-                unknown.append(Answer(bookie, reply.status, reply.detail))
-                continue
-            incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
-            for found, runs in ((unread, copies.unread), (damaged, copies.damaged)):
-                if runs and metadata.is_closed:
-                    found.append((bookie, runs))
-                    keys = [key for key in incomplete if await _has_some(metadata, key, runs)]
-                    damaged_positions.update(keys)
-                    spoiled_positions.update(keys if found is damaged else ())
-            behind = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
-            if incomplete or behind:
-                held.append((bookie, reply.entries))
-            positions.update(incomplete)
-            if reply.status is Status.LIMBO:
-                doubtful.update(_growing_positions(metadata, bookie))
-            else:
-                lagging.extend(behind)
-        return Shortfall(
-            positions=frozenset(positions),
-            doubtful=frozenset(doubtful),
-            lagging=tuple(lagging),
-            held=tuple(held),
-            unread=tuple(unread),
-            damaged=tuple(damaged),
-            damaged_positions=frozenset(damaged_positions),
-            spoiled_positions=frozenset(spoiled_positions),
-            unknown=tuple(unknown),
-        )
+                found.doubtful.update(_growing_positions(metadata, bookie))
+            if bookie not in bookies.draining:
+                await found.add(metadata, bookie, frontier, await self._copies(ledger, bookie, frontier))
+        return found.shortfall()
+
+    async def _copies(self, ledger: Versioned, bookie: BookieId, frontier: EntryId) -> Copies:
+        """Ask a member for its entries of the judged fragments, in growing ones up to ``frontier``."""
+        wanted = _wanted_entries(ledger.metadata, bookie, frontier)
+        if ledger.metadata.is_closed:
+            return await self._held.copies(bookie, ledger.ledger_id, wanted, recorded_digest(ledger.metadata))
+        return Copies(await self._held.held(bookie, ledger.ledger_id, wanted))
 
     async def judge_members(
         self, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId] = ()

@@ -33,9 +33,7 @@ from typing import Final
 
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.ledgers import (
-    Versioned,
-)
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import allowed_bookies, isolation_of
@@ -211,6 +209,8 @@ def needs_tail_evidence(
 
 @dataclass(slots=True)
 class _FragmentPlan:
+    """The verdicts on the positions of one fragment."""
+
     metadata: LedgerMetadata
     index: int
     bookies: Bookies
@@ -280,7 +280,6 @@ class _FragmentPlan:
                 "lacks entries or has damaged ones, and takes none; do not recover the ledger by hand before it does"
             )
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
-        quorum, sources = self.metadata.write_quorum, self._sources(position)
         cause = Cause.DAMAGED if self._key(position) in self.knowledge.damaged else Cause.INCOMPLETE
         return CopyPosition(
             fragment_index=self.index,
@@ -290,8 +289,8 @@ class _FragmentPlan:
             cause=cause,
             first=first,
             last=last,
-            write_quorum=quorum,
-            sources=sources,
+            write_quorum=self.metadata.write_quorum,
+            sources=self._sources(position),
         )
 
     def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
@@ -329,13 +328,14 @@ class _FragmentPlan:
             return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
-        for some in (answering, candidates):
-            target = choose(self._key(position), members, some) if some else None
+        for choice in (answering, candidates):
+            target = choose(self._key(position), members, choice) if choice else None
             if target is not None:
                 return target
         return old if is_in_place else None
 
     def _candidates(self) -> list[BookieId]:
+        """Return the bookies that may be a new target of the fragment, sorted."""
         return sorted(self._allowed(self._spare()))
 
     def _spare(self) -> frozenset[BookieId]:
@@ -383,7 +383,6 @@ class _FragmentPlan:
 
 
 _ANYWHERE: Final = Placement()
-
 
 Begun = Mapping[tuple[EntryId, int], BookieId]
 """The targets of earlier partial copies, by the first entry of the fragment and the position."""

@@ -32,23 +32,21 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import in_turns, results_as_they_come
 from bookie.wire.port import Status
-from replicator.copying.copier import Copier, CopyOutcome
+from replicator.copying.copier import CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX, PositionCopy
 from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
-from replicator.knowledge.returns import Returns
-from replicator.knowledge.stored_again import TIMES_MAX, StoredAgain
-from replicator.knowledge.target_use import TargetUse
+from replicator.knowledge.stored_again import TIMES_MAX
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
-from replicator.ports import RepairPorts
 from replicator.queue.ordering import is_large
+from replicator.repair.conditions import Conditions
+from replicator.repair.context import RepairContext
 from replicator.repair.install import CopiedStep, Installer, InstallResult
-from replicator.repair.lease import Conditions, Lease
+from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_findings import TurnFindings
-from replicator.telemetry.events import EventSink
 
 _log = logging.getLogger(__name__)
 
@@ -66,37 +64,32 @@ class Execution:
 
     def __init__(
         self,
-        ports: RepairPorts,
-        copier: Copier,
+        context: RepairContext,
         lease: Lease,
-        events: EventSink,
-        damage: KnownDamage,
-        stored_again: StoredAgain,
-        holdings: Holdings,
-        reserving: ReservationHolder,
-        found: TurnFindings,
-        returns: Returns,
         rank: int,
-        use: TargetUse,
+        holdings: Holdings,
+        reservation: ReservationHolder,
+        found: TurnFindings,
     ) -> None:
-        self._use = use
-        self._found = found
-        self._returns = returns
-        self._rank = rank
-        self._ports = ports
-        self._placement = ports.placement
-        self._recent = ports.recent
-        self._copier = copier
+        """Prepare the execution for a turn of this ``rank`` (``queue.ordering.rank``); add its results to ``found``."""
+        self._ports = context.ports
+        self._placement = context.ports.placement
+        self._recent = context.ports.recent
+        self._copier = context.copier
+        self._events = context.events
+        self._returns = context.returns
+        self._damage = context.damage
+        self._stored_again = context.stored_again
+        self._use = context.use
         self._lease = lease
-        self._events = events
-        self._damage = damage
-        self._stored_again = stored_again
+        self._rank = rank
         self._holdings = holdings
-        self._reserving = reserving
-        self._installer = Installer(ports, copier, holdings, lease)
+        self._reservation = reservation
+        self._found = found
+        self._installer = Installer(context.ports, context.copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self._registered_at: dict[BookieId, int] = {}
-        """The transaction that created the registration of each target of this round."""
+        """For each target of this round, the transaction that created its registration."""
         self._returned: set[BookieId] = set()
         """The lost bookies whose return ended a copy of this round, even if they have left again."""
         self._shown = KnownDamage()
@@ -118,26 +111,25 @@ class Execution:
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
     async def run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None = None) -> bool:
-        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker must stop. See ``_run``."""
-        ledger = plan.ledger
-        keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
-        targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
-        with self._use.copying(ledger.ledger_id, targets):
-            return await self._run(plan, shortfall, completing)
-
-    async def _run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None) -> bool:
-        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker must stop.
+        """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not continue.
 
         Args:
             plan: the plan to carry out.
             shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
-                is missing after the plan.
+                is missing after the plan; None if another round must look.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
             TransientError, OutcomeUnknownError: the store did not answer.
         """
+        ledger = plan.ledger
+        keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
+        targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
+        with self._use.copying(ledger.ledger_id, targets):
+            return await self._copy_and_install(plan, shortfall, completing)
+
+    async def _copy_and_install(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None) -> bool:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._found.unreadable_for_now.clear()
         self._returned.clear()
@@ -145,7 +137,7 @@ class Execution:
         note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         if await self._try_damaged(ledger, steps, incarnations):
-            return True
+            return True  # another look asks these bookies again
         swaps = [
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]
@@ -191,12 +183,12 @@ class Execution:
             else:
                 incarnations[target] = registration.info.incarnation
                 self._registered_at[target] = registration.czxid
-        if ledger.metadata.is_empty and self._reserving.is_clear:
+        if ledger.metadata.is_empty and self._reservation.is_clear:
             return incarnations
-        there = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
-        await self._reserving.reserve(ledger, there)
-        # Needed even if nothing is copied: a bookie whose collector has begun with the ledger must not become a member.
-        fresh = dict.fromkeys(s.target for s, incarnation in there if self._needs_pin(ledger, s, incarnation))
+        possible = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
+        await self._reservation.reserve(ledger, possible)
+        # Even if nothing is copied: if a collector has begun with the ledger, its bookie must not become a member.
+        fresh = dict.fromkeys(s.target for s, incarnation in possible if self._needs_pin(ledger, s, incarnation))
         refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
         for target, refusal in zip(fresh, refusals, strict=True):
             self._recent.note_listing(target, is_answered=refusal is None)
@@ -208,8 +200,8 @@ class Execution:
         """Whether the target must list its entries before the copy: it may get no entry, or may not support lists."""
         if isinstance(step, SwapMember):
             return True
-        has_some = self._reserving.end_entry_id(ledger, step, incarnation) > step.first
-        has_some = has_some or self._reserving.other_position(ledger, step, incarnation) is not None
+        has_some = self._reservation.end_entry_id(ledger, step, incarnation) > step.first
+        has_some = has_some or self._reservation.other_position(ledger, step, incarnation) is not None
         is_sure = not has_some and not is_large(ledger) and self._recent.has_listed(step.target)
         return not step.is_in_place and not is_sure
 
@@ -242,7 +234,7 @@ class Execution:
         for step in steps:
             key, incarnation = _key(ledger, step), incarnations[step.target]
             before = self._copied.get((key, step.target, step.last))
-            overwritten = tuple(sorted(self._damaged(ledger, key))) if step.is_in_place else ()
+            overwritten = tuple(sorted(self._damaged_entries(ledger, key))) if step.is_in_place else ()
             if before is not None and before.incarnation == incarnation and not overwritten:
                 done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
             else:
@@ -254,11 +246,11 @@ class Execution:
                 step,
                 await self._held_before(ledger, step, shortfall, incarnations[step.target], overwritten),
                 incarnations[step.target],
-                partial(self._reserving.note_progress, ledger, step, incarnations[step.target]),
+                partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
             )
             for step, overwritten in wanted
         ]
-        goes_on = partial(self._are_wanted, [step for step, _ in wanted])
+        goes_on = partial(self._may_copy, [step for step, _ in wanted])
         note_lacking = partial(self._mark_lacking, ledger)
         outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
         self._note_damage(ledger, outcomes)
@@ -274,7 +266,7 @@ class Execution:
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_own(step, outcome))
+                self._note_failure(ledger, step, self._with_own_damage(step, outcome))
         return len(done) == len(steps), done
 
     async def _try_damaged(
@@ -291,22 +283,22 @@ class Execution:
         for step in steps:
             if not isinstance(step, CopyPosition) or not step.is_in_place or step.target in self._tried:
                 continue
-            entries = self._damaged(ledger, _key(ledger, step)) if step.target in incarnations else ()
+            entries = self._damaged_entries(ledger, _key(ledger, step)) if step.target in incarnations else ()
             counts[step.target] += len(entries)
             for entry_id in entries:
                 if step.target not in last or entry_id > last[step.target][0]:
                     last[step.target] = entry_id, step
-        is_again = False
+        is_one_restored = False
         for target, (entry_id, step) in last.items():
             if counts[target] > 1:
-                is_again |= await self._stores(ledger, step, entry_id, incarnations[target])
-        return is_again
+                is_one_restored |= await self._restore(ledger, step, entry_id, incarnations[target])
+        return is_one_restored
 
-    async def _stores(self, ledger: Versioned, step: CopyPosition, entry_id: EntryId, incarnation: str) -> bool:
-        """Store an entry in place and read it back; return whether the bookie could not read it before."""
+    async def _restore(self, ledger: Versioned, step: CopyPosition, entry_id: EntryId, incarnation: str) -> bool:
+        """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
         target, key = step.target, _key(ledger, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
-        goes_on = partial(self._are_wanted, [step])
+        goes_on = partial(self._may_copy, [step])
         note_lacking = partial(self._mark_lacking, ledger)
         copies = [PositionCopy(step, others, incarnation)]
         [outcome] = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
@@ -326,8 +318,8 @@ class Execution:
         self._found.replaced_copies += 1
         return True
 
-    def _with_own(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
-        """Return the outcome with the damaged copies of the position's own bookie added to the evidence.
+    def _with_own_damage(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
+        """Return the outcome with the damaged copies of the position's own bookie as evidence.
 
         So an entry that this bookie could not read does not count as lost because every other bookie denies it.
         """
@@ -357,7 +349,7 @@ class Execution:
                     f"fragment {step.fragment_index} position {step.position}: {evidence}"
                 )
 
-    async def _are_wanted(self, steps: Sequence[CopyPosition]) -> bool:
+    async def _may_copy(self, steps: Sequence[CopyPosition]) -> bool:
         """Whether the next chunk may start: the worker may continue, and no lost bookie of ``steps`` is back (R55).
 
         Raises:
@@ -407,8 +399,8 @@ class Execution:
         self._shown = KnownDamage()
         self._shown.note(ledger, found)
 
-    def _damaged(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
-        """Return the entries of a position whose copies on its bookie are damaged."""
+    def _damaged_entries(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
+        """Return the entries of a position with damaged copies on its bookie."""
         ledger_id = ledger.ledger_id
         return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
 
@@ -460,9 +452,9 @@ class Execution:
         """Return the entries that the target already has: its own, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
-        end = self._reserving.end_entry_id(ledger, step, incarnation)
+        end = self._reservation.end_entry_id(ledger, step, incarnation)
         own = self._holdings.already_copied(step.target, step.first, end)
-        other = self._reserving.other_position(ledger, step, incarnation)
+        other = self._reservation.other_position(ledger, step, incarnation)
         if other is None:
             return own
         shared = self._holdings.already_copied_for(other[0], step, other[1])
@@ -471,17 +463,17 @@ class Execution:
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> InstallResult:
-        reserved = self._reserving.current
+        reserved = self._reservation.current
         installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
         for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:
-            self._reserving.note_deleted()
+            self._reservation.note_deleted()
             self.is_completed = True
         for refusal in installed.refusals:
             self._recent.note_listing(refusal.bookie, is_answered=False)
             self._found.failed_targets[refusal.bookie] = refusal
-            self._reserving.forget_progress(refusal.bookie)
+            self._reservation.forget_progress(refusal.bookie)
         for copy in installed.done:
             if isinstance(copy.step, CopyPosition):
                 self._recent.note_listing(copy.step.target, is_answered=True)
@@ -491,7 +483,7 @@ class Execution:
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
             key = _key(ledger, copy.step)
-            damaged = self._damaged(ledger, key)
+            damaged = self._damaged_entries(ledger, key)
             is_in_place = copy.step.target == copy.step.old
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
             self._found.replaced_copies += len(replaced)

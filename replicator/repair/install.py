@@ -55,8 +55,9 @@ from replicator.knowledge.evidence import Answer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
+from replicator.repair.conditions import Conditions
 from replicator.repair.debt_notes import note_debts
-from replicator.repair.lease import Conditions, Lease
+from replicator.repair.lease import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +97,11 @@ class InstallResult:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
+    """A change of the metadata, with the conditions of its transaction."""
+
     ledger: Versioned
-    wanted: LedgerMetadata
+    """The metadata to replace."""
+    metadata: LedgerMetadata
     reserved: LedgerReservations | None
     checks: Sequence[Operation]
 
@@ -148,31 +152,28 @@ class Installer:
                 refusals.append(refusal)
         registrations = self._ports.registrations
         names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target)})
-        asked = () if completing is None else completing.registrations
-        held = await self._lease.look([*(each.path for each in asked), *registrations.look_paths(names)])
-        are_answers_valid = all(map(SeenNode.is_same, asked, held.nodes))
-        seen = registrations.look_at(names, held.nodes[len(asked) :])
+        judged = () if completing is None else completing.registrations
+        look = await self._lease.look([*(each.path for each in judged), *registrations.look_paths(names)])
+        is_verdict_valid = look.is_same and all(map(SeenNode.is_same, judged, look.nodes))
+        seen = registrations.look_at(names, look.nodes[len(judged) :])
         replaced = [copy.step.old for copy in complete if _replaces(copy)]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_gone_targets(complete, bookies))
         refusals.extend(_dead_disks(complete, seen))
         again = _registered_again(complete, seen, registered_at)
-        wanted_still = [
-            copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)
-        ]
-        done = without_worse_moves(ledger.metadata, _with_few_targets(wanted_still), self._ports.placement.judge())
+        valid = [copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)]
+        done = without_worse_moves(ledger.metadata, _with_few_targets(valid), self._ports.placement.judge())
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
-            wanted = with_steps(ledger.metadata, changes)
+            metadata = with_steps(ledger.metadata, changes)
             if reserved is None and not ledger.metadata.is_empty:
                 raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
             await note_debts(self._ports, ledger, changes)  # the ensemble may adhere only with steps that were refused
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
-            write = _Write(ledger, wanted, reserved, checks)
-            is_last = held.is_same and are_answers_valid and len(done) == len(copied)
-            if completing is not None and is_last:
+            write = _Write(ledger, metadata, reserved, checks)
+            if completing is not None and is_verdict_valid and len(done) == len(copied):
                 ledger, is_completed = await self._complete_with(write, completing.checks)
             else:
                 ledger, is_completed = await self._write(write), False
@@ -189,7 +190,7 @@ class Installer:
         still_reserved = [] if reserved is None else [Check(reserved.path, reserved.version)]
         checks = [lock, *still_reserved, *write.checks]
         try:
-            return await self._ports.ledgers.write(ledger.ledger_id, write.wanted, ledger.version, checks=checks)
+            return await self._ports.ledgers.write(ledger.ledger_id, write.metadata, ledger.version, checks=checks)
         except PreconditionFailedError as error:
             if error.path != lock.path:
                 raise
@@ -203,7 +204,7 @@ class Installer:
         completion = [*self._lease.completion(), *completing]
         try:
             written = await self._ports.ledgers.write(
-                ledger.ledger_id, write.wanted, ledger.version, checks=[*deletes, *write.checks, *completion]
+                ledger.ledger_id, write.metadata, ledger.version, checks=[*deletes, *write.checks, *completion]
             )
         except PreconditionFailedError as error:
             if error.path not in {operation.path for operation in completion}:
@@ -215,6 +216,7 @@ class Installer:
         return written, True
 
     async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> Answer | None:
+        """Ask the target of a step for its entries; None if it has all of them, else its answer."""
         if isinstance(copy.step, SwapMember):
             return None
         if copy.overwritten:

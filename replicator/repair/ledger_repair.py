@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
@@ -58,15 +58,10 @@ from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.runtime.waiting import in_turns
-from replicator.copying.copier import Copier
-from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
-from replicator.knowledge.damage import KnownDamage
+from replicator.knowledge.absence import awaiting, unnamed_absent
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
-from replicator.knowledge.returns import Returns
-from replicator.knowledge.stored_again import StoredAgain
-from replicator.knowledge.target_use import TargetUse
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
     Knowledge,
@@ -77,18 +72,18 @@ from replicator.plan.planner import (
     target_chooser,
 )
 from replicator.plan.steps import CopyPosition
-from replicator.ports import RepairPorts
-from replicator.queue.grace import GracePeriods
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
+from replicator.repair.conditions import Conditions, verdict_conditions
+from replicator.repair.context import RepairContext
 from replicator.repair.execution import Execution
-from replicator.repair.lease import Conditions, Lease, LeaseLostError, verdict_conditions
+from replicator.repair.lease import Lease, LeaseLostError
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.turn_findings import TurnFindings
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.repair.unfinished_turn import UnfinishedTurn
-from replicator.telemetry.events import Ending, EventSink, TaskResult
+from replicator.telemetry.events import Ending, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -105,21 +100,6 @@ _ENDING_FAILURES: Final = (Ending.PARKED, Ending.MARKED_AGAIN)
 would start the pause again (R95)."""
 _UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
 """Endings of a turn after which another turn continues its moves, so these moves are not counted yet (R56)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairContext:
-    """What all turns of a process share."""
-
-    ports: RepairPorts
-    copier: Copier
-    events: EventSink
-    grace_periods: GracePeriods
-    absences: Absences
-    returns: Returns
-    damage: KnownDamage = field(default_factory=KnownDamage)
-    stored_again: StoredAgain = field(default_factory=StoredAgain)
-    use: TargetUse = field(default_factory=TargetUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +127,10 @@ class LedgerRepair:
         self._started_ms = context.ports.clock.epoch_ms()
         self._found = TurnFindings()
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
-        self._reserving = ReservationHolder(context.ports, lease)
+        self._reservation = ReservationHolder(context.ports, lease)
         self._unfinished = UnfinishedTurn(context.ports, lease, turn, self._found)
         self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._found)
-        self._execution = Execution(
-            context.ports,
-            context.copier,
-            lease,
-            context.events,
-            context.damage,
-            context.stored_again,
-            self._holdings,
-            self._reserving,
-            self._found,
-            context.returns,
-            turn.rank,
-            context.use,
-        )
+        self._execution = Execution(context, lease, turn.rank, self._holdings, self._reservation, self._found)
 
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. Refusals by the store and by bookies become part of the result."""
@@ -180,7 +147,7 @@ class LedgerRepair:
             await self._forget_failures()
             return result
         finally:
-            await self._reserving.release_quietly()
+            await self._reservation.release_quietly()
 
     async def _rounds(self) -> TaskResult:
         pauses = STORE_PAUSES.delays(self._ports.rng)
@@ -234,7 +201,7 @@ class LedgerRepair:
         except MetadataConflictError:
             return None
         except PreconditionFailedError:
-            self._reserving.lost()
+            self._reservation.note_lost()
             return None
 
     async def _look(self) -> View:
@@ -298,10 +265,10 @@ class LedgerRepair:
         """Return incomplete positions for which a begun copy has more entries than their bookie (R44, R55)."""
         found: dict[PositionKey, BookieId] = {}
         metadata = view.ledger.metadata
-        if not view.shortfall.positions or not await self._reserving.begun():
+        if not view.shortfall.positions or not await self._reservation.begun():
             return found
         for key in view.shortfall.positions:
-            first, recorded = key.first_entry_id, self._reserving.recorded(key.first_entry_id, key.position)
+            first, recorded = key.first_entry_id, self._reservation.recorded(key.first_entry_id, key.position)
             last = metadata.final_last_entry_id(metadata.fragment_index(first))
             if recorded is None or last is None:
                 continue
@@ -323,7 +290,7 @@ class LedgerRepair:
         plan = plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
         if all(step.target == step.old for step in plan.steps):
             return plan
-        begun = await self._reserving.begun()
+        begun = await self._reservation.begun()
         if not begun:
             return plan
         choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
@@ -336,7 +303,7 @@ class LedgerRepair:
             return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
         if self._turn.rank != MISPLACED:
             return self._ended(Ending.MARKED_AGAIN, detail="copies are moved after all ledgers that lack some")
-        begun = await self._reserving.begun()
+        begun = await self._reservation.begun()
         planning = planning_moves(
             view.ledger, view.bookies, self._ports.placement, knowledge, begun, steps_max=execution.STEPS_MAX
         )
@@ -405,7 +372,7 @@ class LedgerRepair:
         The record of doubted members is deleted too, unless a member of an unclosed ledger is awaited. This member may
         be the only one with entries that a doubted member acknowledged and lost (S6).
         """
-        await self._reserving.release()
+        await self._reservation.release()
         conditions = Conditions() if view is None else view.conditions
         are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
         doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()

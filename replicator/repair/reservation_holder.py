@@ -96,7 +96,7 @@ class ReservationHolder:
         """
         if self._before is None and self.current is None:
             try:
-                left = await self._left()
+                left = await self._read_earlier()
             except UnreadableReservationError:
                 left, self._before = None, None
             else:
@@ -117,7 +117,8 @@ class ReservationHolder:
         ]
         return max(mine, key=lambda item: item[1], default=None)
 
-    async def _left(self) -> LedgerReservations | None:
+    async def _read_earlier(self) -> LedgerReservations | None:
+        """Return the reservation of an earlier worker: as read together with the lock, or by a request."""
         if self._is_read or self._lease.other_nodes is None:
             return await self._ports.reservations.read(self._ledger_id)
         self._is_read = True
@@ -226,8 +227,8 @@ class ReservationHolder:
             return False
         return True
 
-    def lost(self) -> None:
-        """Note that the reservation no longer exists."""
+    def note_lost(self) -> None:
+        """Record that the reservation no longer exists."""
         self.current = None
 
     def note_deleted(self) -> None:
@@ -246,7 +247,7 @@ class ReservationHolder:
         await self._release(is_progress_kept=False)
 
     async def _release(self, *, is_progress_kept: bool) -> None:
-        reserved = self.current or await self._left_behind()
+        reserved = self.current or await self._existing()
         if is_progress_kept and reserved is not None and await self._is_kept(reserved):
             return
         if reserved is not None:
@@ -279,7 +280,8 @@ class ReservationHolder:
             return False
         return wanted == reserved.reservations or await self._ports.reservations.note_progress(reserved, wanted)
 
-    async def _left_behind(self) -> LedgerReservations | None:
+    async def _existing(self) -> LedgerReservations | None:
+        """Return the reservation in the store, under a lock that is still ours; a damaged one is replaced first."""
         await self._lease.ensure_ours()
         try:
             return await self._ports.reservations.read(self._ledger_id)

@@ -37,7 +37,6 @@ from replicator.repair.turn_findings import TurnFindings
 
 _log = logging.getLogger(__name__)
 
-
 _NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
 """Answers that stay the same if the request is repeated."""
 
@@ -56,6 +55,7 @@ class UnclosedLedgerRepair:
         self._ledger_id = lease.held.task.ledger_id
         self._doubted: set[BookieId] = set()
         self._hint = ""
+        """Added to the reason of a failed recovery: what an operator has to do."""
 
     async def doubt(self, members: Collection[BookieId]) -> None:
         """Record incomplete members as doubted. No recovery accepts their denials, in this turn or a later one.
@@ -180,8 +180,8 @@ def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossib
     metadata, evidence = ledger.metadata, error.evidence
     stripe, ack_quorum = metadata.stripe, metadata.ack_quorum
     members = metadata.last_fragment.members
-    there = [position for position, member in enumerate(members) if member in bookies.registered]
-    able = [position for position in there if evidence.get(members[position]) not in _NEVER_KNOWS]
+    registered = [position for position, member in enumerate(members) if member in bookies.registered]
+    able = [position for position in registered if evidence.get(members[position]) not in _NEVER_KNOWS]
     writable = [position for position, member in enumerate(members) if member in bookies.writable]
     has_room = bool(bookies.writable - set(members)) or all(
         len(set(stripe.write_set(start)) & set(writable)) >= ack_quorum for start in range(stripe.ensemble_size)

@@ -72,7 +72,7 @@ class MetadataColumns(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """The number of rows not taken yet."""
+        """Return the number of rows not taken yet."""
 
     @abc.abstractmethod
     def _keep_usual(

@@ -109,14 +109,14 @@ class Budget:
     def whole(self) -> TaskBudget:
         """The limits of a task that is the only one of its run."""
         return TaskBudget(
-            self.nodes_per_s,
-            self.bytes_per_s,
-            self.latency_factor,
-            LEAST_NODES_PER_S,
-            self.observers,
-            self.instance_id,
-            self.run_id,
-            self.readers,
+            nodes_per_s=self.nodes_per_s,
+            bytes_per_s=self.bytes_per_s,
+            latency_factor=self.latency_factor,
+            least_nodes_per_s=LEAST_NODES_PER_S,
+            observers=self.observers,
+            instance_id=self.instance_id,
+            run_id=self.run_id,
+            readers=self.readers,
         )
 
     def tasks(self, wanted: int) -> int:

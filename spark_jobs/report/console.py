@@ -59,6 +59,16 @@ def damage_marked_text(count: int) -> str:
 
 
 def _lines(summary: RunSummary) -> Iterator[str]:
+    yield from _run(summary)
+    yield from _sources(summary)
+    yield f"fragments   {summary.counts.fragments}"
+    yield f"unreadable  {summary.counts.unreadable}"
+    yield from _marks(summary)
+    yield from _findings(summary)
+
+
+def _run(summary: RunSummary) -> Iterator[str]:
+    """Yield what was checked, and with which result."""
     counts = summary.counts
     seconds = (summary.finished_ms - summary.started_ms) / 1000
     yield f"verdict     {summary.verdict.value}"
@@ -66,6 +76,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
     yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
+
+
+def _sources(summary: RunSummary) -> Iterator[str]:
+    """Yield the sources of metadata other than the reading of all ledgers, and the marks made before it."""
     if summary.snapshot is not None:
         read = summary.snapshot
         judged = counted(read.ledgers, "ledger")
@@ -83,8 +97,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
         yield f"carried     {counted(summary.image.carried, 'ledger')} {come} from the image, read {since} or later"
     if summary.image.carried_problem:
         yield f"image       {summary.image.carried_problem}"
-    yield f"fragments   {counts.fragments}"
-    yield f"unreadable  {counts.unreadable}"
+
+
+def _marks(summary: RunSummary) -> Iterator[str]:
+    """Yield the marks, and the reasons for missing ones."""
     yield f"published   {published_text(summary.published)}"
     if summary.published.damage_marked:
         yield f"damage      {damage_marked_text(summary.published.damage_marked)}"
@@ -107,6 +123,10 @@ def _lines(summary: RunSummary) -> Iterator[str]:
     if summary.accepted.ledgers_returned:
         returned = counted(summary.accepted.ledgers_returned, "ledger")
         yield f"returned    {returned} with an accepted loss: a bookie is back"
+
+
+def _findings(summary: RunSummary) -> Iterator[str]:
+    """Yield the tables of findings, each after an empty line."""
     if summary.severities:
         rows = [(c.severity.label, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
         yield ""

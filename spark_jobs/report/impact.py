@@ -14,7 +14,7 @@ from typing import Any, Final
 from bookie.model.impact import Effect, Standing
 from bookie.model.ownership import system_role
 from bookie.model.severity import Severity
-from spark_jobs.namespace_options import NAMESPACES_MAX
+from spark_jobs.options.namespaces import NAMESPACES_MAX
 
 TOPICS_MAX: Final = 100
 """Largest number of topics in a summary."""
@@ -281,17 +281,17 @@ def impact_from_json(document: Mapping[str, Any]) -> Impact:
 
 def _row(item: Mapping[str, Any]) -> ImpactRow:
     return ImpactRow(
-        Severity.of_label(item["severity"]),
-        Standing(item["standing"]),
-        Effect[item["effect"]],
-        str(item["tenant"]),
-        str(item["namespace"]),
-        str(item["topic"]),
-        str(item["component"]),
-        None if item["subscription"] is None else str(item["subscription"]),
-        _count(item, "ledgers"),
-        _count(item, "bytes_estimate"),
-        _count(item, "first_ledger"),
+        severity=Severity.of_label(item["severity"]),
+        standing=Standing(item["standing"]),
+        effect=Effect[item["effect"]],
+        tenant=str(item["tenant"]),
+        namespace=str(item["namespace"]),
+        topic=str(item["topic"]),
+        component=str(item["component"]),
+        subscription=None if item["subscription"] is None else str(item["subscription"]),
+        ledgers=_count(item, "ledgers"),
+        bytes_estimate=_count(item, "bytes_estimate"),
+        first_ledger=_count(item, "first_ledger"),
     )
 
 

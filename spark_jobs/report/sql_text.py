@@ -1,4 +1,4 @@
-"""Texts as literals of SQL. Pure."""
+"""Texts as literals of DuckDB's SQL, which has no escapes but a doubled quote. Pure."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import read_metadata
 from spark_jobs.pacing.budget import Budget
-from spark_jobs.runs.noted_damage import mark_noted
-from spark_jobs.runs.publish import Marking, Publisher
-from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
+from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.publish import Marking, Publisher
+from spark_jobs.runs.marking.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 _STATS_AT_ONCE: Final = 100

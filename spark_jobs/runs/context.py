@@ -13,14 +13,14 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.marking.publish import Marking
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent
-from spark_jobs.runs.publish import Marking
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """One run on an open cluster. Belongs to one thread."""
 

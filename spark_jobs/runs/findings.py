@@ -15,7 +15,7 @@ from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.counts import FindingSums, SeverityCount, WorstLedger
-from spark_jobs.runs.held_back import FoundLedger, HeldBookies
+from spark_jobs.runs.marking.held_back import FoundLedger, HeldBookies
 
 _LEDGER: Final = (
     "ledger_id",
@@ -122,7 +122,7 @@ def ledgers_judged(found: DataFrame) -> DataFrame:
     return found.selectExpr(*_LEDGER)
 
 
-def sums(ledgers: DataFrame) -> FindingSums:
+def finding_sums(ledgers: DataFrame) -> FindingSums:
     """Sum ``ledgers_found`` by severity and by bookie, in one pass."""
     groups = ledgers.selectExpr(_FACTS).groupBy("severity_rank", "bookie_id")
     rows = groups.agg(*[F.expr(f"sum({name}) AS {name}") for name in ("ledgers", "fragments", "bytes")]).collect()

@@ -51,7 +51,7 @@ def described(record: RunRecord, options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The outcome of a run."""
+    """The outcome of a run. Fields without a description are as in ``RunRecord``."""
 
     state: RunState
     exit_code: int
@@ -111,22 +111,22 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
     is_marked = summary.published.outcome.is_all or summary.kind not in _MARKING
     is_success = is_marked and is_delivered and not summary.is_dry_run
     return RunOutcome(
-        RunState.DONE,
-        int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
-        "; ".join(filter(None, (summary.held_because or "; ".join(summary.shortcomings), no_report))),
-        summary.verdict.value,
-        is_complete and is_success and summary.is_every_ledger,
-        summary.counts.ledgers,
-        {count.severity.label: count.ledgers for count in summary.severities if count.ledgers},
-        summary.published.tasks_changed,
-        "" if why_no_report else str(report),
-        dict(summary.published.held_back),
-        dict(summary.published.withdrawn),
-        _image(summary),
-        summary.impact.by_namespace(namespaces_max),
-        _also_done(summary, has_report=not why_no_report) if is_success else (),
-        summary.is_every_ledger,
-        tuple(kind for kind in summary.kinds_done if kind is not summary.kind),
+        state=RunState.DONE,
+        exit_code=int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
+        detail="; ".join(filter(None, (summary.held_because or "; ".join(summary.shortcomings), no_report))),
+        verdict=summary.verdict.value,
+        is_success=is_complete and is_success and summary.is_every_ledger,
+        ledgers=summary.counts.ledgers,
+        findings={count.severity.label: count.ledgers for count in summary.severities if count.ledgers},
+        tasks_changed=summary.published.tasks_changed,
+        report="" if why_no_report else str(report),
+        held_back=dict(summary.published.held_back),
+        withdrawn=dict(summary.published.withdrawn),
+        image=_image(summary),
+        namespaces=summary.impact.by_namespace(namespaces_max),
+        also_done=_also_done(summary, has_report=not why_no_report) if is_success else (),
+        is_every_ledger=summary.is_every_ledger,
+        contained_done=tuple(kind for kind in summary.kinds_done if kind is not summary.kind),
     )
 
 

@@ -33,7 +33,7 @@ from spark_jobs.report.counts import (
     WorstLedger,
 )
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.runs.completeness import NO_TOTALS, ScanTotals
+from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals
 
 _HELD = PublishResult(PublishOutcome.HELD)
 _NOT_SCANNED = "no ledger was read, because the brake holds"

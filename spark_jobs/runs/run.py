@@ -42,15 +42,15 @@ from bookie.runtime.clock import Clock, SystemClock
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store, send_unsent
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.cluster_view import ClusterView, opened_cluster
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.everything import AllFurtherChecks
+from spark_jobs.runs.kinds.bookie_run import BookieRun
+from spark_jobs.runs.kinds.everything import AllFurtherChecks
+from spark_jobs.runs.kinds.placement_run import PlacementRun
+from spark_jobs.runs.kinds.reference_run import ReferenceRun
+from spark_jobs.runs.kinds.replica_run import ReplicaRun
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
-from spark_jobs.runs.placement_run import PlacementRun
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
-from spark_jobs.runs.reference_run import ReferenceRun
-from spark_jobs.runs.replica_run import ReplicaRun
 from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
 from spark_jobs.snapshot.errors import SnapshotError
@@ -137,11 +137,7 @@ def run_check(
         cookies = cluster.bookies_with_cookies()
         is_report_needed = is_for_report(kind, is_dry_run=settings.is_dry_run)
         store = opened_store(settings.report_store)
-        fetching = None
-        if store is not None:
-            # In parallel with the run, because an unresponsive store must not delay marks.
-            fetching = threading.Thread(target=_exchange, args=(store, settings), name="fetched reports", daemon=True)
-            fetching.start()
+        exchange = None if store is None else _begin_exchange(store, settings)
         report = RunReport(
             settings.report_dir,
             run_id,
@@ -150,7 +146,18 @@ def run_check(
             findings_dir=settings.findings_dir,
         )
         session = spark if callable(spark) else lambda: spark
-        context = RunContext(kind, run_id, session, callable(spark), settings, cluster, report, clock, gate, progress)
+        context = RunContext(
+            kind=kind,
+            run_id=run_id,
+            session=session,
+            is_spark_starting=callable(spark),
+            settings=settings,
+            cluster=cluster,
+            report=report,
+            clock=clock,
+            gate=gate,
+            progress=progress,
+        )
         try:
             execute, completed = _check_and_completion(context, rng)
             outcome = execute(cookies)
@@ -158,8 +165,8 @@ def run_check(
             report.abandon()
             raise
         cluster_name = ClusterName(settings.metadata_uri, cluster.cluster.instance_id)
-        if fetching is not None:
-            fetching.join()  # every call to the store has a deadline
+        if exchange is not None:
+            exchange.join()  # every call to the store has a deadline
         name = RunName(run_id, cluster_name, started_ms, clock.epoch_ms(), kind, settings.is_dry_run)
         summary = replace(assemble(name, cookies, outcome), impact=report.impact())
         path = report.finish(summary, _topology(cluster, settings), settings.kept)
@@ -175,8 +182,6 @@ def run_check(
 
 
 _Execute = Callable[[AbstractSet[BookieId]], Outcome]
-
-
 _Completed = Callable[[RunSummary], None]
 
 
@@ -249,11 +254,15 @@ def _may_record_completion(summary: RunSummary) -> bool:
     )
 
 
-def _exchange(store: ReportStore, settings: AuditSettings) -> None:
-    """Send unsent reports of earlier runs, and fetch the reports of other machines, which continue trends and states.
+def _begin_exchange(store: ReportStore, settings: AuditSettings) -> threading.Thread:
+    """Exchange reports beside the run, because a hanging store must not delay marks; return the thread."""
+    thread = threading.Thread(target=_exchange, args=(store, settings), name="fetched reports", daemon=True)
+    thread.start()
+    return thread
 
-    A run does not depend on this exchange.
-    """
+
+def _exchange(store: ReportStore, settings: AuditSettings) -> None:
+    """Send unsent reports of earlier runs, and fetch those of other machines, so that trends continue. Best effort."""
     try:
         send_unsent(store, settings.report_dir)
         most = settings.reports_kept

@@ -34,9 +34,9 @@ from spark_jobs.report.store_runs import send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.hadoop_files import move_here
-from spark_jobs.runs.held_back import HeldBookies
 from spark_jobs.runs.mark_log import MarkLog
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.marking.held_back import HeldBookies
+from spark_jobs.runs.marking.publish import Marking
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.model.errors import BkhealError
-from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress, ProgressEvent, RunStoppedError
+from spark_jobs.runs.reading.ledger_scan import store_error
 from spark_jobs.runs.spark_failures import spark_failure
 
 _log = logging.getLogger(__name__)
@@ -122,6 +122,6 @@ class _Watch:
         if total:
             try:
                 progress(ProgressEvent(self._phase, done, total))
-            except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must go on
+            except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must continue
                 _log.exception("progress callback failed; progress of this phase is not reported any more")
                 self._progress = None

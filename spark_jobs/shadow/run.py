@@ -32,8 +32,8 @@ from spark_jobs.datasource import options, tasks
 from spark_jobs.datasource.register import register
 from spark_jobs.report.files import FINDINGS, SHADOW, ReportDirError
 from spark_jobs.report.history import reports
-from spark_jobs.runs.ledger_scan import store_error
 from spark_jobs.runs.port import Gate, Phase, Progress
+from spark_jobs.runs.reading.ledger_scan import store_error
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.runs.spark_failures import spark_failure
@@ -188,9 +188,16 @@ def compare(
             unpersist(table)
         delay_s = look.delay_s()
     return Shadow(
-        summary.run_id, directory / SHADOW, counts[Outcome.AGREE], found.resolved, dict(found.counts), around.leader,
-        around.is_disabled, delay_s, found.first(),
-    )  # fmt: skip
+        run_id=summary.run_id,
+        table=directory / SHADOW,
+        agree=counts[Outcome.AGREE],
+        resolved=found.resolved,
+        differing=dict(found.counts),
+        leader=around.leader,
+        is_disabled=around.is_disabled,
+        delay_s=delay_s,
+        rows=found.first(),
+    )
 
 
 class _Found:

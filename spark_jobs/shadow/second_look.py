@@ -30,7 +30,7 @@ from bookie.runtime.clock import Clock
 from spark_jobs.connect import Connection, connected
 from spark_jobs.report.history import is_whole
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100
@@ -143,14 +143,14 @@ class SecondLook:
         known = await self._registrations.known()
         bookies = (await self._registrations.list()).with_draining((await self._drains.draining()).bookies)
         return ClusterLook(
-            bookies,
-            await self._registered_ms(bookies),
-            await self._waiting(known, bookies.registered),
-            frozenset(bookie for bookie in known - bookies.registered if self._is_new(bookie)),
-            self._lost_in_run,
-            await self._tasks.switches.is_disabled(),
-            await current_auditor(self._store, self._root),
-            {
+            bookies=bookies,
+            registered_ms=await self._registered_ms(bookies),
+            waiting=await self._waiting(known, bookies.registered),
+            new=frozenset(bookie for bookie in known - bookies.registered if self._is_new(bookie)),
+            lost_in_run=self._lost_in_run,
+            is_disabled=await self._tasks.switches.is_disabled(),
+            leader=await current_auditor(self._store, self._root),
+            accepted={
                 each.ledger_id: each.copies
                 for each in await self._decisions.accepted()
                 if each.is_valid(bookies.registered)

@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock, SystemClock
+from spark_jobs.options.snapshot import AUTHORIZATION_VARIABLE
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.files import source_of
 from spark_jobs.snapshot.index import SnapshotIndex, check_layout, index_source
-from spark_jobs.snapshot_options import AUTHORIZATION_VARIABLE
 
 _COMMANDS: Final = "/commands"
 _CONNECT_S: Final = 15.0

@@ -19,7 +19,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import Ended
 from bookie.runtime.clock import SystemClock
-from spark_jobs.runs.withdrawal import Withdrawal
+from spark_jobs.runs.marking.withdrawal import Withdrawal
 from tests.apache.driver import JavaDriver, JavaError
 from tests.apache.waiting import until
 from tests.apache.worlds import QUICK, ApacheWorld

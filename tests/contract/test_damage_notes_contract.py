@@ -15,7 +15,7 @@ from bookie.metadata.tasks import damage_notes as notes_module
 from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
-from spark_jobs.runs.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_noted
 from tests.worlds.ledgers import make_metadata, names
 
 CLOSED = make_metadata((0, "a b c"), quorum=(3, 2), last=9)

@@ -22,7 +22,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import Ended
-from spark_jobs.runs.withdrawal import Withdrawal, WithdrawalStep
+from spark_jobs.runs.marking.withdrawal import Withdrawal, WithdrawalStep
 from tests.contract.conftest import Backend
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.ledgers import make_metadata, name_set, names

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bookie.runtime.grpc_environment import prepare_grpc
 from spark_jobs.audit import main
 from spark_jobs.runs.cluster_view import ClusterView
-from spark_jobs.runs.publish import Marking
+from spark_jobs.runs.marking.publish import Marking
 
 STANDS_STILL = "half of the findings are marked"
 

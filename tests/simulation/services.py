@@ -31,9 +31,9 @@ from replicator.plan.moves import plan_moves
 from replicator.ports import RepairPorts
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
-from spark_jobs.runs.brake import held_because
-from spark_jobs.runs.noted_damage import mark_noted
-from spark_jobs.runs.publish import Publisher
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.publish import Publisher
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import SimWorld
 

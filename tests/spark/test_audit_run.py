@@ -43,11 +43,12 @@ from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import fetch_missing, opened_store
 from spark_jobs.report.summary import Verdict
-from spark_jobs.runs import bookie_run, ledger_scan
 from spark_jobs.runs.cluster_view import ClusterView
-from spark_jobs.runs.completeness import ScanTotals
+from spark_jobs.runs.kinds import bookie_run
 from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
+from spark_jobs.runs.reading import ledger_scan
+from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
 from tests.lent_session import lend_session

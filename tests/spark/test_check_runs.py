@@ -34,11 +34,11 @@ from spark_jobs.report import writing as report
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.files import TASKS
 from spark_jobs.report.summary import Verdict
-from spark_jobs.runs import bookie_run, placement_run
 from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.kinds import bookie_run, placement_run
+from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
-from spark_jobs.runs.publish import publish
 from spark_jobs.runs.run import run_check
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings, FailOn

@@ -19,8 +19,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind, RunState
 from spark_jobs.report.files import TASKS
-from spark_jobs.runs import driver_marks
 from spark_jobs.runs.gate import RunGate, Stop
+from spark_jobs.runs.marking import driver_marks
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.run import AuditResult, run_audit, run_check
 from spark_jobs.settings import AuditSettings

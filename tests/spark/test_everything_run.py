@@ -30,9 +30,9 @@ from spark_jobs.report.console import table
 from spark_jobs.report.counts import RackNumber, RackPair
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.summary import RunSummary, Verdict
-from spark_jobs.runs import ledger_scan
-from spark_jobs.runs.ledger_scan import Collected
 from spark_jobs.runs.life_cycle import outcome_of
+from spark_jobs.runs.reading import ledger_scan
+from spark_jobs.runs.reading.ledger_scan import Collected
 from spark_jobs.runs.run import run_check
 from spark_jobs.settings import AuditSettings
 from tests.spark.audit_world import Place, closed, opened

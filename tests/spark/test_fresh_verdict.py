@@ -14,7 +14,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.checks.bookie_check import bookie_check_by_ledger
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.runs.findings import ledgers_judged, to_mark
-from spark_jobs.runs.fresh_verdict import FreshVerdict, fresh_verdict
+from spark_jobs.runs.marking.fresh_verdict import FreshVerdict, fresh_verdict
 
 pytestmark = pytest.mark.spark
 

@@ -30,7 +30,7 @@ from spark_jobs.image.manifest import Manifest
 from spark_jobs.image.part import image_file, table_content
 from spark_jobs.report import writing as report
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.runs import bookie_run
+from spark_jobs.runs.kinds import bookie_run
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings

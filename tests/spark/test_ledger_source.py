@@ -26,8 +26,8 @@ from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.runs.completeness import NO_TOTALS
-from spark_jobs.runs.ledger_scan import scan_ledgers
+from spark_jobs.runs.reading.completeness import NO_TOTALS
+from spark_jobs.runs.reading.ledger_scan import scan_ledgers
 from spark_jobs.settings import AuditSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -19,7 +19,7 @@ from bookie.runtime.clock import SystemClock
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.runs.cluster_view import opened_cluster
-from spark_jobs.runs.ledger_scan import scan_ledgers
+from spark_jobs.runs.reading.ledger_scan import scan_ledgers
 from spark_jobs.runs.spark_failures import READ_AGAIN, MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 from tests.spark.audit_world import Place, after_listing, closed, opened

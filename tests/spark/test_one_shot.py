@@ -280,7 +280,7 @@ WITH_A_DRIVER_THAT_ENDS = """
 import sys
 from pyspark import SparkContext
 from spark_jobs import audit
-from spark_jobs.runs import reading
+from spark_jobs.runs.reading import live_reading
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.session import kill_driver
 called = {owner}.{name}
@@ -307,7 +307,7 @@ def ended_run(place: Place, *command: str) -> RunRecord:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [("reading", "scan_ledgers"), ("ClusterView", "accepted_losses")],
+    [("live_reading", "scan_ledgers"), ("ClusterView", "accepted_losses")],
     ids=["before the scan", "after the scan"],
 )
 def test_a_driver_that_ends_is_the_reason_of_the_failure(

@@ -22,7 +22,7 @@ from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
 from spark_jobs.group_rows import groups_text, wish_in
-from spark_jobs.runs.rack_matrix import RackMatrix
+from spark_jobs.runs.kinds.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
 

@@ -33,8 +33,8 @@ from spark_jobs import audit as audit_module
 from spark_jobs.report import writing as report
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.report.summary import RunSummary, Verdict
-from spark_jobs.runs import snapshot_reading
-from spark_jobs.runs.ledger_scan import LedgerScan
+from spark_jobs.runs.reading import snapshot_reading
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, index_snapshot

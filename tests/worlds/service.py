@@ -28,10 +28,10 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
-from spark_jobs.runs.brake import held_because
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunOutcome
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.brake import held_because
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from tests.worlds.cluster import ROOT, MemoryCluster
 from tests.worlds.virtual_time import run_virtual, when

@@ -79,7 +79,7 @@ class StartRequest:
     """Options of this run by their names in ``AuditSettings``; other options have their defaults."""
 
     def __str__(self) -> str:
-        """The request as text; equal requests have equal texts."""
+        """Return the request as text; equal requests have equal texts."""
         options = (f"{name}={json.dumps(value)}" for name, value in sorted(self.options.items()))
         return " ".join([self.kind.value, *(["dry run"] if self.is_dry_run else []), *options])
 

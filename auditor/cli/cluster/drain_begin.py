@@ -31,6 +31,7 @@ class Beginning:
     """The requester."""
     is_dry_run: bool
     is_sure: bool
+    """Whether no question is asked."""
     is_forced: bool
     bookie_http: AdminClient | None = None
     """The HTTP server of the only bookie."""
@@ -120,11 +121,11 @@ async def _servers(
 
 
 def begin_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return the document ``DrainStart`` as text."""
-    would = "would be" if document["dry_run"] else agreeing(document["ledgers"], "is", "are")
-    held = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
+    """Return the document ``DrainStart``, for people."""
+    are = "would be" if document["dry_run"] else agreeing(document["ledgers"], "is", "are")
+    closed = f"{counted(document['fragments'], 'fragment')}, {size(document['bytes'])} in closed ledgers"
     unclosed = counted(document["open_ledgers"], "ledger")
-    return [f"{counted(document['ledgers'], 'ledger')} {would} marked: {held}, {unclosed} not closed"]
+    return [f"{counted(document['ledgers'], 'ledger')} {are} marked: {closed}, {unclosed} not closed"]
 
 
 def print_begin_notes(document: Mapping[str, Any]) -> None:
@@ -148,13 +149,13 @@ def question(
     through = through or {}
     stay_writable = [bookie for bookie in stay_writable if bookie not in through]
     turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only, *through)]
-    said = [f"{', '.join(turning)}: switched to read-only."] if turning else []
-    said += [f"{bookie}: Apache's, switched to read-only through {address}." for bookie, address in through.items()]
-    said += [f"{', '.join(stay_writable)}: Apache's, stays writable."] if stay_writable else []
-    said += (
-        [f"{', '.join(stay_read_only)}: Apache's, read-only as long as its own setting is."] if stay_read_only else []
-    )
-    return f"Drain {', '.join(bookies)}? {' '.join(said)}"
+    effects = [f"{', '.join(turning)}: switched to read-only."] if turning else []
+    effects += [f"{bookie}: Apache's, switched to read-only through {address}." for bookie, address in through.items()]
+    if stay_writable:
+        effects.append(f"{', '.join(stay_writable)}: Apache's, stays writable.")
+    if stay_read_only:
+        effects.append(f"{', '.join(stay_read_only)}: Apache's, read-only as long as its own setting is.")
+    return f"Drain {', '.join(bookies)}? {' '.join(effects)}"
 
 
 def stay_read_only_note(bookies: Sequence[str]) -> str:

@@ -103,7 +103,7 @@ async def _answer(
 
 
 def _check_image(image: str | None) -> None:
-    from spark_jobs.image_options import image_dir_problems
+    from spark_jobs.options.image import image_dir_problems
 
     if problems := image_dir_problems(image or ""):
         refuse(f"the image of ledger metadata cannot be used: {problems[0]}", ExitCode.CONFIGURATION)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bookie.metadata.bookies.cookies import Cookie
     from bookie.server.joining.cookie_check import DirectoryCookie, Mismatch
 
-app = typer.Typer(help="The identity of a bookie's directories, also of Apache's bookies.", no_args_is_help=True)
+app = typer.Typer(help="The identity of the directories of a bookie, bkheal's or Apache's.", no_args_is_help=True)
 
 JournalDirsOption = Annotated[
     list[Path],

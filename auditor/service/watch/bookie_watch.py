@@ -59,6 +59,10 @@ _OUTAGE_SESSIONS: Final = 0.5
 SETTLE_SESSIONS: Final = 2.0
 """Time after an outage of the store, in session timeouts, during which no lost bookie is due: as long as a
 bookie may take to notice the end of its session and to register again."""
+_OWNER_MAX: Final = 200
+"""Most characters of the lost bookies in the record of a run."""
+_ROUNDING_S: Final = 0.002
+"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,10 @@ class BookieWatch:
         """Bookies that were registered at the last look, and lost bookies that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
-        self._is_asked = False
+        self._is_audit_requested = False
+        """Whether an operator asked for an audit by setting the delay to its value again."""
         self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
+        """The losses for which an audit was started since the last look without a due loss."""
         self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
@@ -158,14 +164,14 @@ class BookieWatch:
 
     async def run(self) -> None:
         """Look and wait, until cancelled."""
-        minding = guarded("auditor connection", self._mind_connection())
+        watching = guarded("auditor connection", self._watch_connection())
         try:
             await self._look_and_wait()
         finally:
-            await cancel(minding)
+            await cancel(watching)
 
-    async def _mind_connection(self) -> None:
-        """Wait for bookies to return after an outage that this session survived, but their sessions perhaps did not."""
+    async def _watch_connection(self) -> None:
+        """Let bookies register again after an outage, even if the session of this process has survived it."""
         store, clock = self._ports.store, self._ports.clock
         session, away_since_s = store.session, None
         while True:
@@ -204,6 +210,12 @@ class BookieWatch:
                 await self._ports.clock.sleep(pause_s)
 
     async def _look(self) -> tuple[Bookies, Decision]:
+        """Read the state of the cluster, and as leader record it; return the listed bookies, and what is due.
+
+        Raises:
+            TransientError, OutcomeUnknownError, ConflictError: look again soon.
+            PermanentError: the store refuses a request.
+        """
         self._settle_after_outage()
         version = await self._ports.registrations.version()  # read before the list, so that the list is not older
         listed = await self._bookies()
@@ -222,6 +234,21 @@ class BookieWatch:
         if self._observer is not None:
             noted = self._observer.known(noted)
         looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
+        decision = self._decide(looked, now_ms)
+        self.seen = ClusterSeen(
+            writable=bookies.writable,
+            read_only=bookies.read_only,
+            lost=decision.lost,
+            held_because=decision.held_because,
+            delay_s=switches.delay_s,
+            is_recovery_enabled=switches.disable_stat is None,
+            windows=policy.windows,
+        )
+        self.looked_s = self._ports.clock.monotonic_s()
+        return listed, decision
+
+    def _decide(self, looked: BookieLook, now_ms: int) -> Decision:
+        """Decide about the lost bookies. After the brake is released, bookies get time to register again."""
         decision = decide(looked, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
@@ -230,18 +257,9 @@ class BookieWatch:
             decision = decide(looked, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
-        self._tell(decision)
-        self.seen = ClusterSeen(
-            bookies.writable,
-            bookies.read_only,
-            decision.lost,
-            decision.held_because,
-            switches.delay_s,
-            switches.disable_stat is None,
-            policy.windows,
-        )
-        self.looked_s = self._ports.clock.monotonic_s()
-        return listed, decision
+        if not decision.wanted:
+            self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
+        return decision
 
     def _settle_after_outage(self) -> None:
         """Wait for bookies to return if this process has a new session, because the outage affected bookies as well."""
@@ -284,9 +302,9 @@ class BookieWatch:
             _log.error("the delay for lost bookies cannot be read", extra={"reason": str(error), "used_s": delay_s})
         found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None)
         before, self._switches = self._switches, found
-        if before is not None and _is_audit_wanted(before, found):
+        if before is not None and _is_audit_request(before, found):
             _log.info("an audit was requested by setting the delay for lost bookies again")
-            self._is_asked = True
+            self._is_audit_requested = True
         return found
 
     async def _note(
@@ -297,6 +315,7 @@ class BookieWatch:
         switches: _Switches,
         version: str,
     ) -> Mapping[BookieId, Down]:
+        """Return the records of the lost bookies; as leader, update them first, and log the changes."""
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
             if self._observer is not None:
@@ -309,10 +328,10 @@ class BookieWatch:
             _log.warning("bookie is lost", extra=fields)
         for bookie in sorted(self._noted.keys() - noted.keys()):
             _log.warning("bookie is back, or no longer known", extra={"bookie_id": bookie})
-        for bookie, down in noted.items() if self._is_asked else ():
+        for bookie, down in noted.items() if self._is_audit_requested else ():
             if not down.audited_ms and not down.is_delay_waived:
                 await self._ports.down.waive_delay(bookie, down.since_ms)
-        if self._is_asked:
+        if self._is_audit_requested:
             noted = dict(await self._ports.down.read())
         for bookie, down in noted.items():
             earlier = self._noted.get(bookie)
@@ -343,18 +362,14 @@ class BookieWatch:
         self._watched_to = version
         return noted
 
-    def _tell(self, decision: Decision) -> None:
-        if not decision.wanted:
-            self._tried, self._retry_s = frozenset(), _AUDIT_RETRY_S
-
     async def _act(self, decision: Decision) -> bool:
         """Start an audit if one is due. Return True if it must wait for the end of another one."""
         is_enabled = self._switches is not None and self._switches.disable_stat is None
         if not self._ports.is_leader():
-            self._is_asked, self._tried = False, frozenset()
+            self._is_audit_requested, self._tried = False, frozenset()
             return False
         is_due = bool(decision.wanted) and is_enabled and self._may_try(decision)
-        if not is_due and not self._is_asked:
+        if not is_due and not self._is_audit_requested:
             return False
         try:
             if is_due:
@@ -366,7 +381,7 @@ class BookieWatch:
             return True
         except NotLeaderError:
             return False
-        self._is_asked = False
+        self._is_audit_requested = False
         if is_due:
             self._tried |= decision.wanted
             self._next_try_s = self._ports.clock.monotonic_s() + self._retry_s
@@ -415,13 +430,8 @@ class BookieWatch:
                 await waiter
 
 
-_OWNER_MAX: Final = 200
-_ROUNDING_S: Final = 0.002
-"""Added to a due time, because the next look must be after the whole millisecond."""
-
-
-def _is_audit_wanted(before: _Switches, now: _Switches) -> bool:
-    """Whether the delay was set to its old value, which is how an audit is requested from Apache's auditor."""
+def _is_audit_request(before: _Switches, now: _Switches) -> bool:
+    """Whether the delay was set to its old value: the way to request an audit from Apache's auditor."""
     if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
         return False
     return before.delay_stat.mzxid != now.delay_stat.mzxid

@@ -22,7 +22,7 @@ from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
-from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.marking.brake import held_because
 
 _RUNS_READ: Final = 50
 """Newest runs that are read to find those under way; a long run is still among the newest of its kind."""

@@ -30,7 +30,7 @@ from auditor.api.control import LostBookie
 from bookie.metadata.bookies.first_seen_down import Down, unaudited
 from bookie.metadata.bookies.marking_times import MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId
-from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.marking.brake import held_because
 
 WITHOUT_COOKIE_MAX: Final = 10_000
 """Lost bookies without a cookie that are watched: more than any cluster has bookies. The ledgers of further ones are

@@ -52,7 +52,7 @@ class LedgerReader:
 
     @property
     def ledger_id(self) -> LedgerId:
-        """The ledger being read."""
+        """The ledger to read."""
         return self._ledger.ledger_id
 
     @property
@@ -63,7 +63,7 @@ class LedgerReader:
     async def refresh(self) -> EntryId:
         """Read the metadata again and return the last readable entry (see ``last_entry_id``)."""
         await self._reread()
-        return self._known(await self._find_last())
+        return self._advance(await self._find_last())
 
     async def last_entry_id(self) -> EntryId:
         """Return the last readable entry, inclusive: the end of a closed ledger, else a confirmed entry; -1 for none.
@@ -75,7 +75,7 @@ class LedgerReader:
             EntryUnavailableError: the ledger is open and no bookie of its last ensemble answered.
         """
         if self._last is None:
-            self._known(await self._find_last())
+            self._advance(await self._find_last())
         assert self._last is not None
         return self._last
 
@@ -90,11 +90,11 @@ class LedgerReader:
         """
         await self._reread()  # no entry is acknowledged by an ensemble that the metadata does not name yet
         if self.metadata.last_entry_id is not None:
-            return self._known(self.metadata.last_entry_id)
+            return self._advance(self.metadata.last_entry_id)
         confirmed = await self._confirmed.read(self._ledger)
         if not confirmed.is_covered:
             raise LastConfirmedUnknownError(self.ledger_id, confirmed.evidence)
-        return self._known(confirmed.entry_id)
+        return self._advance(confirmed.entry_id)
 
     async def read(self, entry_id: EntryId) -> Entry:
         """Read one entry.
@@ -174,18 +174,18 @@ class LedgerReader:
         """Advance ``_last``. If nothing new is confirmed, read the metadata again after ``wait_s``."""
         if not self.metadata.is_closed:
             confirmed = await self._confirmed.wait(self._ledger, last, wait_s, polls)
-            if self._known(confirmed.entry_id) > last:
+            if self._advance(confirmed.entry_id) > last:
                 return confirmed
             try:
                 await self._reread(is_newest=False)
             except TransientError as error:
                 _log.debug("following without metadata", extra={"ledger_id": self.ledger_id, "error": str(error)})
         if self.metadata.last_entry_id is not None:
-            self._known(self.metadata.last_entry_id)
+            self._advance(self.metadata.last_entry_id)
         return None
 
-    def _known(self, last: EntryId) -> EntryId:
-        """Record and return the last readable entry. It never decreases; the end of a closed ledger is final."""
+    def _advance(self, last: EntryId) -> EntryId:
+        """Advance the last readable entry to ``last``, and return it: never backwards, and not beyond a closed end."""
         if self.metadata.last_entry_id is not None:
             self._last = self.metadata.last_entry_id
         else:
@@ -266,7 +266,7 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
         InvalidPollError: it is not greater than 0.
     """
     wait_s = ports.settings.tail_poll_s if poll_s is None else poll_s
-    if not wait_s > 0:  # also if it is not a number
+    if not wait_s > 0:  # or if it is not a number
         raise InvalidPollError(f"the interval between two polls must be greater than 0 s, not {wait_s:g} s")
     return wait_s
 

@@ -66,8 +66,8 @@ class ReplicaReads:
             found.reverse()
         return sorted(found, key=lambda one: (self._slow_until_s.get(one, 0.0) > now_s, near(one) if near else 0))
 
-    def is_slow(self, bookie: BookieId) -> None:
-        """Record a slow answer of ``bookie``."""
+    def note_slow(self, bookie: BookieId) -> None:
+        """Ask ``bookie`` after the others for a while: its answer was slow, or there was none."""
         self._slow_until_s[bookie] = self.ports.clock.monotonic_s() + self.ports.settings.failed_bookie_quarantine_s
 
     async def ask(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> list[_Outcome]:
@@ -95,9 +95,12 @@ class ReplicaReads:
 
 @dataclass(slots=True)
 class _Wanted:
+    """A requested entry."""
+
     replicas: list[BookieId]
     """Bookies that were not asked yet."""
     waits_for: int = 0
+    """Requests under way for it."""
     evidence: Evidence = field(default_factory=dict)
     entry: Entry | None = None
 
@@ -108,9 +111,12 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Request:
+    """A request to one bookie."""
+
     bookie: BookieId
     entry_ids: list[EntryId]
     patient_until_s: float
+    """Monotonic time after which the next replica is asked as well."""
     is_overdue: bool = False
 
 
@@ -151,7 +157,7 @@ class _Pass:
             is_late = request.patient_until_s <= now_s or fault_point("reader.ask_next_early")
             if is_late and not request.is_overdue:
                 request.is_overdue = True
-                self._reads.is_slow(request.bookie)
+                self._reads.note_slow(request.bookie)
                 self._ask(entry_id for entry_id in request.entry_ids if entry_id in self._wanted)
 
     def _patience_s(self) -> float | None:
@@ -171,19 +177,19 @@ class _Pass:
             else:
                 wanted.evidence[request.bookie] = outcome
                 if outcome in _SILENT:
-                    self._reads.is_slow(request.bookie)
+                    self._reads.note_slow(request.bookie)
         if len(outcomes) < len(request.entry_ids):
-            self._give_up_from(request.entry_ids[len(outcomes)])
+            self._leave_from(request.entry_ids[len(outcomes)])
         self._ask(
             entry_id
             for entry_id in request.entry_ids
             if entry_id in self._wanted and not self._wanted[entry_id].waits_for
         )
 
-    def _give_up_from(self, entry_id: EntryId) -> None:
-        """Drop the entries from ``entry_id`` on: an answer was full, so another call reads them."""
-        for late in [other for other in self._wanted if other >= entry_id]:
-            del self._wanted[late]
+    def _leave_from(self, entry_id: EntryId) -> None:
+        """Leave the entries from ``entry_id`` on to another call: they did not fit into an answer."""
+        for following in [other for other in self._wanted if other >= entry_id]:
+            del self._wanted[following]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> bool:
         """Ask one more replica for each missing entry; return whether there was one to ask."""

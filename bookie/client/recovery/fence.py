@@ -6,7 +6,7 @@ Source: docs/formats.md#coverage, #recovery steps 2 and 3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bookie.client.access import LedgerAccess
@@ -77,36 +77,38 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
         guarded("fence", ports.transport.ask(bookie, fence, timeout_s)): position
         for position, bookie in enumerate(fragment.members)
     }
-    known: dict[int, Entry | None] = {}
+    last_entries: dict[int, Entry | None] = {}
+    """By position, of the fenced members."""
     evidence: dict[BookieId, Status] = {}
     waits_for_all = fault_point("recovery.wait_for_every_fence")
     try:
         waiting = list(asking)
-        while waiting and (waits_for_all or not _covers(known, ledger)):
+        while waiting and (waits_for_all or not _covers(last_entries, ledger)):
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in waiting if task in done]:
                 waiting.remove(task)
                 position = asking[task]
-                answer = _known(task.result(), access.digest, ledger.ledger_id)
+                answer = _last_entry_in(task.result(), access.digest, ledger.ledger_id)
                 if isinstance(answer, Status):
                     evidence[fragment.members[position]] = answer
                 else:
-                    known[position] = answer
+                    last_entries[position] = answer
     finally:
         for task in asking:
             await cancel(task)
-    if not _covers(known, ledger):
+    if not _covers(last_entries, ledger):
         raise RecoveryImpossibleNowError(ledger.ledger_id, "too few bookies of its last ensemble answered", evidence)
-    return _fenced(fragment.first_entry_id, [entry for entry in known.values() if entry is not None])
+    return _fenced(fragment.first_entry_id, [entry for entry in last_entries.values() if entry is not None])
 
 
-def _covers(known: dict[int, Entry | None], ledger: Versioned) -> bool:
+def _covers(fenced: Collection[int], ledger: Versioned) -> bool:
+    """Whether no write set has ``Qa`` positions outside of the fenced ones."""
     metadata = ledger.metadata
-    return is_covered(known, metadata.stripe, metadata.ack_quorum)
+    return is_covered(fenced, metadata.stripe, metadata.ack_quorum)
 
 
-def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
-    """Return the greatest entry of a bookie that is certainly fenced, None if it has none; else a status."""
+def _last_entry_in(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
+    """Return the greatest entry of a bookie that is fenced; None if it has none; a status if it may not be fenced."""
     if reply.status is Status.UNAUTHORIZED:
         raise WrongPasswordError(f"ledger {ledger_id}: a bookie knows it by another password")
     if fault_point("recovery.early_timeout"):
@@ -130,6 +132,7 @@ def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> E
 
 
 def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> FencedEnd:
+    """Return the greatest last add confirmed in ``entries``, with the length if one of them shows it."""
     confirmed = max([first_entry_id - 1, *(entry.last_add_confirmed for entry in entries)])
     if confirmed < 0:
         return FencedEnd(EntryId(-1), 0)

@@ -1,7 +1,7 @@
 """Recovery: fence a ledger against its writer, find its end, make its tail durable, and close it.
 
 The invariant: the closed ledger contains every acknowledged entry (I3), and nothing is acknowledged beyond its end
-(I2). Any number of recoveries may run concurrently, also while the writer lives: the first closing change decides the
+(I2). Any number of recoveries may run concurrently, even while the writer lives: the first closing change decides the
 end, and all others accept it (I4). The order of the steps is the safety argument:
 
 1. The state becomes IN_RECOVERY: the writer can change neither its ensemble nor the state any more.
@@ -49,43 +49,14 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff, retry_transient
 from bookie.wire.port import Status
 
+_log: Final = logging.getLogger(__name__)
+
+_MARKING: Final = Backoff(attempts=4)
 _AT_A_TIME: Final = 32
 """Maximum number of concurrent listings: the metadata of an old ledger may name many bookies."""
 _READ_BYTES_MAX: Final = 8 << 20
 _READ_ENTRIES_MAX: Final = 4096
 """A ledger up to this size is read if it cannot be listed, which takes about a second per bookie."""
-
-
-async def incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
-    """Return the bookies not known to hold every entry that the closed metadata ``sealed`` places on them.
-
-    They include bookies that do not answer: a mark is a hint, and its worker asks again.
-    """
-    slots = asyncio.Semaphore(_AT_A_TIME)
-    asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)
-    is_small = _is_small(sealed)
-
-    async def lacks(bookie: BookieId) -> bool:
-        async with slots:
-            reply = await asking.listed(bookie, ledger_id)
-            if reply.status is Status.UNSUPPORTED and is_small:
-                reply = await asking.probed(bookie, ledger_id, placed_entries(sealed, bookie))
-        is_answered = reply.status is Status.OK or reply.status.is_absent
-        return not is_answered or not holds_all(sealed, bookie, reply.entries)
-
-    members = sorted(sealed.members())
-    verdicts = await asyncio.gather(*(lacks(bookie) for bookie in members))
-    return {bookie for bookie, is_incomplete in zip(members, verdicts, strict=True) if is_incomplete}
-
-
-def _is_small(sealed: LedgerMetadata) -> bool:
-    last, length = sealed.last_entry_id, sealed.length
-    return last is not None and length is not None and last < _READ_ENTRIES_MAX and length <= _READ_BYTES_MAX
-
-
-_log: Final = logging.getLogger(__name__)
-
-_MARKING: Final = Backoff(attempts=4)
 
 
 async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: bytes | None = None) -> Versioned:
@@ -149,12 +120,12 @@ class _Recovery:
             length = await self._length_at(last)
         checks = await self._checks()
         incomplete = await self._incomplete(self._tail.closed(self._ledger.metadata, last, length))
-        await self._mark(incomplete)  # before: no other process has this information after the close
-        await self._ensure_same(disks)
+        await self._mark(incomplete)  # before the close: after it, no other process has this information
+        await self._ensure_same_disks(disks)
         stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
-        await self._mark(incomplete)  # and after: a worker may have completed the task because the ledger was open
+        await self._mark(incomplete)  # again: a worker may have completed the task while the ledger was open
         return stored
 
     async def _recover_entries(self, last: EntryId, length: int | None) -> tuple[EntryId, int | None]:
@@ -202,8 +173,8 @@ class _Recovery:
             return []
         return [latest.check for latest in (await self._ports.registrations.latest_disks(spares)).values()]
 
-    async def _ensure_same(self, disks: Mapping[BookieId, int]) -> None:
-        """Raise ``TailChangedError`` if the disks of a member have changed since it was fenced.
+    async def _ensure_same_disks(self, disks: Mapping[BookieId, int]) -> None:
+        """Raise ``TailChangedError`` if a member has got other disks since it was fenced.
 
         No transaction can check this: a cookie that was deleted and created again has its former version. So this is
         the last request before the close of the ledger.
@@ -221,7 +192,7 @@ class _Recovery:
         """
         if sealed is None:
             return []
-        return sorted(self._writer.incomplete | await incomplete_members(self._ports, self._ledger.ledger_id, sealed))
+        return sorted(self._writer.incomplete | await _incomplete_members(self._ports, self._ledger.ledger_id, sealed))
 
     async def _mark(self, incomplete: Sequence[BookieId]) -> None:
         if not incomplete:
@@ -233,3 +204,30 @@ class _Recovery:
             )
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})
+
+
+async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:
+    """Return the bookies not known to hold every entry that the closed metadata ``sealed`` places on them.
+
+    They include bookies that do not answer: a mark is a hint, and its worker asks again.
+    """
+    slots = asyncio.Semaphore(_AT_A_TIME)
+    asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)
+    is_small = _is_small(sealed)
+
+    async def lacks(bookie: BookieId) -> bool:
+        async with slots:
+            reply = await asking.listed(bookie, ledger_id)
+            if reply.status is Status.UNSUPPORTED and is_small:
+                reply = await asking.probed(bookie, ledger_id, placed_entries(sealed, bookie))
+        is_answered = reply.status is Status.OK or reply.status.is_absent
+        return not is_answered or not holds_all(sealed, bookie, reply.entries)
+
+    members = sorted(sealed.members())
+    verdicts = await asyncio.gather(*(lacks(bookie) for bookie in members))
+    return {bookie for bookie, is_incomplete in zip(members, verdicts, strict=True) if is_incomplete}
+
+
+def _is_small(sealed: LedgerMetadata) -> bool:
+    last, length = sealed.last_entry_id, sealed.length
+    return last is not None and length is not None and last < _READ_ENTRIES_MAX and length <= _READ_BYTES_MAX

@@ -65,12 +65,12 @@ class Failover:
         state: WriterState[_Waiter],
         ledger: Versioned,
         options: WriterOptions,
-        host: FailingPipeline,
+        pipeline: FailingPipeline,
     ) -> None:
         self.ledger = ledger
         self._ports = ports
         self._state = state
-        self._host = host
+        self._pipeline = pipeline
         self._is_delayed = options.is_ensemble_change_delayed
         self._changes_left = options.ensemble_changes_max
         self._change: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class Failover:
         return self._change is not None
 
     def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
-        """Stop using the lane's bookie; call ``see_to_it`` afterwards.
+        """Stop using the lane's bookie; call ``handle_failures`` afterwards.
 
         ``reason`` appears in the error if the writer fails.
         """
@@ -100,16 +100,16 @@ class Failover:
         if self._state.is_patient and self._retry_at_s <= now_s:
             self._retry_later()
 
-    def give_up_one_that_is_well(self) -> None:
-        """For simulations: stop using a healthy bookie, if the ledger does not need it and changes have no limit."""
+    def give_up_a_healthy_bookie(self) -> None:
+        """For simulations: give up a healthy bookie, if the ledger can do without it and changes are unlimited."""
         state, metadata = self._state, self.ledger.metadata
         can_do_without = not state.has_failed_lanes and metadata.write_quorum > metadata.ack_quorum
-        if can_do_without and self._changes_left is None and self._host.error is None:
+        if can_do_without and self._changes_left is None and self._pipeline.error is None:
             self.give_up(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
 
-    def see_to_it(self) -> None:
-        """Start the work that is due after positions were given up."""
-        if self._host.error is not None:
+    def handle_failures(self) -> None:
+        """Start what is due after positions were given up: a change of the ensemble, and marks for repair."""
+        if self._pipeline.error is not None:
             return
         self._mark_soon()
         if self._change is not None:
@@ -119,7 +119,7 @@ class Failover:
             state.is_changing = True
         elif not state.is_patient or self._ports.clock.monotonic_s() < self._retry_at_s:
             return
-        self._change = self._host.start("ensemble change", self._run())
+        self._change = self._pipeline.start("ensemble change", self._run())
 
     def stop(self) -> None:
         """Cancel a change under way, because the writer failed."""
@@ -133,19 +133,19 @@ class Failover:
         try:
             await self._carry_out(change)
         except BkhealError as error:
-            self._host.fail(error)
+            self._pipeline.fail(error)
             return
         finally:
             self.ledger, self._changes_left = change.ledger, change.changes_left
         self._change = None
         self._state.is_changing = False
         if self._state.has_failed_lanes:
-            self._state.go_on_short()
+            self._state.continue_incomplete()
             self._retry_later()
         else:
             self._state.is_patient = self._is_delayed
         self._mark_soon()
-        self._host.resume()
+        self._pipeline.resume()
 
     async def _carry_out(self, change: EnsembleChange) -> None:
         """Change the ensemble, or leave it if the ledger can be written as it is."""
@@ -172,14 +172,14 @@ class Failover:
         self._retry_pause_s = min(2 * self._retry_pause_s, self._ports.settings.degraded_retry_max_s)
 
     def _mark_soon(self) -> None:
-        if self._marking is None and not self._state.short <= self._marked:
-            self._marking = self._host.start("mark short bookies", self._mark(sorted(self._state.short)))
+        if self._marking is None and not self._state.incomplete <= self._marked:
+            self._marking = self._pipeline.start("mark incomplete bookies", self._mark(sorted(self._state.incomplete)))
 
-    async def _mark(self, short: list[BookieId]) -> None:
+    async def _mark(self, incomplete: list[BookieId]) -> None:
         try:
-            await self._ports.tasks.marking.mark(self.ledger.ledger_id, short)
-        except BkhealError as error:  # retried when the ledger is closed
+            await self._ports.tasks.marking.mark(self.ledger.ledger_id, incomplete)
+        except BkhealError as error:  # not tried again before the ledger is closed
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}
             _log.warning("ledger not marked for repair yet", extra=extra)
-        self._marked.update(short)
+        self._marked.update(incomplete)
         self._marking = None

@@ -8,7 +8,6 @@ entry is acknowledged.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -30,32 +29,6 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
-
-
-class QuorumTimeout:
-    """Detects entries that wait for longer than ``timeout_s``."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._bursts: deque[tuple[int, float]] = deque()
-        """Pairs of the exclusive end of a burst's entry ids and the time of its admission, ascending."""
-        self._end = 0
-
-    def admitted(self, end: int, now_s: float) -> None:
-        """Record the admission of every entry before ``end``."""
-        if end > self._end:
-            self._bursts.append((end, now_s))
-            self._end = end
-
-    def due_s(self, last_add_confirmed: int) -> float | None:
-        """Return when the oldest entry after ``last_add_confirmed`` has waited too long; None if there is none."""
-        bursts = self._bursts
-        while bursts and bursts[0][0] <= last_add_confirmed + 1:
-            bursts.popleft()
-        return bursts[0][1] + self.timeout_s if bursts else None
-
-
-_log: Final = logging.getLogger(__name__)
 
 _EARLY_S: Final = 0.001
 """Deadline of an add at a fault point of simulations; short on purpose."""
@@ -206,13 +179,13 @@ class Pipeline:
         if self._timeout is not None:
             self._timeout.admitted(self.state.next_entry_id, self._ports.clock.monotonic_s())
         if fault_point("writer.force_ensemble_change"):
-            self._failover.give_up_one_that_is_well()
+            self._failover.give_up_a_healthy_bookie()
         for lane in self.state.lanes:
             while lane.queue and len(lane.in_flight) < limit and not lane.is_failed:
                 entries_max = 1 if fault_point("writer.tiny_batch") else BATCH_ENTRIES_MAX
                 self.start("send batch", self._send(lane, lane.take_batch(entries_max)))
         if self.state.has_failed_lanes:
-            self._failover.see_to_it()
+            self._failover.handle_failures()
 
     async def _send(self, lane: _Lane, batch: list[_Pending]) -> None:
         reply = await self._offer(
@@ -270,6 +243,29 @@ class Pipeline:
                 )
                 return
             await clock.sleep(timeout.timeout_s if due_s is None else due_s - now_s)
+
+
+class QuorumTimeout:
+    """Detects entries that wait for longer than ``timeout_s``."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._bursts: deque[tuple[int, float]] = deque()
+        """Pairs of the exclusive end of a burst's entry ids and the time of its admission, ascending."""
+        self._end = 0
+
+    def admitted(self, end: int, now_s: float) -> None:
+        """Record the admission of every entry before ``end``."""
+        if end > self._end:
+            self._bursts.append((end, now_s))
+            self._end = end
+
+    def due_s(self, last_add_confirmed: int) -> float | None:
+        """Return when the oldest entry after ``last_add_confirmed`` has waited too long; None if there is none."""
+        bursts = self._bursts
+        while bursts and bursts[0][0] <= last_add_confirmed + 1:
+            bursts.popleft()
+        return bursts[0][1] + self.timeout_s if bursts else None
 
 
 def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:

@@ -116,8 +116,8 @@ class WriterState(Generic[WaiterT]):
         self.next_length = 0
         self.unsettled_entries = 0
         self.unsettled_bytes = 0
-        self.short: set[BookieId] = set()
-        """Bookies that were given up before they had a confirmed entry placed on them: to be marked for repair."""
+        self.incomplete: set[BookieId] = set()
+        """Bookies that were given up before they had a confirmed entry placed on them: listed for repair."""
 
     def admit(self, packet: bytes, payload_bytes: int, waiter: WaiterT) -> PendingAdd[WaiterT]:
         """Accept the next entry, packed with ``next_entry_id``, and queue it to its write set."""
@@ -218,8 +218,8 @@ class WriterState(Generic[WaiterT]):
             dispensable = self._stripe.write_quorum - self._ack_quorum
         return any((pending.unsettled & failed).bit_count() > dispensable for pending in self._unconfirmed)
 
-    def go_on_short(self) -> None:
-        """Continue without the positions given up so far: become patient."""
+    def continue_incomplete(self) -> None:
+        """Continue without the positions given up so far, as a patient writer."""
         self.is_patient = True
         self._is_change_due = False
 
@@ -293,7 +293,7 @@ class WriterState(Generic[WaiterT]):
             bit = 1 << lane.position
             if lane.is_failed and pending.unsettled & bit:
                 self._settle(pending, bit)
-                self.short.add(lane.bookie)
+                self.incomplete.add(lane.bookie)
 
     def _write_set_mask(self, start: int) -> int:
         return sum(1 << position for position in self._stripe.write_set(start))

@@ -193,11 +193,11 @@ class LedgerWriter:
             pipeline = self._pipeline
             if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than the fence
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
-            short = sorted(self._state.short)
-            await self._mark(short)  # before: no other process has this information after the close
+            incomplete = sorted(self._state.incomplete)
+            await self._mark(incomplete)  # before the close: after it, no other process has this information
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
-            await self._mark(short)  # and after: a worker may have completed the task because the ledger was open
-            self._state.short.difference_update(short)
+            await self._mark(incomplete)  # again: a worker may have completed the task while the ledger was open
+            self._state.incomplete.difference_update(incomplete)
             return pipeline.ledger.metadata
 
     async def abandon(self) -> None:
@@ -263,11 +263,11 @@ class LedgerWriter:
             await self._explicit_lac.stop()
         await self._pipeline.stop()
 
-    async def _mark(self, short: Sequence[BookieId]) -> None:
-        if not short:
+    async def _mark(self, incomplete: Sequence[BookieId]) -> None:
+        if not incomplete:
             return
         try:
-            await self._ports.tasks.marking.mark(self.ledger_id, short)
+            await self._ports.tasks.marking.mark(self.ledger_id, incomplete)
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
 

@@ -117,7 +117,7 @@ class CookieStore:
         return StoredCookie(decode_cookie(node.data), node.stat.version)
 
     async def version(self, bookie: BookieId) -> int | None:
-        """Return the version of a bookie's cookie, also of a damaged one, or None if it has none.
+        """Return the version of a bookie's cookie, even of a damaged one, or None if it has none.
 
         Raises:
             StoreUnavailableError: no answer.

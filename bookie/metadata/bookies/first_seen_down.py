@@ -47,7 +47,7 @@ class Down:
         return self.since_ms + (0 if self.is_delay_waived else delay_s * 1000)
 
     def due_ms(self, delay_s: int) -> int:
-        """When the bookie counts as lost: at the end of both the delay and the hold, which is bounded."""
+        """Return when the bookie counts as lost: at the end of both the delay and the hold, which is bounded."""
         held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HELD_MS_MAX)
         return max(self.delay_end_ms(delay_s), held_ms)
 

@@ -2,7 +2,7 @@
 
 All rules for a single bookie between its loss and a mark are here. The service, one-shot audits and the comparison
 with another auditor use the same rules. The brake concerns the whole cluster and is applied earlier
-(``spark_jobs.runs.brake``).
+(``spark_jobs.runs.marking.brake``).
 
 There are two times for each bookie. From ``due_ms`` on, all of its ledgers are marked. A *critical* ledger has an entry
 that had several copies and has one left. It does not wait as long, because a second loss would destroy this copy: it is

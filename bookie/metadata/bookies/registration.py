@@ -466,7 +466,7 @@ class BookieState(enum.Enum):
 
     @classmethod
     def of_label(cls, label: str) -> BookieState:
-        """Return the state of a name in a document, also of an upper-case name written by an earlier release.
+        """Return the state of a name in a document, which may be an upper-case name of an earlier release.
 
         Raises:
             ValueError: no state has this name.

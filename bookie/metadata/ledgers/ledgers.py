@@ -316,11 +316,11 @@ class LedgerStore:
         return await self._tree.leaf_parents()
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
-        """Ids directly under each of the leaf parents, in few requests."""
+        """Return ids directly under each of the leaf parents, in few requests."""
         return await self._tree.ids_under_many(parents)
 
     def ids(self) -> AsyncIterator[LedgerId]:
-        """Every ledger id: those of the short tree, then those of the long one, each ascending."""
+        """Yield every ledger id: those of the short tree, then those of the long one, each ascending."""
         return self._tree.ids()
 
     async def _set(self, ledger_id: LedgerId, change: SetData, checks: Sequence[Operation]) -> int:

@@ -40,7 +40,7 @@ def from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
         UnreadableMetadataError: a required field is missing or unknown, or a rule of docs/formats.md#metadata-rules is
         broken.
     """
-    if not message.IsInitialized():  # also if the state is a number unknown to this version
+    if not message.IsInitialized():  # for example if the state is a number unknown to this version
         raise UnreadableMetadataError("ledger metadata lacks a required field, or has an unknown state")
     state = _STATES[message.state]
     last_entry_id = length = None

@@ -62,7 +62,7 @@ class LedgerTree:
             raise NotAClusterError(f"no cluster at {self._root}: it does not exist") from error
 
     async def ids_under_many(self, parents: Sequence[str]) -> list[list[LedgerId]]:
-        """Ids directly under each of the leaf parents, ascending; none for a vanished parent.
+        """Return ids directly under each of the leaf parents, ascending; none for a vanished parent.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -74,7 +74,7 @@ class LedgerTree:
         ]
 
     async def listing(self, parent: str) -> tuple[list[LedgerId], int]:
-        """Ids directly under a leaf parent, ascending, and the number of children ever created under it.
+        """Return ids directly under a leaf parent, ascending, and the number of children ever created under it.
 
         A vanished leaf parent has no ids.
 
@@ -89,7 +89,7 @@ class LedgerTree:
         return ids, (children.version + len(children.names)) // 2
 
     async def ids(self) -> AsyncIterator[LedgerId]:
-        """Every ledger id in tree order, listed step by step.
+        """Yield every ledger id in tree order, listed step by step.
 
         Raises:
             NotAClusterError, StoreUnavailableError: see ``leaf_parents``.

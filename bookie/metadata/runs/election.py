@@ -438,7 +438,7 @@ def encode_vote(name: str) -> bytes:
 
 
 def decode_vote(data: bytes) -> str:
-    """The name in a vote; empty if it is missing or unreadable, because only people read it."""
+    """Return the name in a vote; empty if it is missing or unreadable, because only people read it."""
     message = AuditorVoteFormat()
     try:
         parse_text(data, message)

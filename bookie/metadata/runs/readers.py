@@ -40,7 +40,7 @@ class Readers:
         self.path = readers_path()
 
     async def join(self) -> None:
-        """Count as a reader until the session of the store ends. Idempotent, also with other sessions of the run.
+        """Count as a reader until the session of the store ends. Idempotent, even with other sessions of the run.
 
         Raises:
             AccessDeniedError: this process may not create the node.

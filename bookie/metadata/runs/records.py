@@ -204,7 +204,7 @@ class Runs(RunLocks, RunNotes):
 
 
 def _newest_complete(records: Iterable[RunRecord]) -> Iterable[RunRecord]:
-    """The newest complete result of each kind that was not of a dry run; ``records`` begins with the newest."""
+    """Return the newest complete result of each kind that was not of a dry run; ``records`` begins with the newest."""
     newest: dict[RunKind, RunRecord] = {}
     for record in chain.from_iterable(record.by_check() for record in records):
         if record.is_complete and not record.is_dry_run:
@@ -213,7 +213,7 @@ def _newest_complete(records: Iterable[RunRecord]) -> Iterable[RunRecord]:
 
 
 def lane_of(record: RunRecord) -> RunLane:
-    """The lane of a run."""
+    """Return the lane of a run."""
     return RunLane(record.kind, record.is_dry_run)
 
 

@@ -366,11 +366,11 @@ class KazooConnection:
         await self._write(Delete(path, version), f"delete {path}")
 
     async def raw_read(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
-        """The result of ``decode`` for the reply to a read."""
+        """Return the result of ``decode`` for the reply to a read."""
         return await self._call(RawRequest(opcode, body, decode), what)
 
     async def raw_write(self, opcode: int, body: bytes, decode: Decode, what: str) -> Any:
-        """The result of ``decode`` for the reply to a write."""
+        """Return the result of ``decode`` for the reply to a write."""
         return await self._write(RawRequest(opcode, body, decode), what)
 
     async def _write(self, request: _Request, what: str) -> Any:

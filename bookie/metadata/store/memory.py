@@ -63,15 +63,15 @@ class Readable(Protocol):
     """A state of the tree."""
 
     def get(self, path: str) -> Node:
-        """The data and the stat of a node."""
+        """Return the data and the stat of a node."""
         ...
 
     def stat(self, path: str) -> Stat | None:
-        """The stat of a node, None if it does not exist."""
+        """Return the stat of a node, None if it does not exist."""
         ...
 
     def children(self, path: str) -> Children:
-        """The names of the children."""
+        """Return the names of the children."""
         ...
 
 

@@ -103,16 +103,16 @@ class MemoryCell:
         self._nodes[path].created_count += count
 
     def get(self, path: str) -> Node:
-        """The data and the stat of a node."""
+        """Return the data and the stat of a node."""
         node = self._find(path, "read")
         return Node(node.data, node.stat())
 
     def stat(self, path: str) -> Stat | None:
-        """The stat of a node, None if it does not exist."""
+        """Return the stat of a node, None if it does not exist."""
         return self._find(path, "look for").stat() if path in self._nodes else None
 
     def children(self, path: str) -> Children:
-        """The names of the children."""
+        """Return the names of the children."""
         node = self._find(path, "list")
         stat = node.stat()
         return Children(tuple(node.children), stat.children_version, stat.czxid)

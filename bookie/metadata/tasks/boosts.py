@@ -117,7 +117,7 @@ class Boosts:
         return active
 
     async def recorded(self) -> frozenset[LedgerId]:
-        """Return the ledgers with a record of a boost, also an ended or unreadable one.
+        """Return the ledgers with a record of a boost, even an ended or unreadable one.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -137,7 +137,7 @@ class CopyLimitsStore:
         """Count as a copying worker until ``leave``, or until the session ends. Idempotent.
 
         Args:
-            name: unique among all workers, also of other sessions.
+            name: unique among all workers, including those of other sessions.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; joining again is safe.

@@ -64,7 +64,7 @@ class ConfigWatch:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Read periodically until cancelled, also after failures."""
+        """Read periodically until cancelled, even after failures."""
         while True:
             try:
                 await self.look()

@@ -120,7 +120,7 @@ def settled_row(row: Mapping[str, Any]) -> SettledLedger:
 
 
 def settled_metadata(ledger_id: LedgerId, metadata: LedgerMetadata) -> SettledLedger:
-    """The settled part of a ledger."""
+    """Return the settled part of a ledger."""
     parts = [
         (part.first_entry_id, metadata.fragment_last_entry_id(index), part.members)
         for index, part in enumerate(metadata.fragments)

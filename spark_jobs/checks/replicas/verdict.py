@@ -94,15 +94,15 @@ class _Fragment:
         absent = sum(lacking.values())
         size = self.ledger.entry_bytes
         return FragmentFinding(
-            self.fragment,
-            tuple(lacking),
-            missing,
-            copies_min,
-            severity,
-            absent,
-            None if size is None else max(0, min(round(size * absent), NUMBER_MAX)),
-            "; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
-            any(self._of(position).is_damaged for position in lacking),
+            fragment=self.fragment,
+            positions=tuple(lacking),
+            missing=missing,
+            copies_min=copies_min,
+            severity=severity,
+            absent=absent,
+            bytes_estimate=None if size is None else max(0, min(round(size * absent), NUMBER_MAX)),
+            detail="; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
+            is_damaged=any(self._of(position).is_damaged for position in lacking),
         )
 
     @property

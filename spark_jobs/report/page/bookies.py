@@ -108,16 +108,16 @@ def bookie_rows(summary: RunSummary, topology: Topology | None) -> tuple[BookieR
             note = f"waiting, {duration(left)} left"
         rows.append(
             BookieRow(
-                bookie.bookie_id,
-                mark,
-                _STATES[mark],
-                note,
-                _rack(bookie.bookie_id, topology),
-                bookie.ledgers,
-                bookie.ledgers_found,
-                bookie.fragments,
-                bookie.fragments_found,
-                parts((found, bookie.ledgers - found), fullest),
+                bookie_id=bookie.bookie_id,
+                mark=mark,
+                state=_STATES[mark],
+                note=note,
+                rack=_rack(bookie.bookie_id, topology),
+                ledgers=bookie.ledgers,
+                ledgers_found=bookie.ledgers_found,
+                fragments=bookie.fragments,
+                fragments_found=bookie.fragments_found,
+                parts=parts((found, bookie.ledgers - found), fullest),
             )
         )
     order = {"down": 0, "ro": 1, "up": 2, "idle": 3}

@@ -152,8 +152,8 @@ class WriterMachine(RuleBasedStateMachine):
         self.is_due &= any(member.is_failed for member in self.members)
 
     @rule()
-    def go_on_short(self) -> None:
-        self.state.go_on_short()
+    def continue_incomplete(self) -> None:
+        self.state.continue_incomplete()
         self.is_due = False
 
     @invariant()
@@ -164,7 +164,7 @@ class WriterMachine(RuleBasedStateMachine):
         assert state.last_add_confirmed == self.confirmed - 1
         assert state.next_entry_id == self.admitted
         assert state.failed_positions() == tuple(p for p, member in enumerate(self.members) if member.is_failed)
-        assert state.short == self.short
+        assert state.incomplete == self.short
         reachable = all(
             sum(not self.members[p].is_failed for p in self.positions(start)) >= self.ack
             for start in range(self.ensemble)

@@ -36,7 +36,7 @@ from spark_jobs.datasource.partitions import (
     partition_count,
 )
 from spark_jobs.image.leaves import LeafStat
-from spark_jobs.runs.completeness import ScanTotals, problems, short_parents
+from spark_jobs.runs.reading.completeness import ScanTotals, problems, short_parents
 from tests.worlds.cluster import formatted
 
 PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
-from spark_jobs.runs.ledger_scan import store_error
+from spark_jobs.runs.reading.ledger_scan import store_error
 from spark_jobs.session import first_line
 
 HEAD = """An error occurred while calling o42.collectToPython.

@@ -13,7 +13,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
-from spark_jobs.runs.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_noted
 from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata

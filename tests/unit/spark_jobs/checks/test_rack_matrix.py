@@ -5,7 +5,7 @@ from __future__ import annotations
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
 from spark_jobs.checks.rack_matrix import Cell, cells_of
-from spark_jobs.runs.rack_matrix import PAIRS_MAX, RackMatrix
+from spark_jobs.runs.kinds.rack_matrix import PAIRS_MAX, RackMatrix
 
 TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r1", "c": "/r2", "d": "/r3"}')
 

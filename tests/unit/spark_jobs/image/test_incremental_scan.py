@@ -44,8 +44,8 @@ from spark_jobs.image.part import ImageFile
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.incremental_plan import Times, groups_of_work, plan_incremental
-from spark_jobs.runs.incremental_reading import _Sources
+from spark_jobs.runs.reading.incremental_plan import Times, groups_of_work, plan_incremental
+from spark_jobs.runs.reading.incremental_reading import _Sources
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 

@@ -28,8 +28,8 @@ from spark_jobs.report.counts import (
 )
 from spark_jobs.report.page.render import render_report
 from spark_jobs.report.summary import ClusterName, RunSummary, Verdict
-from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import CheckResult, Outcome, RunName, ScanResult, assemble
+from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.settings import AuditSettings, FailOn
 
 CRITICAL = SeverityCount(Severity.CRITICAL, 3, 4, 1000)

@@ -27,10 +27,10 @@ from spark_jobs.report.counts import (
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.page.words import headline
 from spark_jobs.report.summary import RunSummary, Verdict
-from spark_jobs.runs.completeness import NO_TOTALS
-from spark_jobs.runs.everything import dangling_cookies
+from spark_jobs.runs.kinds.everything import dangling_cookies
 from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.outcome import ScanResult
+from spark_jobs.runs.reading.completeness import NO_TOTALS
 from spark_jobs.settings import FailOn
 from tests.worlds import report as world
 

@@ -14,7 +14,7 @@ import pytest
 
 from bookie.model.impact import Effect, Standing
 from bookie.model.severity import Severity
-from spark_jobs.namespace_options import NAMESPACES_MAX
+from spark_jobs.options.namespaces import NAMESPACES_MAX
 from spark_jobs.report import impact_rows
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import DamagedReportError, decode_summary

@@ -10,7 +10,7 @@ from spark_jobs.report.console import table
 from spark_jobs.report.counts import AcceptedCounts
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.page.words import headline
-from spark_jobs.runs.accepted import accepted_losses
+from spark_jobs.runs.marking.accepted import accepted_losses
 from tests.worlds.ledgers import name_set, names
 from tests.worlds.report import CLEAN, UNDER_REPLICATED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.runs.brake import held_because
+from spark_jobs.runs.marking.brake import held_because
 
 BOOKIES = frozenset("abcd")
 

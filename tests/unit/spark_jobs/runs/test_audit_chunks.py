@@ -11,8 +11,8 @@ from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
 from spark_jobs.runs.chunks import chunks, in_range, is_sampled
-from spark_jobs.runs.completeness import ScanTotals
 from spark_jobs.runs.outcome import FindingTotals
+from spark_jobs.runs.reading.completeness import ScanTotals
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
 

@@ -14,15 +14,15 @@ from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, Write
 from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult
-from spark_jobs.run_limits import RunLimits
-from spark_jobs.runs.accepted import AcceptedLosses
-from spark_jobs.runs.bookie_run import BookieRun
 from spark_jobs.runs.context import RunContext
-from spark_jobs.runs.limits import MarkLimiter
+from spark_jobs.runs.kinds.bookie_run import BookieRun
+from spark_jobs.runs.marking.accepted import AcceptedLosses
+from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.marking.publish import Marking, publish
+from spark_jobs.runs.marking.withdrawal import FoundIds
 from spark_jobs.runs.port import OpenGate
-from spark_jobs.runs.publish import Marking, publish
-from spark_jobs.runs.withdrawal import FoundIds
 from spark_jobs.settings import AuditSettings
 
 
@@ -133,7 +133,7 @@ def test_accepted_losses_that_cannot_be_withdrawn_do_not_end_a_run(
         note_marks=lambda batch: None,
         progress=lambda event: None,
     )
-    monkeypatch.setattr("spark_jobs.runs.findings.to_mark", lambda ledgers: iter(()))
+    monkeypatch.setattr("spark_jobs.runs.kinds.bookie_run.to_mark", lambda ledgers: iter(()))
     judged = SimpleNamespace(ledgers=None, sums=FindingSums(), losses=AcceptedLosses((), (decision,)))
     run = BookieRun(cast(RunContext, context))
     published = run._publish(cast(Any, judged), MarkLimiter(RunLimits(), cast(Any, cluster)), FoundIds())

@@ -10,8 +10,8 @@ from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import FindingSums
-from spark_jobs.runs.held_back import DueOnly, FoundLedger, HeldBookies
-from spark_jobs.runs.lost_bookies import LostBookies
+from spark_jobs.runs.marking.held_back import DueOnly, FoundLedger, HeldBookies
+from spark_jobs.runs.marking.lost_bookies import LostBookies
 
 OLD, YOUNG, NEW = BookieId("old"), BookieId("young"), BookieId("new")
 POLICY = MarkingPolicy(delay_s=600, critical_delay_s=60)

@@ -7,7 +7,7 @@ from pyspark.sql import Row
 
 from spark_jobs.checks.inventory.asking import InventoryState
 from spark_jobs.report.counts import InventoryBookie, InventoryCounts
-from spark_jobs.runs.inventory_part import _bookie, _problem
+from spark_jobs.runs.kinds.inventory_part import _bookie, _problem
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from bookie.metadata.ledgers.serde import encode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from spark_jobs.runs.publish import Marking
-from spark_jobs.runs.repaired_since import without_repaired
+from spark_jobs.runs.marking.publish import Marking
+from spark_jobs.runs.marking.repaired_since import without_repaired
 
 LOST = BookieId("lost")
 

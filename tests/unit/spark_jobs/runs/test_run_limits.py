@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from bookie.model.ids import BookieId, LedgerId
-from spark_jobs.run_limits import RunLimits
-from spark_jobs.runs.limits import DueLedger, MarkLimiter
-from spark_jobs.runs.publish import Marking
+from spark_jobs.options.marking import RunLimits
+from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
+from spark_jobs.runs.marking.publish import Marking
 
 GONE = (BookieId("gone"),)
 

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.runtime.version import UNKNOWN_VERSION
 from spark_jobs import executor_version
-from spark_jobs.runs.readings import READINGS_MAX, with_one_reading
+from spark_jobs.runs.reading.one_reading import READINGS_MAX, with_one_reading
 from spark_jobs.runs.spark_failures import (
     READ_AGAIN,
     ExecutorEnvironmentError,

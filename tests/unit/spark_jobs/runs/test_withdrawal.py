@@ -12,9 +12,9 @@ from bookie.model.errors import ConflictError
 from bookie.model.ids import LedgerId
 from bookie.model.run import Ended, RunState
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.held_back import FoundLedger
+from spark_jobs.runs.marking.held_back import FoundLedger
+from spark_jobs.runs.marking.withdrawal import FoundIds, WithdrawalStep, withdraw_ended
 from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
-from spark_jobs.runs.withdrawal import FoundIds, WithdrawalStep, withdraw_ended
 
 
 class Marks:

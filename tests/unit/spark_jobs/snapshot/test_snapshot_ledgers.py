@@ -19,7 +19,7 @@ from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.snapshot_ledgers import LedgerSieve, SnapshotTasks, groups_of
-from spark_jobs.runs.snapshot_reading import Division, creates_of, divide
+from spark_jobs.runs.reading.snapshot_reading import Division, creates_of, divide
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 from tests.unit.spark_jobs.test_audit_columns import BOOKIES, ledger_metadata

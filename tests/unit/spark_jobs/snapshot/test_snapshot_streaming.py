@@ -13,10 +13,10 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import SystemClock
+from spark_jobs.options.snapshot import url_problems
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import index_snapshot
 from spark_jobs.snapshot.streaming import TRANSFER, AdminServer, read_authorization, stream_snapshot
-from spark_jobs.snapshot_options import url_problems
 from tests.worlds.admin_server import Answer, serving
 from tests.worlds.snapshots import snappy, tree_of, written
 

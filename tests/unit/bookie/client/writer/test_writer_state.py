@@ -108,7 +108,7 @@ def test_a_member_given_up_before_it_had_a_confirmed_entry_is_listed_as_short() 
     ack_all(writer, writer.lanes[1])
     writer.lanes[2].take_batch()
     writer.fail(writer.lanes[2])
-    assert writer.short == {MEMBERS[2]}
+    assert writer.incomplete == {MEMBERS[2]}
     assert writer.is_drained
     assert not writer.needs_change
 
@@ -122,7 +122,7 @@ def test_an_entry_confirmed_after_the_failure_counts_the_failed_member_as_short(
     ack_all(writer, writer.lanes[0])
     ack_all(writer, writer.lanes[1])
     assert writer.is_drained
-    assert writer.short == {MEMBERS[2]}
+    assert writer.incomplete == {MEMBERS[2]}
 
 
 def test_a_member_that_fails_during_a_change_stays_failed() -> None:

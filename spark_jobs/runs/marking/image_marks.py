@@ -1,0 +1,131 @@
+"""The first reaction to a lost bookie: mark its ledgers named by an image, before all ledgers are read.
+
+The invariant (R100): the image decides nothing. It only names ledgers, which are read again and marked by the rules of
+``early_marking``. So an image that is missing, damaged, old or of another cluster costs time, but changes no mark.
+
+With a limit on the marks of one run, the image is not used: a run would then spend its limit on the ledgers named by
+the image, and not on the worst.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Final
+
+from bookie.metadata.bookies.registration import Bookies
+from bookie.model.errors import OutcomeUnknownError, TransientError
+from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.image.files import newest
+from spark_jobs.image.folder import image_folder
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable
+from spark_jobs.image.suspects import Suspects, suspects
+from spark_jobs.options.marking import RunLimits
+from spark_jobs.report.counts import ImageCounts
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
+from spark_jobs.runs.marking.lost_bookies import LostBookies
+from spark_jobs.runs.port import Phase, ProgressEvent
+
+_log = logging.getLogger(__name__)
+
+FIRST_BATCH: Final = 250
+"""Number of ledgers read before the first mark. A smaller batch makes the first mark earlier."""
+BATCH: Final = 4_000
+"""Number of ledgers read at a time: a few megabytes."""
+
+
+class ImageMarks:
+    """The marks of one run for ledgers named by an image. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self._marking = EarlyMarking(context)
+        self._counts = ImageCounts()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an image named the ledgers to mark."""
+        return self._counts.read_from_ms > 0
+
+    @property
+    def tasks_changed(self) -> int:
+        """Number of tasks created or extended."""
+        return self._marking.tasks_changed
+
+    @property
+    def ledgers(self) -> Container[LedgerId]:
+        """The marked ledgers."""
+        return self._marking.ledgers
+
+    @property
+    def counts(self) -> ImageCounts:
+        """How the image was used so far."""
+        return self._marking.counted(self._counts)
+
+    def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        """Mark the ledgers named by the image, if it is usable. Any failure is logged, and the run continues.
+
+        Args:
+            cookies: every bookie with a cookie.
+            before: the first listing of bookies in this run.
+            lost: the lost bookies, with their marking rules.
+
+        Raises:
+            RunStoppedError: from the gate.
+        """
+        wanted = NewLosses.of(lost)
+        if not wanted:
+            return
+        if self._context.settings.run_limits != RunLimits():
+            self._not_used("the run has a limit on its marks")
+            return
+        try:
+            manifest, found = self._suspects(lost, wanted)
+        except ImageError as error:
+            self._not_used(str(error))
+            return
+        self._counts = replace(self._counts, read_from_ms=manifest.read_from_ms, suspects=len(found))
+        try:
+            self._mark(found, cookies | before.registered | set(map(BookieId, manifest.bookies)), before, lost)
+        except (TransientError, OutcomeUnknownError) as error:
+            self._stopped(str(error))
+        fields = {"suspects": len(found), "marked": self._marking.marked, "run_id": self._context.run_id}
+        _log.info("ledgers of lost bookies were marked by the image, all ledgers are read now", extra=fields)
+
+    def _suspects(self, lost: LostBookies, wanted: NewLosses) -> tuple[Manifest, Suspects]:
+        context = self._context
+        image = context.settings.image_place
+        if not image:
+            raise ImageError("this run has no image")
+        folder, manifest = newest(image_folder(image), context.cluster.cluster)
+        check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
+        return manifest, suspects(folder, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+
+    def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
+        context, total, done = self._context, len(found), 0
+        decided = self._marking.decided()
+        for batch in found.batches(FIRST_BATCH, BATCH):
+            context.gate.pass_through()
+            context.progress(ProgressEvent(Phase.IMAGE, done, total))
+            done += len(batch)
+            read = self._marking.read([ledger_id for ledger_id in batch if ledger_id not in decided], before)
+            problem = self._marking.publish(read.verdicts, lost, known | read.members, len(batch))
+            if problem:
+                self._stopped(problem)
+                return
+
+    def _not_used(self, reason: str) -> None:
+        self._problem("the image of ledger metadata is not used, all ledgers are read first", reason)
+
+    def _stopped(self, reason: str) -> None:
+        self._problem("the ledgers that the image names were not all read, all ledgers are read now", reason)
+
+    def _problem(self, text: str, reason: str) -> None:
+        self._counts = replace(self._counts, problem=reason)
+        _log.warning(text, extra={"run_id": self._context.run_id, "reason": reason})

@@ -1,0 +1,74 @@
+"""Leave out ledgers that were repaired since the first marks of a run (R146).
+
+Replicators begin after the first marks. If the pass over all ledgers read a ledger before its repair, its finding is
+stale. A second mark would cause useless requests of replicators, and alerts would count it. So the current metadata
+decides: the ledger is left out if it was deleted, or if no ensemble names a bookie to be marked.
+
+R rules are defined in docs/failure-model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
+from bookie.model.ids import LedgerId
+from spark_jobs.runs.marking.publish import BATCH, Marking
+
+
+class ReadsMarks(Protocol):
+    """The current marks and ledgers of a cluster."""
+
+    def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+        """Return for each marking whether its ledger is marked with all of its bookies."""
+        ...
+
+    def ledger_data(self, ids: Sequence[LedgerId]) -> Sequence[bytes | str | None]:
+        """Return the metadata of ledgers; None: it does not exist; a text: why it cannot be read."""
+        ...
+
+
+def without_repaired(
+    markings: Iterable[Marking], early: Container[LedgerId], cluster: ReadsMarks, batch_size: int = BATCH
+) -> Iterator[Marking]:
+    """Yield ``markings`` in order, without ledgers that were marked early, and then repaired or deleted.
+
+    The marks of these ledgers are read. Their metadata is read only if the mark is missing.
+
+    Args:
+        markings: ledgers with their missing bookies.
+        early: the ledgers that this run has already marked.
+        cluster: reads the current marks and ledgers.
+        batch_size: number of ledgers read at a time.
+
+    Raises:
+        StoreUnavailableError: marks or ledgers cannot be read.
+    """
+    remaining = iter(markings)
+    while batch := tuple(islice(remaining, batch_size)):
+        done = _repaired([marking for marking in batch if marking[0] in early], cluster)
+        yield from (marking for marking in batch if marking[0] not in done)
+
+
+def _repaired(marked: Sequence[Marking], cluster: ReadsMarks) -> set[LedgerId]:
+    if not marked:
+        return set()
+    are_marked = cluster.are_marked(marked)
+    unmarked = [marking for marking, is_marked in zip(marked, are_marked, strict=True) if not is_marked]
+    if not unmarked:
+        return set()
+    found = cluster.ledger_data([ledger_id for ledger_id, _ in unmarked])
+    return {marking[0] for marking, data in zip(unmarked, found, strict=True) if _names_none(data, marking)}
+
+
+def _names_none(data: bytes | str | None, marking: Marking) -> bool:
+    if data is None:
+        return True
+    if isinstance(data, str):
+        return False
+    try:
+        return decode(data).members().isdisjoint(marking[1])
+    except UnreadableMetadataError:
+        return False

@@ -1,0 +1,117 @@
+"""Write a new generation of the image while a run reads all ledgers. After a failure, the run continues without it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
+from bookie.runtime.human import counted
+from spark_jobs.image import files
+from spark_jobs.image.folder import ImageFolder, image_folder
+from spark_jobs.image.manifest import ImageError, Manifest
+from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.reading.completeness import ScanTotals
+from spark_jobs.runs.reading.ledger_scan import ImageParts
+
+_log = logging.getLogger(__name__)
+
+_SHOWN_MAX: Final = 3
+
+
+class ImageUpkeep:
+    """Writes the image of one run, from the beginning for each of its scans. Belongs to the run's thread."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._writing: ImageFolder | None = None
+        self._attendance = NOT_KNOWN
+        self.read_from_ms = 0
+        """When the reading for the latest generation began, epoch milliseconds."""
+        self.written: Manifest | None = None
+        self.problem = ""
+        """Why no image was written."""
+
+    def begin(self, live: AbstractSet[str], attendance: Attendance | None = None) -> ImageFolder | None:
+        """Begin a generation before a scan, and discard an earlier one; return the folder for the parts, or None.
+
+        Args:
+            live: the bookies that count as live in the scan.
+            attendance: the registrations before any metadata for the image was read or compared; None: neither has
+                begun.
+        """
+        context, settings = self._context, self._context.settings
+        self.abandon()
+        if not settings.image_place or settings.is_dry_run:
+            return None
+        image = image_folder(settings.image_place)
+        self.read_from_ms = context.clock.epoch_ms()
+        self._attendance = context.cluster.attendance() if attendance is None else attendance
+        try:
+            kept = files.UNFINISHED if context.is_incremental else 0
+            self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
+            files.note_beginning(self._writing, replace(self._manifest(), bookies=tuple(sorted(live))))
+        except OSError as error:
+            self._failed(f"cannot write to {image}: {error}")
+            self.abandon()
+        return self._writing
+
+    def commit(self, parts: ImageParts, totals: ScanTotals) -> None:
+        """Make this generation the current one, after a complete scan."""
+        writing = self._writing
+        if writing is None:
+            return
+        manifest = replace(
+            self._manifest(),
+            ledgers=totals.ledgers,
+            bookies=tuple(sorted(totals.ledgers_by_bookie)),
+            files=parts.files,
+        )
+        try:
+            if parts.problems:
+                raise ImageError("; ".join(parts.problems[:_SHOWN_MAX]))
+            rows = sum(file.rows for file in parts.files if file.is_ledgers)
+            if rows != totals.ledgers:
+                raise ImageError(f"its files have {rows} of {counted(totals.ledgers, 'ledger')}")
+            files.commit(writing, manifest)
+        except (ImageError, OSError, pa.ArrowException) as error:
+            self._failed(str(error))
+            self.abandon()
+            return
+        self._writing, self.written = None, manifest
+
+    def abandon(self) -> None:
+        """Remove an incomplete generation."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            files.abandon(writing)
+
+    def leave(self) -> None:
+        """End without an image. An incremental run leaves the written parts for the next run."""
+        if self._context.is_incremental:
+            self._writing = None
+        self.abandon()
+
+    def _manifest(self) -> Manifest:
+        cluster = self._context.cluster.cluster
+        return Manifest(
+            run_id=self._context.run_id,
+            instance_id=cluster.instance_id,
+            root=cluster.root,
+            layout=cluster.kind.value,
+            read_from_ms=self.read_from_ms,
+            ledgers=0,
+            bookies=(),
+            files=(),
+            attendance=self._attendance,
+        )
+
+    def _failed(self, reason: str) -> None:
+        self.problem = reason
+        _log.warning(
+            "no image of ledger metadata was written", extra={"run_id": self._context.run_id, "reason": reason}
+        )

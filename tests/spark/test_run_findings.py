@@ -1,0 +1,86 @@
+"""The parts of a report computed by Spark, compared with plain Python over the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from bookie.model.ownership import NO_OWNER
+from bookie.model.severity import Severity
+from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
+from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.runs.findings import finding_sums, ledgers_found, ledgers_judged, to_mark
+from spark_jobs.session import ROWS_PER_BATCH
+
+pytestmark = pytest.mark.spark
+
+LIVE = ["a", "b", "c"]
+
+
+def row(ledger_id: int, *ensembles: str) -> tuple[Any, ...]:
+    """A closed ledger of ten entries per ensemble, each of which is a text of one-letter bookies."""
+    last = 10 * len(ensembles) - 1
+    fragments = [(10 * number, 10 * number + 9, list(members)) for number, members in enumerate(ensembles)]
+    return (ledger_id, "CLOSED", 2, 2, 2, last, 1000, "CRC32C", None, 3, fragments, None)
+
+
+def ledgers(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL)
+
+
+def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: SparkSession) -> None:
+    table = ledgers(
+        spark,
+        row(1, "ab", "ac"),
+        row(2, "ab", "xb", "yx", "xa"),
+        row(3, "yx", "ya"),
+        row(4, "xx"),
+        row(5, "zx", "ab", "bc", "zx"),
+    )
+    within = ledgers_judged(bookie_check_by_ledger(table, LIVE, frozenset({"c"})))
+    grouped = ledgers_found(bookie_check(table, LIVE, frozenset({"c"})))
+    assert within.dtypes == grouped.dtypes
+    found = sorted(within.collect())
+    assert found == sorted(grouped.collect())
+    assert [(each["ledger_id"], each["missing"], each["fragments"]) for each in found] == [
+        (1, ["c"], 1),
+        (2, ["x", "y"], 3),
+        (3, ["x", "y"], 2),
+        (4, ["x"], 1),
+        (5, ["c", "x", "z"], 3),
+    ]
+    assert finding_sums(within) == finding_sums(grouped)
+
+
+def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) -> None:
+    count = 2 * ROWS_PER_BATCH + 7
+    made = spark.range(count, numPartitions=3).selectExpr(
+        "id AS ledger_id",
+        f"CAST(IF(id % 5 = 0, {Severity.NO_LIVE_COPY.value}, {Severity.CRITICAL.value}) AS int) AS severity_rank",
+        "IF(id % 5 = 0, array('x', 'y'), array('z')) AS missing",
+        "CAST(id AS double) AS bytes_estimate",
+        "array(named_struct('severity_rank', 0, 'missing', array('x'))) AS found",
+    )
+    expected: list[tuple[int, tuple[str, ...]]] = [(number, ("x", "y")) for number in range(0, count, 5)]
+    expected += [(number, ("z",)) for number in range(count) if number % 5]
+    streamed = list(to_mark(made))
+    assert [(each.ledger_id, each.missing) for each in streamed] == expected
+    assert all(each.bytes_estimate == each.ledger_id and not each.critical_missing for each in streamed)
+
+
+def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
+    found = ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
+    assert list(to_mark(found)) == []
+    assert finding_sums(found).severities == ()
+
+
+def test_what_decides_about_a_mark_names_the_members_of_critical_fragments(spark: SparkSession) -> None:
+    table = ledgers(spark, row(1, "ab", "xb", "yz"), row(2, "xy"), row(3, "xa", "by"))
+    found = ledgers_judged(bookie_check_by_ledger(table, LIVE))
+    assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in to_mark(found)} == {
+        1: (("x", "y", "z"), {"x"}),
+        2: (("x", "y"), set()),
+        3: (("x", "y"), {"x", "y"}),
+    }
