@@ -1,8 +1,8 @@
 """Power loss at every disk operation of histories that collect ledgers and compact entry logs.
 
-A collection keeps the entries acknowledged after their ledger was marked. Those acknowledged before may be absent, or may
-reappear. Other ledgers lose nothing, and a collected ledger stays fenced. After all ledgers are collected, no
-entry log is left.
+A collection keeps the entries acknowledged after their ledger was marked. Those acknowledged before may be absent, or
+may reappear. Other ledgers lose nothing, and a collected ledger stays fenced. After all ledgers are collected, no entry
+log is left.
 """
 
 from __future__ import annotations
