@@ -51,7 +51,7 @@ T = TypeVar("T")
 L1, L2 = LedgerId(1), LedgerId(2)
 SIZE = len(raw_entry(1, 0))
 UNKNOWN: Any = 9
-"""An action of a later version."""
+"""The number of an action that only a later version has."""
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_force_moves_everything_to_the_entry_logs(bookie: Administered) -> None:
     assert add(bookie, L1, *range(10)) is Status.OK
     call(bookie, lambda client: client.force())
     assert bookie.node.storage.memory.cache_bytes == 0
-    damage(bookie, 3)  # the entry is read from there
+    damage(bookie, 3)  # entries are read from there
     reply = bookie.thread.run(bookie.node.storage.read(L1, [EntryId(3)]))
     assert reply.results[0].status is Status.CORRUPT
 
@@ -296,7 +296,7 @@ def test_an_inventory_has_every_ledger_with_its_entries(bookie: Administered) ->
 
 
 def test_a_long_list_comes_in_pieces_and_keeps_no_ledger_from_being_collected(bookie: Administered) -> None:
-    entry_ids = [n * n for n in range(6_000)]  # no two distances are the same, so each entry is a group of its own
+    entry_ids = [n * n for n in range(6_000)]  # no two distances are equal, so each entry is in a separate group
 
     async def pieces() -> tuple[list[pb.InventoryLedger], bool]:
         for start in range(0, len(entry_ids), 1000):
@@ -560,7 +560,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
 def test_a_change_that_has_begun_is_finished_without_its_caller(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next checkpoint could overtake one cancelled at a write of the index."""
+    """Otherwise the next checkpoint could overtake one that was cancelled during a write to the index."""
     add(bookie, L1, 0)
     gates = {"force": asyncio.Event(), "read-only": asyncio.Event()}
     reached = {name: asyncio.Event() for name in gates}
@@ -585,7 +585,7 @@ def test_a_change_that_has_begun_is_finished_without_its_caller(
                 calling = asyncio.ensure_future(call)
                 await reached[name].wait()
                 await cancel(calling)
-            await client.status()  # it came after the cancellations on the same connection
+            await client.status()  # the bookie received it after the cancellations, which used the same connection
             for gate in gates.values():
                 gate.set()
 

@@ -201,7 +201,7 @@ async def test_acks_that_match_no_request_are_dropped(transport: GrpcTransport, 
 
 
 async def test_a_late_ack_is_not_taken_for_the_next_adds(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
-    await round_trip(transport, bookie)  # connects: without it, a call may time out unsent
+    await round_trip(transport, bookie)  # connects first, because otherwise a call may time out before it is sent
     assert (await transport.add(BOOKIE, batch(), SOON_S)).status is Status.TIMEOUT
     late = await bookie.adds.get()
     call = adding(transport, batch())
