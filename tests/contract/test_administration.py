@@ -455,7 +455,7 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
 
 
 def test_a_collection_starts_on_demand_once(bookie: Administered) -> None:
-    assert add(bookie, L1, *range(10)) is Status.OK  # no metadata names it
+    assert add(bookie, L1, *range(10)) is Status.OK  # the ledger has no metadata
     call(bookie, lambda client: client.collect(pb.CollectRequest(action="MAJOR")))
     with pytest.raises(AdministrationConflictError, match="runs already"):
         call(bookie, lambda client: client.collect(pb.CollectRequest(action="MINOR")))

@@ -61,7 +61,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 async def filled(killed: Path, held: Held = ACKNOWLEDGED) -> None:
-    """Store entries in two entry logs, in tables and the log of the index, and in the journal only; end as by a kill."""
+    """Store entries in two entry logs, in tables and the log of the index, and in the journal only; then copy all."""
     home = killed.with_name("running")
     async with store_in(home) as store:
         if L4 in held:
