@@ -1,4 +1,4 @@
-"""The guarantees of a bookie's store: on the twins in memory, on real files with RocksDB, with restarts at each step."""
+"""The guarantees of a bookie's store: on the twins in memory, on files with RocksDB, and with restarts at each step."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backe
 
 
 async def test_the_end_of_a_run_is_on_record_although_the_write_before_it_was_cancelled(runs: Runs) -> None:
-    """A run ends during a write of its progress. The write may still reach the store, but nothing waits for its answer."""
+    """A run ends during a write of its progress. The write may still reach the store, but its answer is ignored."""
     await runs.write(record(1))
     for turns in range(4):
         writing = asyncio.ensure_future(runs.write(record(1, done=turns + 1)))

@@ -34,7 +34,7 @@ def bookie(tmp_path: Path) -> Iterator[Administered]:
 
 @dataclass
 class Pauses:
-    """The time of a command. Each pause runs the next function of ``then``. If none is left, the pause ends by Ctrl-C."""
+    """The time of a command. Each pause runs the next function of ``then``; if none is left, it raises Ctrl-C."""
 
     then: list[Callable[[], object]] = field(default_factory=list)
     slept_s: list[float] = field(default_factory=list)
