@@ -1,4 +1,4 @@
-"""An Apache bookie is lost permanently; our audit and replicators heal the ledgers, as Apache's own tools check."""
+"""An Apache bookie is lost permanently; our audit and replicators heal the ledgers. Apache's own tools check this."""
 
 from __future__ import annotations
 

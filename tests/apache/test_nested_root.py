@@ -2,7 +2,7 @@
 
 Some ledgers have metadata of the older formats, as in upgraded clusters. A bookie is lost, and we repair its
 ledgers. In their metadata only the places of the copies change. Apache's tree contains only nodes with names that
-Apache has, before and after.
+Apache uses, before and after.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ENTRIES = 20
 
 
 async def lose_disks(cluster: ApacheCluster, client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
-    """Delete a dead bookie's disks and its cookie, with which it would not start without the disks."""
+    """Delete a killed bookie's disks and its cookie, with which it would not start without the disks."""
     await gone(client, BookieId(bookie.bookie_id))
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
     try:

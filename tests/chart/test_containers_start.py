@@ -110,7 +110,7 @@ def test_auditors_and_replicators_call_bookies_over_tls(
             process, bases[component] = stack.enter_context(running(component, env, home, made, certificates=tmp_path))
             wait_for_answer(f"{bases[component]}/readyz", process, home / "log")
         deadline = time.monotonic() + STATE_S
-        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # the auditor asks again later
+        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # its request is repeated
             assert time.monotonic() < deadline, (homes["auditor"] / "log").read_text()[-2000:]
             time.sleep(1)
     assert free_bytes > 0

@@ -1,4 +1,4 @@
-"""The transport over Apache's protocol against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
+"""The transport over Apache's protocol with bookies that are slow, broken, restarted or answer wrongly (S6, S18)."""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 async def filled(killed: Path, held: Held = ACKNOWLEDGED) -> None:
-    """Store entries in two entry logs, in tables and the log of the index, and in the journal only; then copy all."""
+    """Store entries in every kind of file, and copy the directories as after a kill.
+
+    They are in two entry logs, in tables and the log of the index, and, for the last ones, only in the journal.
+    """
     home = killed.with_name("running")
     async with store_in(home) as store:
         if L4 in held:

@@ -1,4 +1,4 @@
-"""The gRPC transport against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
+"""The gRPC transport with bookies that are slow, broken, restarted or answer wrongly (S6, S18)."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -34,7 +34,7 @@ SOON_S = 0.2
 
 
 class ScriptedBookie(rpc.BookieServicer):
-    """Passes every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
+    """Passes every add to the test, which decides about acks; others are set beforehand. By default it sends none."""
 
     def __init__(self) -> None:
         self.adds: asyncio.Queue[ReceivedAdd] = asyncio.Queue()

@@ -329,7 +329,7 @@ async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: Transpo
 
 
 async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: TransportWorld) -> None:
-    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects first: else a call may time out unsent
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a later call cannot time out unsent
     stuck = world.stick()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
     assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT

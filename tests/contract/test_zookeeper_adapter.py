@@ -1,4 +1,4 @@
-"""Tests of the kazoo adapter alone: connecting, threads, fallback, and writes that must not be sent late."""
+"""Tests of only the kazoo adapter: connecting, threads, fallback, and writes that must not be sent late."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(sec
 
 
 def _run(command: tuple[str, ...], uri: str, username: str, directory: Path) -> tuple[int, str]:
-    """Run ``bkheal`` with a login whose password is in the directory. Return its exit code and its whole output."""
+    """Run ``bkheal`` with a login whose password is in the directory. Return its exit code and all of its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")} | {
         "BKHEAL_METADATA_URI": uri,
         "BKHEAL_ZK_LOGIN": "DIGEST-MD5",

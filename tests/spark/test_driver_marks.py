@@ -157,7 +157,7 @@ def test_a_session_that_has_started_reads_all_ledgers_at_once(spark: SparkSessio
 
 
 def test_an_implausible_loss_stops_the_driver_before_its_first_mark(spark: SparkSession, place: Place) -> None:
-    """Bookies without a cookie, named by metadata alone, count for the brake as in the pass over all ledgers."""
+    """Bookies without a cookie, which only metadata names, count for the brake as in the pass over all ledgers."""
     place.create({100 + number: closed(f"gone-{number}:1", "a:1") for number in range(9)})
     result, first = audited(spark, place)
     assert (first, place.marked()) == (set(), {})

@@ -1,4 +1,4 @@
-"""A report directory on a mount whose server is gone: every call on it fails with "not connected".
+"""A report directory on a mount whose server has ended: every call on it fails with "not connected".
 
 It is a FUSE mount without a process that serves it, which root may create. The tests are skipped if it cannot be
 created.
