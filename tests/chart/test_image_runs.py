@@ -90,7 +90,7 @@ def cluster(machine: Node) -> Cluster:
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PROGRAM_S
     while not holds():
-        assert time.monotonic() < deadline, f"after {PROGRAM_S:g} s this is still not so: {what}"
+        assert time.monotonic() < deadline, f"timed out after {PROGRAM_S:g} s: {what}"
         time.sleep(0.5)
 
 

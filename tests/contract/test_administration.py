@@ -433,7 +433,7 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
     call(bookie, lambda client: client.force())
     read = Read(L1, list(map(EntryId, range(20))))
     assert bookie.thread.run(bookie.node.service.answer("", read)).status is Status.OK
-    assert bookie.node.storage.read_cache.size, "what a sequential reader has loaded does not hide the damage"
+    assert bookie.node.storage.read_cache.size, "the read cache is empty, so it could not hide the damage"
     damage(bookie, 3)
     scrubber = bookie.node.scrubber
     assert scrubber is not None

@@ -55,7 +55,7 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     assert not await mark_noted(notes, ledgers, marks.mark)
     await ledgers.write(L1, CLOSED, opened.version)
     assert await mark_noted(notes, ledgers, marks.mark) == marks.marked
-    assert marks.marked == [(L1, names("a b"))], "z is not a member"
+    assert marks.marked == [(L1, names("a b"))], "z is marked, but is not a member"
     assert await notes.all() == []
 
 

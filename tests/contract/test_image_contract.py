@@ -341,7 +341,9 @@ def test_files_of_a_task_that_spark_repeated_are_removed(image: ImageFolder) -> 
     assert manifest.files == made
     there = directory.files()
     assert there.keys() >= {files.MANIFEST, *(file.name for file in manifest.files)}
-    assert directory.has_rename is (len(there) == 3), "a store removes them with the generation"
+    assert directory.has_rename is (len(there) == 3), (
+        "a directory must have no further files; a store removes them with the generation"
+    )
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ async def test_children_version_moves_with_creates_and_deletes_only(store: Metad
     await store.set(f"{base}/b", b"x", ANY_VERSION)
     child = await store.stat(f"{base}/b")
     assert child is not None
-    assert await store.stat(base) == stat, "a change of a child's data changes nothing in its parent"
+    assert await store.stat(base) == stat, "a change of a child's data must not change its parent"
     assert child.czxid == child.children_zxid < stat.children_zxid < child.mzxid
 
 

@@ -138,7 +138,7 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     changed(place)
     result, first = audited(spark, place)
     image = result.summary.image
-    assert first == BY_IMAGE, "2 is deleted, 6 was repaired, and the loss of 8 is accepted"
+    assert first == BY_IMAGE, "2 is deleted, 6 is repaired, the loss of 8 is accepted: none may be marked"
     assert (image.read_from_ms, image.suspects, image.marked, image.problem) == (read_from_ms, 8, 5, "")
     assert result.summary.started_ms <= image.first_mark_ms <= image.last_mark_ms <= result.summary.finished_ms
     tasks = pq.read_table(result.summary_path.parent / TASKS).to_pylist()
@@ -185,7 +185,9 @@ def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: P
     place.unregister("x:1")
     critical = {2, 3, 4, 6, 7, 8, 1 << 33}
     result, first = audited(spark, place, critical_delay_s=0)
-    assert (first, set(place.marked())) == (critical, critical), "5 stores nothing on x, and 10 has two other copies"
+    assert (first, set(place.marked())) == (critical, critical), (
+        "5 has no entries on x, 10 has two other copies: not critical"
+    )
     assert result.summary.image.suspects == 8
     forget(place)
 

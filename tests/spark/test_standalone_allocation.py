@@ -91,7 +91,7 @@ def driver(
 def until(is_reached: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + STATE_S
     while not is_reached():
-        assert time.monotonic() < end_s, f"there are not {what}"
+        assert time.monotonic() < end_s, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 
