@@ -1,7 +1,7 @@
 """Apache's auditor leads and its workers repair: a real Prometheus with the chart's alerts, fed by ``bkheal exporter``.
 
-An auditor of bkheal stands by. Every bookie is in every ensemble. Apache's workers cannot repair the copies of a lost
-bookie until it returns, and the backlog stays visible.
+An auditor of bkheal is a candidate. Every bookie is in every ensemble, so Apache's workers cannot repair the copies of
+a lost bookie until it returns, and the backlog stays visible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.long]
 
 BACKLOG = "cluster:bkheal_underreplicated_ledgers:sum"
 DETECTION = "BkhealDetectionSlow"
-"""It looks back for a day, and fires for any time here, also 0: the threshold is below it."""
+"""This alert covers the last day. Here its threshold is below 0, so it fires for any time to detection."""
 LEDGERS = 5
 AUDITORS = (
     "BkhealAuditorLeaderMissing",

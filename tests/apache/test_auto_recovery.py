@@ -37,7 +37,7 @@ async def read(client: ConnectedBookKeeper, ledger_id: LedgerId) -> list[bytes]:
 
 
 async def test_apaches_auto_recovery_heals_what_we_wrote(lent: ApacheWorld) -> None:
-    """Closed ledgers of two digest types, and one left open by its writer with a lost bookie."""
+    """The ledgers are closed ones of two digest types, and one that its writer left open, with a lost bookie."""
     cluster, java = lent.cluster, lent.java
     await cluster.start_auto_recovery({**QUICK, "openLedgerRereplicationGracePeriod": "500"})
     async with await connect(cluster.metadata_uri) as client:

@@ -1,4 +1,4 @@
-"""Bad input is refused or reported, and nothing is changed: passwords, digest types, keys, a silent bookie.
+"""Bad input is refused or reported, and nothing is changed: passwords, digest types, keys, an unresponsive bookie.
 
 The tests use Apache's bookies, which check the key of a ledger themselves.
 """
@@ -83,7 +83,7 @@ async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
     """The metadata keeps no password, so only the bookies can check it."""
     uri = apache_cluster.metadata_uri
     handle = await java.create(3, 2, 2, digest="CRC32", password=PASSWORD, client=old)
-    await handle.write(1, seed="old", sizes=SIZES)  # one bookie has no data of the ledger
+    await handle.write(1, seed="old", sizes=SIZES)  # one of its bookies then has no data of the ledger
     before, ledger = await node(client, handle.ledger_id), str(handle.ledger_id)
     assert before[0].startswith(b"BookieMetadataFormatVersion\t1")
     await asyncio.gather(
@@ -104,7 +104,7 @@ async def closed(handle: JavaHandle, digest: str) -> Ledger:
 
 
 async def endings(replicator: Replicator) -> dict[int, Mapping[str, Any]]:
-    """Return the end of the latest turn of each ledger."""
+    """Return how the latest attempt for each ledger ended."""
     return {event["ledger_id"]: event for event in replicator.events() if "ending" in event}
 
 
@@ -144,7 +144,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     assert fenced.status is Status.OK
     read = await bkheal("ledger", "read", str(unlike.ledger_id), uri=apache_cluster.metadata_uri)
     assert (read.exit_code, read.printed, read.errors.count("\n")) == (69, "", 1)
-    assert read.errors.count("CORRUPT") == 2  # of each copy
+    assert read.errors.count("CORRUPT") == 2  # once for each copy
 
     await taken_away(lost)
     await gone(client, lost.bookie_id)
@@ -185,14 +185,14 @@ async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_un
     try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
         await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
-        await expire(apache_cluster.zookeeper, silent.running)  # before that it may be chosen as a target for copies
+        await expire(apache_cluster.zookeeper, silent.running)  # a registered bookie may become a target
         await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
         told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "the outcome of that one too")
         assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
         assert told[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before
         assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
-    finally:  # after a mere resume, it would register again only after another session timeout
+    finally:  # resumed without a restart, it would register only after another session timeout
         await silent.stop()
         await silent.start()
     await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired")

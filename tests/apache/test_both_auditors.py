@@ -40,7 +40,7 @@ from tests.deadlines import PROGRAM_S, STATE_S
 pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 
 SESSION_TIMEOUT_S = 40
-"""The maximum an auditor accepts; ``ApacheWorld.kill9`` ends sessions."""
+"""The maximum an auditor accepts; ``ApacheWorld.kill9`` ends sessions earlier."""
 LONG_S = 4321
 """Much longer than any test."""
 
@@ -53,7 +53,7 @@ async def client(lent: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    """Closes its contents at the end, also after a failure."""
+    """A stack that closes its contents at the end of a test, also after a failure."""
     async with AsyncExitStack() as held:
         yield held
 
@@ -67,7 +67,7 @@ class Auditor:
 
     @classmethod
     def launch(cls, uri: str, directory: Path) -> Auditor:
-        """Start it; ``ready`` waits until it serves."""
+        """Start an auditor; ``ready`` waits until it serves."""
         options = {
             "metadata-uri": uri,
             "report-dir": directory / "reports",
@@ -88,7 +88,7 @@ class Auditor:
         return self
 
     async def lost(self) -> list[str]:
-        """Return the bookies known to it as lost, with a check due."""
+        """Return the bookies that its status lists as lost."""
         return [lost["bookie_id"] for lost in (await self.status())["bookies"]["lost"]]
 
     async def status(self) -> Any:
@@ -110,7 +110,7 @@ async def candidates(client: ConnectedBookKeeper) -> int:
 
 
 async def all_agree_on(here: ApacheWorld, name: str) -> None:
-    """Apache's client, Apache's shell and our command name the leader."""
+    """Check that Apache's client, Apache's shell and our command report this leader."""
     assert (await here.java.call("auditor"))["auditor"] == name
     assert name in await here.cluster.shell("whoisauditor")
     assert (await bkheal("status", "--output", "json", uri=here.uri)).document["auditor"] == name
@@ -119,7 +119,7 @@ async def all_agree_on(here: ApacheWorld, name: str) -> None:
 async def marked_once(
     here: ApacheWorld, client: ConnectedBookKeeper, ledgers: list[Ledger], lost: ApacheBookie
 ) -> None:
-    """Every ledger is marked for the lost bookie, by a single write."""
+    """Wait until every ledger is marked for the lost bookie, and check that each mark was written once."""
     wanted = {ledger.ledger_id: [lost.bookie_id] for ledger in ledgers}
     await until(here.tasks, lambda found: found == wanted, "every ledger is marked", PROGRAM_S)
     for ledger in ledgers:
@@ -154,7 +154,7 @@ async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_
     await cluster.shell("lostbookierecoverydelay", "-set", "1")  # the minimum it accepts
     await marked_once(here, client, ledgers, first)
     await first.start()
-    await no_work_left(here, client)  # Apache's worker finds nothing missing any more
+    await no_work_left(here, client)  # Apache's worker finds no missing copies any more
 
     await here.kill9(ours.process)
     await second.stop()

@@ -39,7 +39,7 @@ from tests.deadlines import STATE_S
 pytestmark = pytest.mark.apache
 
 SHAPES = ((3, 3, 3), (3, 2, 2), (4, 2, 2), (2, 2, 2))
-"""Every bookie with a copy acknowledges, so only the copies taken away by the tests are missing."""
+"""Each add is acknowledged by all bookies of its write set, so only the copies that the tests remove are missing."""
 UNSETTLED = 75
 
 
@@ -56,7 +56,7 @@ async def client(here: ApacheWorld) -> AsyncIterator[ConnectedBookKeeper]:
 
 
 async def write_backlog(here: ApacheWorld, count: int) -> list[Ledger]:
-    """Write closed ledgers of several shapes; every third has a second fragment, made while a bookie was away."""
+    """Write closed ledgers of several shapes; every third has a second fragment, created while a bookie was stopped."""
     java = here.java
 
     async def one(number: int) -> tuple[JavaHandle, str]:
@@ -134,7 +134,7 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
         return hurt - left.keys() - {ledger_id for replicator in ours for ledger_id in replicator.repaired}
 
     assert (await bkheal("recovery", "enable", uri=here.uri)).exit_code == 0
-    # Our workers wait in their first or second ledger. Each may have repaired one before its log shows it.
+    # Each of our workers is in its first or second ledger. It may have repaired one that its log does not show yet.
     await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some")
     throttle(config, 0)
     for replicator in ours:
@@ -144,13 +144,13 @@ async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
 
     after = await seen(here.java, ledgers)
     by_us = [ledger_id for replicator in ours for ledger_id in replicator.repaired]
-    assert len(by_us) == len(set(by_us))  # none by both of our workers
-    assert set(by_us) < hurt  # some by each side
+    assert len(by_us) == len(set(by_us))  # no ledger was repaired by both of our workers
+    assert set(by_us) < hurt  # each side repaired some
     assert by_us
     for ledger in ledgers:
         was, now = before[ledger.ledger_id], after[ledger.ledger_id]
         writes, fragments = now.version - was.version, was.fragments_with(lost)
-        # Apache writes once for each fragment, we once for all: more writes would mean a repair by both.
+        # Apache writes once per fragment, we once per ledger. More writes would mean that both repaired the ledger.
         assert writes == (min(fragments, 1) if ledger.ledger_id in by_us else fragments), (ledger, was, now)
     await nothing_was_copied_twice(here, after, hurt)
     await judged(here, ledgers, before, after, lost)
@@ -163,7 +163,7 @@ def most_named(found: dict[int, Seen], among: Sequence[ApacheBookie]) -> str:
 
 
 async def nothing_was_copied_twice(here: ApacheWorld, after: dict[int, Seen], hurt: set[int]) -> None:
-    """A bookie named by no fragment has no entries either: no copy was wasted."""
+    """Check that bookies outside the ensembles of a ledger have none of its entries, so no copy was wasted."""
     strays = [
         (bookie.bookie_id, ledger_id)
         for ledger_id in sorted(hurt)
@@ -177,7 +177,7 @@ async def nothing_was_copied_twice(here: ApacheWorld, after: dict[int, Seen], hu
 async def judged(
     here: ApacheWorld, ledgers: Sequence[Ledger], before: dict[int, Seen], after: dict[int, Seen], lost: str
 ) -> None:
-    """The lost bookie is named nowhere, every other position is as it was, and Apache finds everything."""
+    """Check that no ensemble has the lost bookie, that no other position changed, and that Apache reads everything."""
     for ledger in ledgers:
         was, now = before[ledger.ledger_id], after[ledger.ledger_id]
         assert lost not in now.members
@@ -197,7 +197,7 @@ async def make_read_only(bookie: ApacheBookie) -> None:
 async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_and_takes_nothing(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
-    """When Apache's auditor marks, no spare bookie exists for its own worker, which cannot repair."""
+    """Apache's worker cannot repair, because there is no spare bookie when Apache's auditor marks."""
     cluster, java = here.cluster, here.java
     for _ in range(4 - len(here.running)):
         await cluster.add_bookies(1)

@@ -72,7 +72,7 @@ async def test_apache_reads_what_we_wrote(
 
 
 async def test_many_and_large_entries_cross_both_ways(java: JavaDriver, client: ConnectedBookKeeper) -> None:
-    """Apache's entries may fill a frame, which is more than we write and not more than we read."""
+    """Apache's entries may fill a frame: this is more than we write, but not more than we read."""
     handle = await java.create(3, 3, 2)
     await handle.write(3000, seed="many", sizes=(300,))
     await handle.write(2, seed="large", sizes=(5_000_000,))
@@ -94,7 +94,7 @@ async def test_a_ledger_that_apache_writes_is_followed_by_us(
     await handle.write(9, seed="tail", sizes=SIZES)
     await handle.write(1, seed="tail", sizes=SIZES)
     reader = await client.open_ledger(LedgerId(handle.ledger_id))
-    # The next entry carries the acknowledgement of the last one.
+    # An entry is known to be confirmed only from the entry after it.
     last = await until(reader.refresh, lambda last: last >= 8, "all but the last entry are known to be confirmed")
     assert last <= 9
     await handle.write(10, seed="tail", sizes=SIZES)
@@ -185,7 +185,7 @@ async def test_ledgers_of_several_fragments_are_read_by_the_other(
 async def test_apaches_checker_misses_nothing_of_what_we_wrote(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, wire: str
 ) -> None:
-    """Its bookies hold the entries of the schedule, as far as they list them: bookies with DbLedgerStorage do not."""
+    """The bookies hold the entries of their positions. Bookies with DbLedgerStorage cannot list, and are left out."""
     ledger_id = await write_by_us(client, LedgerOptions(4, 2, 2), payloads("check", range(40), SIZES))
     assert (await java.call("check", ledger=ledger_id, client=wire))["fragments"] == []
     metadata = await java.call("metadata", ledger=ledger_id)

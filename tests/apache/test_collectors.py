@@ -1,4 +1,4 @@
-"""Collectors of surplus copies beside slow repairs of the other kind: the lock protects half a copy from them."""
+"""Collectors of surplus copies during slow repairs of the other kind: the lock protects unfinished copies from them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ COLLECTS_OFTEN = {
     "majorCompactionInterval": "0",
 }
 ENTRIES, SIZE = 160, 60_000
-"""Much more than one request carries, so a slow repair stands still in the middle."""
+"""Much more than one request carries, so a slow repair pauses in the middle."""
 ENTRIES_MOVED = 10
 RECOVERY_ADD = 2
 PASSES = 2
-"""Surplus copies deleted one after the other during the pause of a copy: a whole pass lies between them."""
+"""Number of surplus copies deleted one after another while a copy pauses: a full pass is between two deletions."""
 COLLECTED_S = 240.0
 """A bookie of bkheal waits a minute before it deletes, and a pass that has begun does not see a new copy."""
 KEY = hashlib.sha1(b"ledger" + PASSWORD).hexdigest()
@@ -109,7 +109,7 @@ async def read(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: LedgerI
 
 
 async def collected(here: ApacheWorld, client: ConnectedBookKeeper, surplus: Sequence[Ledger], target: str) -> None:
-    """Give ``target`` surplus copies, each after the deletion of the one before.
+    """Add surplus copies to ``target``, each after the deletion of the previous one.
 
     Entries are read and not listed, because a list keeps the collector of a bookie of bkheal off the ledger.
     """
@@ -174,11 +174,11 @@ async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
     await large_is_well(java, large)
     await all_is_well(java, surplus)
     for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
-        await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
+        await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill the bookies of these
 
 
 def our_bookie(here: ApacheWorld, directory: Path) -> ManagedProcess:
-    """Start a bookie of bkheal that collects all the time."""
+    """Start a bookie of bkheal that collects continuously."""
     places = ("--journal-dir", str(directory / "journal"), "--ledger-dir", str(directory / "ledgers"))
     settings = ("--read-only-below-bytes", "1", "--collect-interval", "1", "--session-timeout", str(LONG_SESSION_S))
     return ManagedProcess.start(
@@ -196,7 +196,7 @@ def our_bookie(here: ApacheWorld, directory: Path) -> ManagedProcess:
 async def test_our_collector_leaves_what_apaches_slow_worker_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
-    """The slow worker dies in the middle; a quick one repeats the whole repair."""
+    """The slow worker is killed during the repair, and a fast one repeats all of it."""
     java = here.java
     lost = here.running[0]
     surplus = await surplus_for(here, client, lost.bookie_id)
@@ -223,8 +223,8 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
         assert await copied() == ENTRIES
         await large_is_well(java, large)
         for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
-            await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill their bookies
-    await here.cluster.add_bookies(1)  # as many as its ledger needs
+            await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill the bookies of these
+    await here.cluster.add_bookies(1)  # the next test needs as many bookies
 
 
 @pytest.mark.long

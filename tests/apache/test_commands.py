@@ -78,7 +78,7 @@ async def test_ledger_tail_follows_apaches_writer_and_ledger_recover_ends_one_th
 ) -> None:
     uri = apache_cluster.metadata_uri
     followed = await java.create(3, 3, 2)
-    for _ in range(2):  # the second entry confirms the first
+    for _ in range(2):  # the first entry is known to be confirmed from the second
         await followed.write(1)
     words = ("ledger", "tail", str(followed.ledger_id), "--first", "0", "--format", "json", "--metadata-uri", uri)
     command = [sys.executable, "-m", "auditor.cli.main", *words]

@@ -1,4 +1,4 @@
-"""An Apache bookie is lost permanently; our audit and replicators heal the ledgers, and Apache's own tools judge."""
+"""An Apache bookie is lost permanently; our audit and replicators heal the ledgers. Apache's own tools check this."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Written:
 
 
 async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
-    """Write ledgers of every digest, over both wires, striped and not, some of several fragments; one is left open.
+    """Write ledgers of each digest type, over both versions of the protocol, striped and not; one is left open.
 
-    The bookie stopped for a while is the one removed later by the tests.
+    Some have several fragments, because a bookie was stopped for a while. The tests later remove the same bookie.
     """
     open_handles: list[tuple[JavaHandle, Written]] = []
     for digest in DIGESTS:
@@ -102,7 +102,7 @@ async def members(java: JavaDriver, ledger: Written) -> set[str]:
 
 
 def ids_in(printed: str) -> set[int]:
-    """Return the ledger ids listed by Apache's shell, one a line: by themselves, and since 4.18 as an attribute."""
+    """Return the ledger ids listed by Apache's shell, one per line: as the line, and since 4.18 as an attribute."""
     return {int(first or second) for first, second in re.findall(r"^(\d+)\b|\bledgerId=(\d+)", printed, re.MULTILINE)}
 
 
@@ -114,7 +114,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
     *closed, left_open = ledgers
     uri, lost = cluster.metadata_uri, victim.bookie_id
     assert (await audit(uri, tmp_path, is_dry_run=True))["verdict"] == "clean"
-    # Only there, entries acknowledged before the writer replaced the stopped bookie may be missing.
+    # Only this bookie may lack entries: those acknowledged before the writer replaced it.
     assert await short_bookies(java, closed) <= {lost}
 
     async with await connect(uri) as client:
@@ -140,7 +140,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
         )
         assert [await replicator.wait() for replicator in replicators] == [0, 0]
         repaired = [ledger_id for replicator in replicators for ledger_id in replicator.repaired]
-        assert sorted(repaired) == sorted(hurt)  # each by one of the two
+        assert sorted(repaired) == sorted(hurt)  # each ledger by one of the two replicators
 
         assert (await java.call("tasks"))["tasks"] == []
         assert ids_in(await cluster.shell("listunderreplicated")) == set()
@@ -158,7 +158,7 @@ async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
 async def check_copies(
     java: JavaDriver, client: ConnectedBookKeeper, ledger: Written, lost: BookieId, before: set[str]
 ) -> None:
-    """Each member holds all entries of its position; the new members hold nothing else."""
+    """Check that each member holds all entries of its position, and that new members hold no others."""
     found = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata
     assert found.last_entry_id == ledger.entries - 1
     stored: Counter[str] = Counter()
@@ -177,7 +177,7 @@ async def check_copies(
 
 
 async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> None:
-    """Our client reads every byte, of an open ledger the confirmed ones; Apache's shell prints the same."""
+    """Check that our client reads all contents (of an open ledger the confirmed ones), like Apache's shell."""
     read: dict[int, list[bytes]] = {}
     for ledger in ledgers:
         reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)
@@ -199,7 +199,7 @@ async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers
 
 
 def one_of_each_digest(ledgers: Sequence[Written]) -> list[Written]:
-    """One ledger of each digest, of all three shapes, the first of several fragments."""
+    """Return one ledger of each digest type. They have all three shapes, and the first has several fragments."""
     found = [[ledger for ledger in ledgers if ledger.digest == digest] for digest in DIGESTS]
     return [of_digest[number % len(SHAPES)] for number, of_digest in enumerate(found)]
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.apache
 FRAME_BYTES = 20 << 20
 LARGE = 9_000_000
 SIZES = (100, 100, LARGE, 100, 3000, 0, LARGE, 1)
-"""Two large ones give every member of an ensemble of 3 one of them."""
+"""The two large entries are placed so that each member of an ensemble of 3 stores one of them at least."""
 TOLD = "exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
@@ -49,7 +49,7 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
         read = ("ledger", "read", str(ledgers[0]), "--password", PASSWORD.decode(), "--to", str(tmp_path / "read"))
         ended = await bkheal(*read, uri=uri)
         assert ended.exit_code != 0
-        assert "entry 2 could not be read" in ended.errors  # and those before it could
+        assert "entry 2 could not be read" in ended.errors  # the entries before it could be read
         assert TOLD in ended.errors
         ended = await bkheal(*option, *read, uri=uri)
         assert ended.exit_code == 0, ended.errors
@@ -63,7 +63,7 @@ async def test_large_entries_are_repaired_with_the_option_and_told_without(
         )
         await without.stop()
         assert len(await client.ports.tasks.list()) == len(ledgers)
-        assert not await client.parked.list()  # the failure is not final
+        assert not await client.parked.list()  # the repair will be retried
 
         replicator = await Replicator.start(uri, tmp_path / "with", "--once", *option)
         assert await replicator.wait() == 0

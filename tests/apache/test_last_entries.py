@@ -1,4 +1,4 @@
-"""An Apache bookie names the greatest of its newest entries as its last one, also if it holds greater ones."""
+"""An Apache bookie reports the greatest of its newest entries as the last one, even if it holds greater ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_member_is_filled_up_with_entries_after_the_last_one_that_anothe
         await put(client, first.bookie_id, ledger_id, range(TAIL))
         for bookie in (both, wiped):
             await put(client, bookie.bookie_id, ledger_id, range(TAIL, ENTRIES))
-        await both.stop()  # its entries leave the memory, as at a flush
+        await both.stop()  # the restart moves its entries out of memory, as a flush does
         await both.start()
         await wiped.stop()
         await client.store.delete(cookie_path(client.cluster.root, wiped.bookie_id))

@@ -1,4 +1,4 @@
-"""Ledger metadata written by Apache's client, read and written again by ours: not one byte differs."""
+"""Ledger metadata written by Apache's client, read and written again by ours: no byte differs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def client_of(java: JavaDriver) -> Callable[[int], str]:
 
 
 class Ledgers:
-    """Reads nodes of ledgers as bytes and as our values, and compares the two."""
+    """Reads the nodes of ledgers as bytes and as our values, and compares both."""
 
     def __init__(self, store: ZooKeeperStore, cluster: Cluster) -> None:
         self.store = store
         self.ledgers = LedgerStore(store, cluster, random.Random(1))
 
     async def read(self, ledger_id: int) -> LedgerMetadata:
-        """Return our reading of the node, after a check that it encodes to the same bytes."""
+        """Return the decoded metadata of the node, after a check that it encodes to the same bytes."""
         path = self.ledgers.path(LedgerId(ledger_id))
         await self.store.sync(path)
         data = (await self.store.get(path)).data
@@ -71,7 +71,7 @@ def ledgers(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Ledgers:
 
 
 def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
-    """Apache writes the same bytes as our codec; since 4.18 with other escapes in the text of format 2.
+    """Check that Apache writes the same bytes as our codec; since 4.18 it has other escapes in the text of format 2.
 
     4.18.0 writes ``??`` for a character beyond U+FFFF in a name of custom metadata.
     """
@@ -83,7 +83,7 @@ def assert_same_bytes(theirs: bytes, ours: LedgerMetadata) -> None:
 
 
 def same(theirs: dict[str, Any], ours: LedgerMetadata) -> None:
-    """Apache's reader parses the same bytes to the same values."""
+    """Check that Apache's reader decodes the same bytes to the same values."""
     assert theirs["format"] == ours.format_version
     assert theirs["state"] == ours.state.name
     assert (theirs["ensemble"], theirs["write_quorum"], theirs["ack_quorum"]) == (
@@ -201,7 +201,7 @@ async def test_several_fragments_and_a_recovery_that_got_stuck(
 
 
 def crafted(rng: random.Random, number: int) -> LedgerMetadata:
-    """Metadata as any history may produce it."""
+    """Draw metadata that some history of a ledger could produce."""
     ensemble = rng.randint(1, 5)
     write_quorum = rng.randint(1, ensemble)
     firsts = sorted(rng.sample(range(1, 1000), rng.randint(0, 4)))

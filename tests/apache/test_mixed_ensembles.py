@@ -1,4 +1,4 @@
-"""Our bookies beside Apache's in one cluster: Apache's client, shell and repair use both kinds, and so do ours."""
+"""Our bookies and Apache's in one cluster: Apache's client, shell and repair use both kinds, and so do ours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SHAPES = ((3, 3, 3), (3, 2, 2))
 
 @dataclass(frozen=True)
 class Mixed:
-    """A cluster of three bookies of each kind, and ledgers on one kind alone, or on both."""
+    """A cluster of three bookies of each kind, with ledgers on only one kind and ledgers on both."""
 
     world: ApacheWorld
     ours: Sequence[EmbeddedBookie]
@@ -90,7 +90,7 @@ async def start_all(bookies: Sequence[EmbeddedBookie]) -> None:
 
 
 async def both_versions(java: JavaDriver, shapes: Sequence[Sequence[int]]) -> list[Ledger]:
-    """Write ledgers by newly connected clients, which see the current bookies and no others."""
+    """Write ledgers by newly connected clients, which use only the current bookies."""
     for wire in ("v2", "v3"):
         await java.drop_client(wire)
     return [ledger for wire in ("v2", "v3") for ledger in await written(java, shapes, 2 * len(shapes), client=wire)]
@@ -230,7 +230,7 @@ async def test_we_recover_on_both_kinds_what_either_writer_left_and_apaches_clie
 
 
 async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple[Ledger, BookieId]:
-    """Return a closed ledger with a missing entry on one of its members, and the member: one of this kind."""
+    """Return a closed ledger, and one of its members, of this kind, which lacks an entry."""
     writer = await client.create_ledger(LedgerOptions(4, 3, 3), password=PASSWORD)
     await writer.abandon()
     ledger = Ledger(writer.ledger_id, "CRC32C", 20)
@@ -299,7 +299,7 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
     await here.kill9(gone_too)
     await gone(client, gone_too.bookie_id)
     await audit(here.uri, tmp_path)
-    hurt = set(await here.tasks())  # ledgers of other tests may be among them
+    hurt = set(await here.tasks())  # these may include ledgers of other tests
     assert hurt >= {key for key, one in healed.items() if gone_too.bookie_id in one.members}
     ours = await Replicator.start(here.uri, tmp_path / "ours", "--once")
     assert await ours.wait() == 0
@@ -307,7 +307,7 @@ async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apac
     await no_work_left(here, client)
     after = await seen(java, mixed.ledgers)
     onto_ours = 0
-    for ledger in mixed.on_theirs:  # the other two of Apache's were members already
+    for ledger in mixed.on_theirs:  # Apache's other two bookies were members already
         (taker,) = after[ledger.ledger_id].members - healed[ledger.ledger_id].members
         assert taker in mixed.our_names
         onto_ours += await held(java, taker, ledger.ledger_id)
@@ -326,7 +326,7 @@ async def test_our_bookies_are_taken_out_again_and_apaches_have_everything(
 ) -> None:
     here, java, uri = mixed.world, mixed.java, mixed.world.uri
     await asyncio.gather(*(bookie.start() for bookie in here.cluster.bookies))
-    await here.cluster.add_bookies(1)  # as many as the largest ensemble has members
+    await here.cluster.add_bookies(1)  # the largest ensemble needs as many bookies
     alive = [bookie for bookie in mixed.ours if bookie.running.is_running]
     names = [bookie.bookie_id for bookie in alive]
     before = await seen(java, mixed.ledgers)

@@ -1,8 +1,8 @@
-"""A cluster as Pulsar's operators lay it out: a root inside another path, long ledger ids, metadata of Pulsar's own.
+"""A cluster as in Pulsar deployments: a root inside another path, long ledger ids, and Pulsar's custom metadata.
 
-Some ledgers have metadata of the older formats, as in upgraded clusters. A bookie is lost and healed by us. In the
-ledgers' metadata only the places of the copies change. Apache's tree contains only nodes with a name known to Apache,
-before and after.
+Some ledgers have metadata of the older formats, as in upgraded clusters. A bookie is lost, and we repair its
+ledgers. In their metadata only the places of the copies change. Apache's tree contains only nodes with names that
+Apache uses, before and after.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ pytestmark = [pytest.mark.apache, pytest.mark.usefixtures("quick_spark")]
 PARENT, ROOT = "/pulsar/bk", "/pulsar/bk/ledgers"
 BOOKIES = [f"bk-of-pulsar-{number}" for number in (1, 2, 3, 4)]
 LOST, SPARE = b"bk-of-pulsar-2", b"bk-of-pulsar-4"
-"""Of the same length: a swap of one for the other in the metadata moves no other byte."""
+"""Both have the same length, so replacing one by the other in the metadata moves no other byte."""
 ENTRIES = 30
 IDS = (None, 2**31 - 2, 2**31 - 1, 1_234_567_890_123_456_789)
-"""None stands for an id of Apache's generator."""
+"""``None`` is an id from Apache's generator."""
 PLACEMENT = {
     "policyClass": "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy",
     "properties": {"isolationBookieGroups": "group-1", "secondaryIsolationBookieGroups": "group-2"},
 }
 OLD = ((1, "CRC32", 0), (1, "CRC32", ENTRIES), (2, "MAC", ENTRIES), (2, "CRC32C", 0))
-"""Metadata format, digest and entries."""
+"""Metadata format, digest type and number of entries."""
 CUSTOM = {
     "application": b"pulsar",
     "component": b"managed-ledger",
@@ -65,7 +65,7 @@ CUSTOM = {
 
 
 class NestedCluster(ApacheCluster):
-    """Its ledgers root is not at the top, and its ids are laid out in long paths from the first one on."""
+    """A cluster whose ledgers root is not at the top, and whose ids all have long paths."""
 
     @property
     def metadata_uri(self) -> str:
@@ -88,9 +88,9 @@ class Nested:
     world: ApacheWorld
     ledgers: list[Ledger]
     old: list[Ledger]
-    """Their metadata is of the formats in ``OLD``."""
+    """Ledgers with metadata of the formats in ``OLD``."""
     names_before: set[str]
-    """Below the ledgers root, when only Apache's programs had been there."""
+    """The names below the ledgers root when only Apache's programs had used it."""
 
 
 async def add_bookie(here: ApacheWorld, name: str) -> None:
@@ -140,7 +140,7 @@ async def client(nested: Nested) -> AsyncIterator[ConnectedBookKeeper]:
 
 
 async def nodes(client: ConnectedBookKeeper, nested: Nested) -> Mapping[int, Node]:
-    """The metadata of every ledger, as bytes."""
+    """Return the metadata of each ledger, as bytes."""
     found = {}
     for ledger in [*nested.ledgers, *nested.old]:
         path = client.ports.ledgers.path(LedgerId(ledger.ledger_id))

@@ -1,4 +1,4 @@
-"""Apache's client on a cluster of our bookies alone: its requests other than adds and reads, and TLS."""
+"""Apache's client on a cluster that has only our bookies: its requests other than adds and reads, and TLS."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_reader_that_waits_is_given_the_entry_once_it_is_confirmed(java:
     for _ in range(5):
         await writer.write(1, seed=SEED, sizes=SIZES)
     reader = await java.open(writer.ledger_id)
-    assert await reader.last_add_confirmed() == 3  # the last entry confirms the one before
+    assert await reader.last_add_confirmed() == 3  # an entry is known to be confirmed from the one after it
     assert await reader.wait_last_add_confirmed(3, LONG_WAIT_MS) == (3, [entries[3]])
     assert await reader.wait_last_add_confirmed(6, SOON_MS) == (3, [])
     waiting = asyncio.create_task(reader.wait_last_add_confirmed(6, LONG_WAIT_MS))
@@ -161,7 +161,7 @@ async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(ja
 async def another_cluster(
     stack: AsyncExitStack, here: Ours, root: str, directory: Path, count: int, module: str, *options: str
 ) -> str:
-    """Start bookies that run ``module`` under a root of their own, and return its URI."""
+    """Start bookies that run ``module`` below a separate root, and return the URI of the cluster."""
     connect_string = here.cluster.zookeeper.connect_string
     uri = f"zk+hierarchical://{connect_string}{root}"
     store = await ZooKeeperStore.connect(connect_string)

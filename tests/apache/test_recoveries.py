@@ -1,4 +1,4 @@
-"""A writer dies, and Apache's client and ours recover its ledger at the same moment: both reach one end."""
+"""A writer dies, and Apache's client and ours recover its ledger at the same moment: both find the same end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def left_by_our_writer(uri: str) -> list[int]:
 
 
 async def recover_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
-    """Return last entry and length; None if the other recovery won."""
+    """Return last entry and length; ``None`` if the other recovery closed the ledger first."""
     try:
         handle = await java.open(ledger_id, recovery=True, client=wire)
     except JavaError:

@@ -1,4 +1,4 @@
-"""A writer dies with adds under way: either recovery keeps the acknowledged entries, and both clients see one end."""
+"""A writer dies with adds in flight: either recovery keeps acknowledged entries, and both clients read the same end."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.apache
 SIZES = (1, 0, 100, 3_000)
 SEED = "in flight"
 ACKNOWLEDGED = 40
-"""Entries of an open ledger on all bookies."""
+"""Number of entries of an open ledger that are on all bookies."""
 LEDGERS = 4
 FIRST = 200
-"""Entries acknowledged before a bookie falls silent."""
+"""Number of entries acknowledged before a bookie stops answering."""
 MORE = 150
-"""Minimum number of entries on another bookie while one is silent, before the writer is killed."""
+"""Minimum number of entries that another bookie stores while one does not answer, before the writer is killed."""
 ENDLESS = 200_000
 """More entries than a writer can write before it is killed."""
 PAUSE_S = 0.001
@@ -66,7 +66,7 @@ async def last_stored(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: 
 
 
 async def recovered_by_apache(java: JavaDriver, ledger_id: int, wire: str) -> tuple[int, int] | None:
-    """Return last entry and length; None if the other recovery won."""
+    """Return last entry and length; ``None`` if the other recovery closed the ledger first."""
     try:
         state = await (await java.open(ledger_id, recovery=True, client=wire)).state()
     except JavaError:
@@ -89,7 +89,7 @@ async def recovered_by_us(client: ConnectedBookKeeper, ledger_id: int) -> tuple[
 async def is_read_alike(
     java: JavaDriver, client: ConnectedBookKeeper, ledger_id: int, contents: Sequence[bytes]
 ) -> tuple[int, int]:
-    """Return last entry and length of a closed ledger; both clients read it to its end: the first of ``contents``."""
+    """Check that both clients read a closed ledger to its end, as ``contents`` begins; return last entry and length."""
     found = await metadata_of(client, ledger_id)
     assert found.state is LedgerState.CLOSED
     assert found.last_entry_id is not None
@@ -137,7 +137,7 @@ async def with_a_lonely_entry(
 async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str
 ) -> None:
-    """If Apache's client leaves the entry out, it still counts its bytes: it takes the length in the entry's header.
+    """If Apache's client leaves the entry out, it still counts its bytes, from the length in the entry's header.
 
     (``LedgerRecoveryOp`` of 4.17 takes it with the last add confirmed, and only corrects it by the entries beyond.)
     """
@@ -162,7 +162,7 @@ async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_
 
 @asynccontextmanager
 async def silent(cluster: ApacheCluster, client: ConnectedBookKeeper, ledger_id: int) -> AsyncIterator[BookieId]:
-    """One member of the ledger stores and answers nothing until the end of the block; yields another member."""
+    """Pause one member of the ledger until the end of the block; yield another member."""
     members = await members_of(client, ledger_id)
     quiet: ApacheBookie = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
     async with paused(client, quiet):
@@ -175,7 +175,7 @@ def line(number: int) -> bytes:
 
 @asynccontextmanager
 async def fed_writer(uri: str, ack_quorum: int) -> AsyncIterator[Process]:
-    """``bkheal ledger write``, whose standard input is open."""
+    """Run ``bkheal ledger write`` with an open standard input."""
     shape = ("-e", "3", "-w", "3", "-a", str(ack_quorum))
     command = (sys.executable, "-m", "auditor.cli.main", "ledger", "write", *shape, "--metadata-uri", uri)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
@@ -188,7 +188,7 @@ async def fed_writer(uri: str, ack_quorum: int) -> AsyncIterator[Process]:
 
 
 async def feed(process: Process, first: int, fed: list[bytes]) -> None:
-    """Write one line after the other, as long as the process accepts them; ``fed`` receives each line before it."""
+    """Write lines while the process accepts them. Each line is appended to ``fed`` before it is written."""
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
         for number in range(first, ENDLESS):
@@ -202,7 +202,7 @@ async def feed(process: Process, first: int, fed: list[bytes]) -> None:
 async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, ack_quorum: int
 ) -> None:
-    """With an ack quorum of 2 acknowledgements continue while a bookie is silent; with 3 there are none."""
+    """With an ack quorum of 2, acknowledgements continue while a bookie does not answer; with 3 there are none."""
     before = set((await java.call("ledgers"))["ledgers"])
     fed = [line(number) for number in range(FIRST)]
 
@@ -239,7 +239,7 @@ async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
 async def dying_java(
     directory: Path, cluster: ApacheCluster, jvm: ApacheJvm, classes: Path, *, is_v2: bool
 ) -> AsyncIterator[JavaDriver]:
-    """A separate Java machine, whose client ``dying`` waits for a silent bookie instead of replacing it."""
+    """Run a separate JVM, whose client ``dying`` waits for a bookie that does not answer instead of replacing it."""
     driver = await JavaDriver.start(directory, cluster, jvm, classes)
     try:
         await driver.new_client("dying", v2=is_v2, settings={"addEntryTimeoutSec": "120"})
@@ -265,7 +265,7 @@ async def test_we_recover_what_apaches_killed_process_said_was_acknowledged(
     ack_quorum: int,
     wire: str,
 ) -> None:
-    """With an ack quorum of 2 acknowledgements continue while a bookie is silent; with 3 there are none."""
+    """With an ack quorum of 2, acknowledgements continue while a bookie does not answer; with 3 there are none."""
     async with dying_java(tmp_path, apache_cluster, apache_jvm, java_classes, is_v2=wire == "v2") as dying:
         handle = await dying.create(3, 3, ack_quorum, client="dying")
         await handle.write(FIRST, seed=SEED, sizes=SIZES, is_aloud=True)

@@ -1,4 +1,4 @@
-"""Apache's records about a cluster and its bookies, read and written again by our programs; and the reverse."""
+"""Apache's records about a cluster and its bookies, read and written by our programs, and the reverse."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_cookies_and_registrations_of_apaches_bookies(
 async def test_apache_reads_what_a_bookie_of_ours_says_of_itself(
     java: JavaDriver, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
-    """Its address is that of the Apache endpoint, at any position in the list; the rest is kept."""
+    """Apache uses the address of the Apache endpoint, at any position in the list, and keeps the rest."""
     bookie = BookieId("a-bookie-of-ours")
     info = ServiceInfo(
         (

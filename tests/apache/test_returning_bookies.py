@@ -1,4 +1,4 @@
-"""Apache's bookies return: at another address, on empty disks, or after a recovery got stuck without them."""
+"""Apache's bookies return: at another address, with empty disks, or after a recovery that was stuck without them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPES = ((3, 3, 2), (3, 2, 2))
 
 @pytest.fixture(scope="module")
 def here(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheWorld]:
-    """Three bookies with names of their own, and ledgers with a position on each of them."""
+    """Three bookies whose ids are not addresses, and ledgers with a position on each of them."""
 
     async def fill(made: ApacheWorld) -> None:
         settings = [{"bookieId": name, "zkTimeout": "30000"} for name in NAMES]
@@ -177,7 +177,7 @@ async def test_a_bookie_that_loses_its_disks_after_its_answer_is_asked_again(
 
 
 async def left_open(java: JavaDriver) -> list[Ledger]:
-    """Ledgers on all bookies, whose writer is silent."""
+    """Write ledgers on all bookies, and leave them open."""
     handles = [await begin(java, (3, 3, 2)) for _ in range(2)]
     for handle in handles:
         await extend(handle, "CRC32C", 25)
@@ -187,7 +187,7 @@ async def left_open(java: JavaDriver) -> list[Ledger]:
 async def recovery_by_apache_killed(
     here: ApacheWorld, second: JavaDriver, ledger: Ledger, silent: Sequence[ApacheBookie]
 ) -> None:
-    """Apache's client begins a recovery, waits for silent bookies, and is killed."""
+    """Let Apache's client begin a recovery and wait for paused bookies, and kill it."""
     for bookie in silent:
         bookie.running.pause()
     recovery = asyncio.create_task(second.open(ledger.ledger_id, password=PASSWORD, recovery=True))

@@ -63,7 +63,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Secured:
-    """A cluster whose bookies require a login; right and wrong credentials; and a ledger on each bookie."""
+    """A cluster whose bookies require a login, with right and wrong credentials, and a ledger on each bookie."""
 
     world: ApacheWorld
     directory: Path
@@ -93,7 +93,7 @@ class Secured:
         return TlsSettings(where / "our-ca.pem", where / f"{name}.pem", where / f"{name}.key")
 
     async def written_on(self, members: Sequence[str]) -> Ledger:
-        """A closed ledger with one copy of each entry on each of these bookies."""
+        """Write a closed ledger with a copy of each entry on each of these bookies."""
         copies = len(members)
         handle = await on(self.world.java, members, copies, copies, copies, password=PASSWORD, client=CLIENT)
         await extend(handle, "CRC32C", ENTRIES)
@@ -139,7 +139,7 @@ async def restart(*bookies: ApacheBookie) -> None:
 
 @pytest.fixture(scope="module")
 def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Bookies with a login; without TLS as yet."""
+    """Bookies that require a login, at first without TLS."""
     directory = tmp_path_factory.mktemp("secured")
     make_pem(directory)
     sasl = ApacheSasl({NAME: SECRET}, NAME)
@@ -154,7 +154,7 @@ def secured(apache_jvm: ApacheJvm, java_classes: Path, tmp_path_factory: pytest.
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """The program ended with this exit code and one sentence, which has these words and no secret."""
+    """Check that a program ended with this exit code and one sentence, with these words and without the secret."""
     assert ended.exit_code == code, ended
     assert ended.printed == ""
     (sentence,) = ended.errors.splitlines()
@@ -249,7 +249,7 @@ async def test_a_wrong_ledger_password_or_digest_is_refused(secured: Secured) ->
 
 
 async def failures(replicator: Replicator) -> list[str]:
-    """Return the reasons for its failed repairs."""
+    """Return the reasons of its failed repairs."""
     return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
 
 
@@ -258,7 +258,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 ) -> None:
     here = secured.world
     lost, other, _ = here.running
-    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie could take a copy
+    await secured.written_on([lost.bookie_id, other.bookie_id])  # the third bookie is a possible target
     await here.kill9(lost)
     async with await connect(here.uri) as client:
         await gone(client, lost.bookie_id)
@@ -286,7 +286,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
 
 
 async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
-    """From here on the bookies use TLS and require certificates; that of the last one is for another host."""
+    """From here on, the bookies use TLS and require certificates; that of the last bookie is for another host."""
     here, where = secured.world, secured.directory
     *others, impostor = (bookie.bookie_id for bookie in here.running)
     good, other = [await secured.written_on(members) for members in (others[:2], [others[0], impostor])]
@@ -303,7 +303,7 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
     async with await connect(here.uri, security=security) as client:
         reader = await client.open_ledger(LedgerId(good.ledger_id))
         assert [entry.payload async for entry in reader.read_all()] == good.contents
-        reader = await client.open_ledger(LedgerId(other.ledger_id))  # its other copy will do
+        reader = await client.open_ledger(LedgerId(other.ledger_id))  # the other copy is sufficient
         assert [entry.payload async for entry in reader.read_all()] == other.contents
     wrong = (*secured.tls, "--sasl-username", NAME, "--sasl-password-file", str(where / "wrong"))
     strange_ca = (*secured.tls_of("strange-ca"), *secured.login)
@@ -323,7 +323,7 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
 
 
 async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_without(secured: Secured) -> None:
-    """From here on two bookies require no login but a role, which a certificate names; so TLS is necessary."""
+    """From here on, two bookies require no login, but a certificate with a role, and so TLS."""
     here, where, ledger = secured.world, secured.directory, secured.ledgers[0]
     make_role(where, "keeper", role="keeper")
     bookies = [here.bookie(member) for member in (await seen(here.java, [ledger]))[ledger.ledger_id].members]

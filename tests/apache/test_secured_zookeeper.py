@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.long, pytest.mark.needs("openssl")
 
 
 class LockedCluster(ApacheCluster):
-    """Its programs log in at ZooKeeper."""
+    """A cluster whose programs log in at ZooKeeper."""
 
     @property
     def jaas(self) -> Path | None:

@@ -24,7 +24,7 @@ SASL = ApacheSasl({"ours": 'a "word" \\', "theirs": "another"}, own_name="theirs
 
 
 def certificate(directory: Path, name: str, host: str) -> TlsSettings:
-    """Return one signed by ``ca.pem``, which is made if necessary."""
+    """Return a certificate signed by ``ca.pem``, which is created if necessary."""
     if not (directory / "ca.pem").exists():
         make_ca(directory, "ca")
     return make_certificate(directory, name, "ca", host)

@@ -1,4 +1,4 @@
-"""Shadow mode beside Apache's auditor: both find the same, and a removed task is reported."""
+"""Shadow mode with Apache's auditor: both find the same, and a removed task is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEDGERS = 4
 async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
     lent: ApacheWorld, shadow: Comparison, tmp_path: Path
 ) -> None:
-    """Every bookie has a copy of every ledger: Apache's worker cannot repair while one is away."""
+    """Every bookie has a copy of every ledger, so Apache's worker cannot repair while one is stopped."""
     here = lent
     ledgers = [ledger.ledger_id for ledger in await written(here.java, ((4, 4, 4),), LEDGERS)]
     lost = here.cluster.bookies[0]
@@ -58,4 +58,4 @@ async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_tol
         (item,) = found["items"]
         assert (item["ledger_id"], item["outcome"], item["reason"]) == (taken, "only here", "not marked")
         assert (item["found"], item["marked"]) == ([lost.bookie_id], None)
-        assert taken not in await here.tasks()  # and the comparison marked nothing
+        assert taken not in await here.tasks()  # the comparison marked nothing

@@ -1,4 +1,4 @@
-"""bkheal takes over from Apache's auto-recovery, and its stop reverses this (docs/migration.md)."""
+"""bkheal takes over from Apache's auto-recovery, and stopping bkheal reverses this (docs/migration.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def a_long_ledger(here: ApacheWorld, victim: ApacheBookie) -> tuple[int, A
 
 
 async def stops_in_the_middle(here: ApacheWorld, ledger_id: int, spare: ApacheBookie, directory: Path) -> None:
-    """Our replicator copies a part of a ledger, receives SIGTERM and releases the task."""
+    """Stop our replicator with SIGTERM when it has copied a part of a ledger; it releases the task."""
     slowly = ("--bytes-per-second", str(BYTES_PER_SECOND), "--grace", "0.5", "--poll-interval", "1")
     ours = await Replicator.start(here.uri, directory, *slowly)
     await until(lambda: held(here.java, spare.bookie_id, ledger_id), bool, "some entries are copied")
@@ -60,7 +60,7 @@ async def test_each_part_is_given_back_by_stopping_ours(
     await auditor.ready()
     await until(lambda: leader(client), bool, "our auditor leads")
 
-    # Our leader obeys Apache's `triggeraudit`: it waits no longer for the bookie.
+    # Our leader obeys Apache's `triggeraudit`, and stops waiting for the bookie.
     await client.ports.tasks.switches.set_lost_bookie_delay_s(LONG_S)
     await here.kill9(victim)
     await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss")

@@ -39,7 +39,7 @@ async def tasks(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> Under
 
 @pytest.fixture
 async def other(java: JavaDriver) -> AsyncIterator[str]:
-    """A client of Apache's whose locks end with the test."""
+    """A client of Apache whose locks are released at the end of the test."""
     await java.new_client("worker")
     yield "worker"
     await java.drop_client("worker")
@@ -220,7 +220,7 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
 
 
 async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> None:
-    """A bookie stops, Apache's auditor marks; no worker can repair, as every other bookie has a copy already."""
+    """A bookie stops, and Apache's auditor marks. No worker can repair, as every other bookie has a copy already."""
     cluster, java = lent.cluster, lent.java
     handle = await java.create(4, 4, 4)
     await handle.write(20)
@@ -242,7 +242,7 @@ async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> N
         assert encode_task(decode_task(data)) == data
         assert found[0].ctime_ms > 0
 
-        # Our auditor, as the second one, waits for the end of the first, and takes over.
+        # Our auditor is the second candidate: it takes over when the first one ends.
         async with standing(store, root, "ours") as election:
             await until(lambda: asyncio.sleep(0, election.state.leader), lambda name: name == auditor, "we know it")
             assert not election.is_leader()

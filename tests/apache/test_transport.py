@@ -1,4 +1,4 @@
-"""Our transport on Apache's bookies, of both storages: the result of each request, and the entries sent in bulk."""
+"""Our transport on Apache's bookies, with both storages: the result of each request, and the entries sent in bulk."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class OneBookie:
 
     @asynccontextmanager
     async def polling(self, beyond: int) -> AsyncIterator[asyncio.Task[LacReply]]:
-        """A long poll on its way to the bookie, unanswered while other requests are answered."""
+        """Send a long poll to the bookie, and check that another request is answered before it."""
         waiting = WaitLac(self.ledger_id, EntryId(beyond), LONG_WAIT_S)
         poll = asyncio.create_task(self.transport.ask(BOOKIE, waiting, LONG_WAIT_S + STATE_S))
         try:
@@ -163,7 +163,7 @@ async def test_another_master_key_neither_adds_nor_fences_nor_tells(bookie: OneB
     assert await bookie.write_lac(1, WRONG_KEY) is Status.UNAUTHORIZED
     assert (await bookie.last()).entry_id == 1
     assert await bookie.explicit_lac() == 0
-    assert await bookie.add(2) is Status.OK  # nothing was fenced
+    assert await bookie.add(2) is Status.OK  # the ledger was not fenced
 
 
 async def test_a_fence_stops_all_but_recovery(bookie: OneBookie) -> None:
@@ -205,7 +205,7 @@ async def test_a_long_poll_waits_until_an_explicit_lac_wakes_it(bookie: OneBooki
 
 async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
-    # With DbLedgerStorage the entry wakes a later poll only if the bookie had an LAC in memory before.
+    # With DbLedgerStorage the entry ends a later poll only if the bookie already had an LAC in memory.
     assert await bookie.write_lac(0) is Status.OK
     async with bookie.polling(beyond=0) as poll:
         assert await bookie.add(2) is Status.OK
@@ -243,7 +243,7 @@ async def test_copies_in_bulk_travel_by_version_2_and_are_the_same_bytes(bookie:
     sent = bookie.proxy.frames[:]
     assert bookie.asked_v2(sent) == [v2.ADD_ENTRY] * 56
     asked = [request.addRequest.entryId for request in bookie.asked_v3(sent)]
-    assert asked == [56, 57, 58, 59]  # too few for the other connection
+    assert asked == [56, 57, 58, 59]  # too few for the bulk connection
     for entry_id in (0, 55, 59):
         stored = await java.call("read_copy", bookie=bookie.name, ledger=bookie.ledger_id, entry=entry_id)
         assert bytes.fromhex(stored["data"]) == packets[entry_id]

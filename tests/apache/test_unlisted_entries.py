@@ -64,7 +64,7 @@ async def test_a_loss_among_bookies_without_lists_is_healed_and_checked_by_sampl
     uri = cluster.metadata_uri
     before = await audit(uri, tmp_path, RunKind.REPLICAS, is_dry_run=True)
     assert (before["complete"], before["replicas"]["unknown"]) == (True, [])
-    # During its absence, an ack quorum of others may have confirmed the entry that showed the writer its absence.
+    # While the bookie is stopped, others may acknowledge the entry at which the writer notices this.
     lacking = {bookie["bookie_id"] for bookie in before["bookies"] if bookie["ledgers_found"]}
     assert lacking <= {victim.bookie_id}
 

@@ -1,7 +1,7 @@
 """Apache's bookies answer a read of a damaged entry, and of one whose entry log is lost, with an I/O error.
 
-With ``DbLedgerStorage`` they serve such an entry after it was stored again. With ``SortedLedgerStorage`` they read it
-from its former place until the next flush, so another bookie takes the place.
+With ``DbLedgerStorage`` they serve such an entry after it is stored again. With ``SortedLedgerStorage`` they read it
+from its former place until the next flush, so another bookie replaces them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
         asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
         copies = await asking.copies(bookie.bookie_id, ledger_id, map(EntryId, range(COUNT)))
         assert copies.held.status is Status.CORRUPT
-        assert not EntryRuns.of(damaged).without(copies.unread), "a damaged last entry makes others unreadable as well"
+        assert not EntryRuns.of(damaged).without(copies.unread), "a damaged entry could be read"
         found = await audit(cluster.metadata_uri, tmp_path, RunKind.REPLICAS)
         assert found["verdict"] != "clean"
         replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
@@ -97,7 +97,7 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
         members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
         assert (bookie.bookie_id in members) == (storage is ApacheStorage.DB)
         await bookie.stop()
-        await bookie.start()  # what it served from memory is read from its disk now
+        await bookie.start()  # from now on it reads entries from its disk, not from memory
         for member in members:
             copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)))
             assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)
@@ -168,7 +168,7 @@ async def test_copies_that_a_source_of_another_repair_cannot_read_are_replaced(
     lost, bookie, _, _ = cluster.bookies
     await (await java.create(3, 3, 2)).close()  # ledger 0, whose ids would be found everywhere in a log
     handle = await on(java, {lost.bookie_id, bookie.bookie_id}, 3, 3, 2, password=PASSWORD)
-    sizes = (200_000,)  # so that the entries are read in several parts, and not all from one source
+    sizes = (200_000,)  # so large that entries are read in several parts, and not all from one source
     await handle.write(COUNT, seed="unreadable source", sizes=sizes)
     await handle.close()
     ledger_id = LedgerId(handle.ledger_id)
@@ -182,7 +182,7 @@ async def test_copies_that_a_source_of_another_repair_cannot_read_are_replaced(
     await audit(cluster.metadata_uri, tmp_path, RunKind.BOOKIES)
     replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
     assert await replicator.wait() == 0
-    assert ledger_id in replicator.repaired  # the empty ledger may have had the lost bookie as well
+    assert ledger_id in replicator.repaired  # the lost bookie may have been a member of the empty ledger as well
     members = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
     assert bookie.bookie_id in members
     assert lost.bookie_id not in members

@@ -1,6 +1,6 @@
-"""An Apache bookie returns on empty disks while ledgers are written, and denies entries it acknowledged.
+"""An Apache bookie returns with empty disks while ledgers are written, and denies entries that it acknowledged.
 
-Nothing is closed here, so only the other members show the missing entries.
+The ledgers are open, so only the other members show which entries are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES = 20
 
 
 async def lose_disks(cluster: ApacheCluster, client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
-    """Delete a dead bookie's disks and its cookie, which would keep it from starting without them."""
+    """Delete a killed bookie's disks and its cookie, with which it would not start without the disks."""
     await gone(client, BookieId(bookie.bookie_id))
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string)
     try:
@@ -37,13 +37,13 @@ async def lose_disks(cluster: ApacheCluster, client: ConnectedBookKeeper, bookie
 
 
 async def state(java: JavaDriver, ledger_id: int) -> tuple[str, int]:
-    """State and number of fragments."""
+    """Return the state of a ledger and its number of fragments."""
     found = await java.call("metadata", ledger=ledger_id)
     return found["state"], len(found["ensembles"])
 
 
 async def an_open_ledger(java: JavaDriver, shape: tuple[int, int, int], victim: ApacheBookie) -> JavaHandle:
-    """A ledger with entries on ``victim``."""
+    """Write an open ledger with entries on ``victim``."""
     handle = await on(java, {victim.bookie_id}, *shape, password=PASSWORD)
     await extend(handle, "CRC32C", ENTRIES)
     return handle
@@ -55,7 +55,7 @@ async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: Apach
     left = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (3, 2, 2))]
     idle = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (2, 2, 2))]
     await lent.kill9(victim)
-    for handle in left:  # this makes a second fragment
+    for handle in left:  # the writer begins a second fragment
         await handle.write_past_a_loss(ENTRIES, seed="CRC32C", sizes=SIZES)
     async with await connect(cluster.metadata_uri) as client:
         await lose_disks(cluster, client, victim)

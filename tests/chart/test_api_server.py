@@ -1,7 +1,7 @@
 """A real API server accepts every object, in a namespace with the restricted profile.
 
 Needs BKHEAL_KUBE_APISERVER (built by .ci/build_kube_apiserver.sh), BKHEAL_ETCD (Debian: etcd-server) and kubectl.
-Nothing is scheduled or run: the tests only cover the server's acceptance.
+No pod is scheduled or run: the tests cover only whether the server accepts the objects.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def manifests(name: str, namespace: str = "bk") -> str:
-    """All objects of a set of a kind built into Kubernetes."""
+    """Return all objects of a set of values whose kinds are built into Kubernetes."""
     return known(render(load_values(name), namespace=namespace).objects, namespace)
 
 
 def known(objects: Iterable[Object], namespace: str) -> str:
-    """Those of a kind built into Kubernetes."""
+    """Return those of the objects whose kinds are built into Kubernetes."""
     items = [item for item in objects if item["kind"] not in CUSTOM]
     for item in items:
         item["metadata"].setdefault("namespace", namespace)
@@ -111,12 +111,12 @@ def test_the_server_takes_an_upgrade_from_an_earlier_release(
 
 
 def installed(objects: Iterable[Object]) -> list[Object]:
-    """Those other than hooks."""
+    """Return the objects that are not hooks."""
     return [item for item in objects if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
 
 
 def identities(server: ApiServer, namespace: str) -> dict[str, str]:
-    """Return the uid of every object with immutable fields: a recreated object would have another one."""
+    """Return the uid of every object with immutable fields; a recreated object would have another uid."""
     kinds = ",".join(FIXED)
     items = json.loads(server.kubectl("-n", namespace, "get", kinds, "-o", "json"))["items"]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
@@ -150,7 +150,7 @@ def test_spark_starts_executors_that_the_server_takes(server: ApiServer, tmp_pat
     namespace = "executors"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("cron-k8s-client", namespace))
-    driver = f"{RELEASE}-test-cluster"  # any existing pod; executors belong to the driver's
+    driver = f"{RELEASE}-test-cluster"  # any existing pod: the executors belong to the pod of the driver
     with spark_driver(server, namespace, driver, tmp_path) as log:
         executors = wait_for_executors(server, namespace, log)
     for pod in executors:

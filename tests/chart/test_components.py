@@ -29,7 +29,7 @@ CLIENT_KEYS = {"caKey": "ca.crt", "certKey": "tls.crt", "keyKey": "tls.key"}
 
 
 def settings(made: Release, table: str) -> dict[str, Any]:
-    """A table of the configuration file of a process."""
+    """Return a table of the configuration file of a process."""
     [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
     found: Any = tomllib.loads(config["data"][f"{table.split('.')[0]}.toml"])
     for name in table.split("."):
@@ -199,7 +199,7 @@ def test_without_auditors_no_alert_links_to_their_reports() -> None:
 
 
 def report_links(made: Release) -> list[str]:
-    """Links of the alerts to reports."""
+    """Return the links of the alerts to reports."""
     [item] = made.of("PrometheusRule")
     rules = [rule for group in item["spec"]["groups"] for rule in group["rules"]]
     return [rule["annotations"]["report_url"] for rule in rules if "report_url" in rule.get("annotations", {})]
@@ -407,7 +407,7 @@ def test_a_cron_job_for_each_kind_that_is_on() -> None:
         assert spec["startingDeadlineSeconds"] == 600
         job = spec["jobTemplate"]["spec"]
         assert (job["backoffLimit"], job["ttlSecondsAfterFinished"]) == (1, 86400)
-        assert job["activeDeadlineSeconds"] == {"bookies": 3300, "placement": 21600}[kind], "a hanging run ends"
+        assert job["activeDeadlineSeconds"] == {"bookies": 3300, "placement": 21600}[kind], "a run that hangs must end"
         assert job["template"]["spec"]["restartPolicy"] == "Never"
         assert job["template"]["spec"]["containers"][0]["args"][-3:] == ["--kind", kind, "--scheduled"]
     assert cron_jobs(release("cron-report-only")).keys() == {"bookies", "placement", "replicas"}
@@ -444,7 +444,9 @@ def test_executors_are_as_restricted_as_all_others() -> None:
     assert settings(made, "auditor")["spark_master"] == "k8s://https://kubernetes.default.svc"
     arguments = environment(main_container(made, "auditor"))["PYSPARK_SUBMIT_ARGS"]
     assert "spark.driver.host=$(POD_IP)" in arguments
-    assert "spark.kubernetes.driver.pod.name=$(POD_NAME)" in arguments, "executors end with the pod of their driver"
+    assert "spark.kubernetes.driver.pod.name=$(POD_NAME)" in arguments, (
+        "executors must end with the pod of their driver"
+    )
     assert arguments.endswith(" pyspark-shell")
 
 
@@ -519,7 +521,9 @@ def test_replicators_scale_on_the_backlog() -> None:
     [hpa] = release("replicators-hpa").of("HorizontalPodAutoscaler")
     [metric] = hpa["spec"]["metrics"]
     assert metric["external"]["metric"]["name"] == "bkheal_repairable_ledgers"
-    assert metric["external"]["target"]["type"] == "AverageValue", "the backlog is divided by the number of replicas"
+    assert metric["external"]["target"]["type"] == "AverageValue", (
+        "the backlog must be divided by the number of replicas"
+    )
 
 
 def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namespace() -> None:
@@ -608,7 +612,7 @@ def test_without_a_port_for_it_bookies_speak_their_own_protocol_alone() -> None:
 
 
 def client_certificates(spec: dict[str, Any]) -> dict[str, str]:
-    """Path in the first container of each key of the Secret for calls to bookies."""
+    """Return the path in the first container of each key of the Secret for calls to bookies."""
     [volume] = [volume for volume in spec["volumes"] if volume["name"] == "client-tls"]
     [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "client-tls"]
     assert mount["readOnly"] is True
@@ -637,7 +641,7 @@ def test_who_calls_bookies_has_a_certificate(name: str, component: str, table: s
 
 
 def password_file(spec: dict[str, Any]) -> tuple[str, str, str]:
-    """Secret, key, and path in the first container of the password for calls to bookies."""
+    """Return the Secret and key of the password for calls to bookies, and its path in the first container."""
     [volume] = [volume for volume in spec["volumes"] if volume["name"] == "client-sasl"]
     [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "client-sasl"]
     [item] = volume["secret"]["items"]
@@ -682,7 +686,7 @@ def test_without_a_name_nobody_logs_in() -> None:
 
 
 def inventory_token_file(spec: dict[str, Any]) -> str | None:
-    """Return the path in the first container of the token for inventories; None: it has none."""
+    """Return the path in the first container of the token for inventories, or ``None`` without a token."""
     mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "inventory-token"]
     if not mounts:
         return None
@@ -1074,7 +1078,7 @@ def test_all_processes_listen_on_the_same_address(name: str, tables: list[str], 
 
 
 def test_the_driver_has_its_ipv6_address_in_brackets() -> None:
-    """Spark refuses it without them."""
+    """Spark refuses the address without them."""
     made = render({**load_values("service-k8s-client"), "listenAddress": "::"})
     assert spark_defaults(made)["spark.driver.bindAddress"] == "[::]"
     arguments = environment(main_container(made, "auditor"))["PYSPARK_SUBMIT_ARGS"]
@@ -1097,7 +1101,7 @@ def test_monitors_show_a_certificate_where_one_is_asked_for(kind: str, component
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "VMPodScrape"])
 def test_monitors_keep_the_labels_of_series(kind: str) -> None:
-    """Some series have a label `namespace`: it is that of Pulsar."""
+    """Some series have a label `namespace`, which is a namespace of Pulsar."""
     for monitor in release("everything").of(kind):
         [endpoint] = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["honorLabels"] is True

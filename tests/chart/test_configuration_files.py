@@ -16,13 +16,13 @@ from tests.chart.rendering import VALUES, load_values, pods, release
 
 
 def files(name: str) -> dict[str, str]:
-    """The configuration file of each kind of process."""
+    """Return the configuration file of each kind of process."""
     [config] = [item for item in release(name).of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
     return {key: text for key, text in config["data"].items() if key.endswith(".toml")}
 
 
 def environment(name: str) -> dict[str, str]:
-    """The variables of containers, as Kubernetes expands them."""
+    """Return the variables of all containers, as Kubernetes expands them."""
     return {
         each["name"]: each["value"].replace("$(POD_NAME)", "demo-0").replace("$(POD_IP)", "10.0.0.7")
         for pod in pods(release(name))
@@ -61,7 +61,7 @@ def test_arguments_are_those_of_the_commands(name: str) -> None:
 
 @functools.cache
 def bkheal() -> Any:
-    """The tree of commands; to make it takes a fifth of a second."""
+    """Return the tree of commands. It is cached, because building it takes 0.2 s."""
     from typer.main import get_command
 
     from auditor.cli.main import app
@@ -81,7 +81,7 @@ def check_arguments(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VALUES if load_values(name).get("mode", "service") == "service"])
 def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
-    """Its settings accept every value, with files of secrets in place."""
+    """The settings accept every value of the file if the files of secrets exist."""
     from auditor.service.settings import ServiceSettings
 
     settings = tomllib.loads(files(name)["auditor.toml"])["auditor"]

@@ -1,4 +1,4 @@
-"""The commands of the containers run here: same arguments and files, with this machine's paths and ports."""
+"""The commands of the containers run here, with the same arguments and files, but paths and ports of this machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def init_command() -> list[str]:
 
 
 def make_root(zookeeper: EmbeddedZooKeeper, root: str) -> None:
-    """Make the root like the init container."""
+    """Create the root as the init container does."""
 
     async def make() -> None:
         store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -74,7 +74,7 @@ def test_a_container_starts_answers_its_probes_and_stops(
         container = pod_of(release("own-cluster"), component).spec["containers"][0]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             wait_for_answer(base + container[probe]["httpGet"]["path"], process, tmp_path / "log")
-        wait_for_line(rf"{component}( \S+)? ready", process, tmp_path / "log")  # earlier, a signal cancels its start
+        wait_for_line(rf"{component}( \S+)? ready", process, tmp_path / "log")  # an earlier signal cancels the start
         process.send_signal(signal.SIGTERM)
         ended = process.wait(pod_of(release("own-cluster"), component).spec["terminationGracePeriodSeconds"])
     assert ended == 0, (tmp_path / "log").read_text()[-2000:]
@@ -97,7 +97,7 @@ def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
 def test_auditors_and_replicators_call_bookies_over_tls(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
-    """The auditor's API has the disks' free space, which it requests from the bookies, and these require TLS."""
+    """The auditor's API lists the free space of disks. The auditor requests it from the bookies, which require TLS."""
     env = environment(zookeeper, fresh_root)
     make_root(zookeeper, fresh_root)
     made = own_cluster_with_tls()
@@ -110,7 +110,7 @@ def test_auditors_and_replicators_call_bookies_over_tls(
             process, bases[component] = stack.enter_context(running(component, env, home, made, certificates=tmp_path))
             wait_for_answer(f"{bases[component]}/readyz", process, home / "log")
         deadline = time.monotonic() + STATE_S
-        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # late bookies are asked again
+        while (free_bytes := the_bookie(bases["auditor"])["disk_free_bytes"]) is None:  # its request is repeated
             assert time.monotonic() < deadline, (homes["auditor"] / "log").read_text()[-2000:]
             time.sleep(1)
     assert free_bytes > 0
@@ -124,7 +124,7 @@ def own_cluster_with_tls() -> Release:
 
 
 def make_certificates(directory: Path) -> None:
-    """A directory for each of the Secrets, named as their mounts are."""
+    """Make a directory for each of the Secrets, with the name of its mount."""
     make_ca(directory, "authority")
     for mount, host in (("bkheal-tls", "IP:127.0.0.1"), ("bkheal-client-tls", "DNS:client")):
         made = make_certificate(directory, mount, "authority", host)

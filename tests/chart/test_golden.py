@@ -34,7 +34,7 @@ FILES_OF_SECRETS = {
     "BKHEAL_ZK_TLS_CERT",
     "BKHEAL_ZK_TLS_KEY",
 }
-"""Settings and variables with the name of a file, which is of a Secret."""
+"""Settings and variables that name a file of a Secret."""
 
 
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -135,7 +135,7 @@ def test_secrets_are_given_by_reference(name: str) -> None:
 
 
 def test_everything_that_names_the_cluster_logs_in_at_its_zookeeper() -> None:
-    """This includes all containers of each pod, also the init containers, and Helm's tests."""
+    """This includes all containers of each pod, the init containers too, and Helm's tests."""
     seen = 0
     for pod in all_pods("service-locked-zookeeper"):
         for container in [*pod.spec.get("initContainers", []), *pod.spec["containers"]]:
@@ -162,7 +162,7 @@ def is_of_a_secret(path: str, spec: dict[str, Any], container: dict[str, Any]) -
 
 
 def keys(text: str) -> set[str]:
-    """Keys of a TOML or of a Spark file."""
+    """Return the keys of a TOML file or of a Spark configuration file."""
     return {re.split("[ =]", line.strip())[0] for line in text.splitlines() if re.match(r"\s*[\w.]+( =)? ", line)}
 
 
@@ -181,9 +181,9 @@ def test_only_the_driver_on_kubernetes_has_a_token(name: str) -> None:
 
 @EVERY
 def test_names_are_short_enough(name: str) -> None:
-    """Also with the longest name that helm accepts for a release, and with each CronJob."""
+    """This includes the longest name that helm accepts for a release, and each CronJob."""
     values = load_values(name)
-    for own in ("fullnameOverride", "extraDeploy"):  # names that the user chooses
+    for own in ("fullnameOverride", "extraDeploy"):  # users choose these names
         values.pop(own, None)
     kinds = {kind: {"enabled": True} for kind in yaml.safe_load((CHART / "values.yaml").read_text())["cron"]["kinds"]}
     values["cron"] = {**values.get("cron", {}), "kinds": kinds}
@@ -209,7 +209,7 @@ def test_selectors_find_their_pods_and_no_others(name: str) -> None:
 
 
 def selectors(made: Release) -> Iterator[tuple[Object, dict[str, str], str]]:
-    """Each object with a selector for pods, with the selector and the object's component."""
+    """Yield each object that selects pods, with its selector and its component."""
     for item in made.objects:
         spec: Any = item.get("spec", {})
         match item["kind"]:
@@ -253,7 +253,7 @@ def test_a_change_of_settings_restarts_pods(name: str) -> None:
 
 @EVERY
 def test_changed_files_arrive_while_a_pod_runs(name: str) -> None:
-    """Kubernetes never updates what is mounted by subPath."""
+    """Kubernetes never updates files that are mounted by subPath."""
     for pod in all_pods(name):
         for container in pod.containers:
             assert [mount for mount in container.get("volumeMounts", []) if "subPath" in mount] == []
@@ -283,7 +283,7 @@ def test_the_group_of_the_processes_reads_their_secrets(name: str) -> None:
 
 @EVERY
 def test_services_are_no_variables(name: str) -> None:
-    """Those of a release with the name `bkheal` would be taken for options, such as `BKHEAL_AUDITOR_PORT`."""
+    """Those of a release `bkheal` would be read as options, for example `BKHEAL_AUDITOR_PORT`."""
     for pod in all_pods(name):
         assert pod.spec["enableServiceLinks"] is False, pod.metadata
 

@@ -1,4 +1,4 @@
-"""The image's recipe, as far as it can be checked without building it, and its entry point, run for real."""
+"""The parts of the image's recipe that can be checked without building it, and its entry point, which runs here."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_login_by_kerberos_is_possible() -> None:
 
 
 def test_any_user_id_has_a_name() -> None:
-    """Spark starts with no other (OpenShift, for example, chooses the id). The package would claim the id 185."""
+    """Spark does not start with an id without a name; OpenShift, for one, chooses the id. The package would use 185."""
     [command, *_] = of(stages()[-1], "RUN")
     assert command.index("useradd ") < command.index(" libnss-unknown ")
     assert "grep --quiet '^passwd:.* unknown' /etc/nsswitch.conf" in command
@@ -121,7 +121,7 @@ def test_no_health_check_beside_the_probes() -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A directory with a java and a bkheal that print their arguments, one a line."""
+    """A directory with a java and a bkheal that print their arguments, one per line."""
     for name in ("java", "bkheal"):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')

@@ -20,7 +20,7 @@ LIVE_OPTIONS: Final = [(words[0], option) for words, options in LIVE.items() for
 
 
 def another(schema: dict[str, Any], now: Any) -> Any:
-    """A value accepted by the schema, other than ``now``."""
+    """Return a value that the schema accepts and that is not ``now``."""
     if "enum" in schema:
         return next(each for each in schema["enum"] if each != now)
     match schema["type"]:
@@ -36,7 +36,7 @@ def another(schema: dict[str, Any], now: Any) -> Any:
 
 
 def templates(made: Release) -> dict[str, Any]:
-    """The pod template of each long-running component."""
+    """Return the pod template of each long-running component."""
     return {
         pod.owner["metadata"]["labels"]["app.kubernetes.io/component"]: pod.owner["spec"]["template"]
         for pod in pods(made)
@@ -50,12 +50,12 @@ def rendered_with(table: str, values: dict[str, Any]) -> Release:
 
 @functools.cache
 def before() -> Release:
-    """The release to compare all others with."""
+    """Return the release with which all others are compared."""
     return render(VALUES)
 
 
 def options() -> Iterator[tuple[str, str]]:
-    """Every option in the free tables of long-running processes."""
+    """Yield each option in the free tables of long-running processes."""
     for table in PROCESSES:
         for name in SCHEMA["properties"]["config"]["properties"][table]["properties"]:
             yield table, name

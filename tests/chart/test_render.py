@@ -11,7 +11,7 @@ from tests.chart.rendering import CHART, VALUES, Object, canonical, executor_tem
 
 
 def all_objects() -> list[Object]:
-    """Objects of all sets, each once."""
+    """Return the objects of all sets of values, each once."""
     made = [release(name) for name in VALUES]
     executors = [template for each in made if (template := executor_template(each))]
     items = [item for each in made for item in each.objects]

@@ -1,4 +1,4 @@
-"""Every alert fires when it should and is quiet when it should be: promtool runs the cases of ``rules/cases.yaml``."""
+"""Every alert fires in the cases in which it should, and only in them: promtool runs ``rules/cases.yaml``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ IMMEDIATE = {
     "BkhealBookieIoErrors",
     "BkhealBookieCorruptEntries",
 }
-"""All other alerts must hold for some time."""
+"""Alerts that fire immediately; the condition of all others must hold for some time."""
 TARGET = {"cluster": "eu", "namespace": "bk"}
 APART = {"cluster": "eu", "namespace": "repair"}
-"""The target of replicators in a namespace of their own."""
+"""The target of replicators in a separate namespace."""
 JOINED = {
     "BkhealBacklogNotShrinking": TARGET,
     "BkhealRepairTakesTooLong": TARGET,
@@ -36,7 +36,7 @@ JOINED = {
     "BkhealReplicatorStuck": APART,
     "BkhealReplicatorThrottled": APART,
 }
-"""Alerts on what replicators and another process show, and the target that they name."""
+"""Alerts that combine series of replicators with those of other processes, and the target in their labels."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Case:
         is_scraped_twice: bool = False,
         are_replicators_apart: bool = False,
     ) -> dict[str, Any]:
-        """Return the case in promtool's form. The series of the alerts is queried, as it shows labels without texts."""
+        """Return the case in promtool's form. The series of the alerts is queried, as it has labels and no texts."""
         series = list(
             self._series(
                 target,
@@ -128,7 +128,7 @@ def with_labels(series: str, labels: Mapping[str, str]) -> str:
 
 
 class Texts(yaml.SafeLoader):
-    """Keeps ``0x10`` as text, and converts no other scalar either."""
+    """A loader that converts no scalar, so ``0x10`` stays text."""
 
     yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
@@ -155,13 +155,13 @@ def tried(
     *,
     with_texts: bool = False,
 ) -> tuple[bool, str]:
-    """Run promtool on one alert and the recording rules that it uses, in the order of their file.
+    """Run promtool on one alert and the recording rules that it uses, which keep the order of their file.
 
     Args:
         alert: the name.
         folder: place for the files.
         every: time between two evaluations.
-        tests: the tests, in promtool's form; equal ones run once.
+        tests: the tests, in promtool's form; tests that are equal run once.
         scope: as for ``groups``.
         with_texts: whether the alert has its texts. promtool expands them at each evaluation, which takes a fifth of
             its time.
@@ -185,7 +185,7 @@ def tried(
 
 
 def recording_for(expression: str, scope: str) -> list[dict[str, Any]]:
-    """Return the recording rules of which the expression uses a result, directly or through later rules."""
+    """Return the recording rules whose results the expression uses, directly or through later rules."""
     [group] = [group for group in groups(scope=scope) if group["name"] == "bkheal-recording"]
     used = recorded_in(expression)
     chosen: list[dict[str, Any]] = []
@@ -193,7 +193,7 @@ def recording_for(expression: str, scope: str) -> list[dict[str, Any]]:
         if rule["record"] in used:
             used |= recorded_in(rule["expr"])
             chosen.insert(0, rule)
-    assert used == {rule["record"] for rule in chosen}, "a rule uses what is recorded later, or never"
+    assert used == {rule["record"] for rule in chosen}, "a rule uses a series that is recorded later or never"
     return chosen
 
 

@@ -33,7 +33,7 @@ THRESHOLDS = {"backlog_ledgers": 10_000_000, "backlog_for": "15m", "runbook_base
 
 @pytest.fixture
 def chart(tmp_path: Path) -> Path:
-    """The chart with rules and dashboards of this test alone."""
+    """The chart with the rules and dashboards of this test only."""
     copy = Path(shutil.copytree(CHART, tmp_path / "bkheal", ignore=shutil.ignore_patterns("rules", "dashboards")))
     for folder, name, text in (("rules", "one.yaml", RULES), ("dashboards", "overview.json", '{"title": "{{ x }}"}')):
         (copy / "files" / folder).mkdir()
@@ -175,11 +175,11 @@ def test_successes_are_expected_of_the_kinds_that_have_a_cron_job(values: dict[s
 
 
 def never_scraped(made: Release) -> str:
-    """Return the expression of the never-scraped alert; empty if it is left out."""
+    """Return the expression of the never-scraped alert, or an empty text without the alert."""
     return expression(made, "BkhealAuditorNeverScraped")
 
 
 def expression(made: Release, alert: str) -> str:
-    """Return the expression of an alert; empty if it is left out."""
+    """Return the expression of an alert, or an empty text without the alert."""
     rules = [rule for group in groups(made).values() for rule in group["rules"]]
     return next((str(rule["expr"]) for rule in rules if rule.get("alert") == alert), "")

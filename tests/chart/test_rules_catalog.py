@@ -1,4 +1,4 @@
-"""Rules use what exists: metrics, labels and their values, thresholds, sections of the runbook."""
+"""Rules use only metrics, labels and values of labels, thresholds, and sections of the runbook that exist."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SCHEMA: Final[dict[str, Any]] = json.loads((CHART / "values.schema.json").read_t
 BASE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "helm" / "values.schema.base.yaml").read_text())
 DEFAULTS: Final[dict[str, Any]] = yaml.safe_load((CHART / "values.yaml").read_text())
 TABLES: Final = {"auditor": "auditor", "audit": "audit.run", "replicator": "replicator", "bookie": "bookie"}
-"""The key of a free table in the values, and the table of the file."""
+"""The key of each free table in the values, and the command of its table in the file."""
 TEXTS: Final = {
     "store": "s3://bkheal/reports",
     "image": "s3://bkheal/image",
@@ -34,13 +34,13 @@ TEXTS: Final = {
     "url": "http://pushgateway:9091",
     "username": "bkheal",
 }
-"""A text other than the default, by the last part of a value's name."""
+"""Texts that are not the default, by the last part of a value's name."""
 LOGIN: Final = {"username": "name", "existingSecret": "login"}
-"""A login is given as a whole."""
+"""A complete login, because the schema accepts no part of one."""
 
 
 def of_options(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Each value for an option, with its path and the option's table and key."""
+    """Yield each value that sets an option: its name, its path, and the option's table and key."""
     for name, part in node.get("closed", {}).items():
         named = part.get("option", ())
         for option in [named] if isinstance(named, str) else named:
@@ -54,7 +54,7 @@ NULL_COMPUTED: Final = {
     "auditor.publicUrl": "http://demo-bkheal-leader.bk.svc.cluster.local:8080",
     "replicator.throttle.bytesPerSecond": 0,
 }
-"""What a template sets if the value is null."""
+"""The settings that a template computes if the value is null."""
 
 
 def taken_by(path: tuple[str, ...]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def taken_by(path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def another(path: tuple[str, ...]) -> Any:
-    """A value accepted by the schema, other than the default."""
+    """Return a value that the schema accepts and that is not the default."""
     default, schema = value_at(DEFAULTS, list(path)), taken_by(path)
     if "enum" in schema:
         return next(each for each in schema["enum"] if each != default)
@@ -86,7 +86,7 @@ def rendered_with(path: tuple[str, ...], value: Any, table: str) -> Release:
     bookkeeper["metadataServiceUri"] = "zk://zookeeper:2181/ledgers"
     if "clientSasl" in bookkeeper:
         bookkeeper["clientSasl"] = LOGIN | bookkeeper["clientSasl"]
-        bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN requires it
+        bookkeeper["clientTls"] = {"existingSecret": "tls"} | bookkeeper.get("clientTls", {})  # PLAIN requires TLS
     if table == "audit.run":
         values["mode"] = "cron"
     if table == "exporter":
@@ -177,7 +177,7 @@ def test_what_a_container_is_told_otherwise_is_refused_in_tables_where_it_would_
                     flags = {f"--{key.replace('_', '-')}" for key in tables[table]["properties"]}
                     prefix = f"BKHEAL_{command.replace('.', '_').upper()}_"
                     variables = {f"{prefix}{key.upper()}" for key in tables[table]["properties"]}
-                    is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # not from the table
+                    is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # set by the template
                     assert told & (flags | variables) == ({"--dry-run"} if is_dry_run else set())
 
 

@@ -30,7 +30,7 @@ def test_the_stored_releases_have_every_kind_with_fixed_fields() -> None:
 
 
 def test_a_label_that_changes_with_the_chart_would_be_noticed() -> None:
-    """The usual mistake: the version of the chart among the labels of the claims of a StatefulSet."""
+    """A common mistake is the version of the chart in the labels of the claims of a StatefulSet."""
     [bookies] = release("own-cluster").of("StatefulSet")
     other = copy.deepcopy(bookies)
     other["spec"]["volumeClaimTemplates"][0]["metadata"].setdefault("labels", {})["helm.sh/chart"] = "bkheal-0.2.0"

@@ -1,4 +1,4 @@
-"""values.yaml, its schema, the templates and the README agree."""
+"""The file values.yaml, its schema, the templates and the README agree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator
 
 
 def closed_value_paths(value: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every path of the defaults, down to the maps whose keys the schema leaves to users."""
+    """Yield each path of the defaults, down to the maps whose keys users choose."""
     properties = resolved(schema).get("properties")
     if not isinstance(value, dict) or properties is None:
         return
@@ -70,7 +70,7 @@ def test_every_key_of_the_schema_is_in_the_values() -> None:
 
 def test_all_our_maps_are_closed() -> None:
     is_open = [path for path, schema in maps(SCHEMA) if schema.get("additionalProperties") is not False]
-    assert is_open == [("global",)]  # a parent chart shares its own keys there
+    assert is_open == [("global",)]  # parent charts share keys in it
     assert SCHEMA["additionalProperties"] is False
 
 
@@ -84,7 +84,7 @@ def test_the_schema_is_sound_and_uses_all_its_definitions() -> None:
 
 
 def test_every_value_is_documented() -> None:
-    """By its own comment, by one on a map around it, or by comments on all its parts."""
+    """The comment is at the value, at a map that contains it, or at each of its parts."""
     covered = {tuple(each.path.split(".")) for each in documented()}
     leaves = [path for path in closed_value_paths(DEFAULTS, SCHEMA) if not has_below(path)]
     assert [path for path in leaves if not is_covered(path, value_at(DEFAULTS, list(path)), covered)] == []
@@ -105,7 +105,7 @@ def test_every_value_is_used_by_a_template() -> None:
     text = "\n".join(path.read_text() for path in templates)
     names = {path[-1] for path in closed_value_paths(DEFAULTS, SCHEMA)}
     whole = set(SCHEMA["definitions"]["probe"]["properties"]) | LEFT_TO_USERS | {"whenDeleted", "whenScaled"}
-    kinds = {"bookies", "placement", "replicas", "references", "everything"}  # ranged over
+    kinds = {"bookies", "placement", "replicas", "references", "everything"}  # the templates loop over these
     unused = {name for name in names - whole - kinds if not re.search(rf'\.{name}\b|"{name}"', text)}
     assert unused == set()
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 L1, L2 = LedgerId(1), LedgerId(2)
 SIZE = len(raw_entry(1, 0))
 UNKNOWN: Any = 9
-"""An action of a later version."""
+"""The number of an action that only a later version has."""
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_force_moves_everything_to_the_entry_logs(bookie: Administered) -> None:
     assert add(bookie, L1, *range(10)) is Status.OK
     call(bookie, lambda client: client.force())
     assert bookie.node.storage.memory.cache_bytes == 0
-    damage(bookie, 3)  # the entry is read from there
+    damage(bookie, 3)  # entries are read from there
     reply = bookie.thread.run(bookie.node.storage.read(L1, [EntryId(3)]))
     assert reply.results[0].status is Status.CORRUPT
 
@@ -296,7 +296,7 @@ def test_an_inventory_has_every_ledger_with_its_entries(bookie: Administered) ->
 
 
 def test_a_long_list_comes_in_pieces_and_keeps_no_ledger_from_being_collected(bookie: Administered) -> None:
-    entry_ids = [n * n for n in range(6_000)]  # no two distances are the same, so each entry is a group of its own
+    entry_ids = [n * n for n in range(6_000)]  # no two distances are equal, so each entry is in a separate group
 
     async def pieces() -> tuple[list[pb.InventoryLedger], bool]:
         for start in range(0, len(entry_ids), 1000):
@@ -433,7 +433,7 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
     call(bookie, lambda client: client.force())
     read = Read(L1, list(map(EntryId, range(20))))
     assert bookie.thread.run(bookie.node.service.answer("", read)).status is Status.OK
-    assert bookie.node.storage.read_cache.size, "what a sequential reader has loaded does not hide the damage"
+    assert bookie.node.storage.read_cache.size, "the read cache is empty, so it could not hide the damage"
     damage(bookie, 3)
     scrubber = bookie.node.scrubber
     assert scrubber is not None
@@ -455,7 +455,7 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
 
 
 def test_a_collection_starts_on_demand_once(bookie: Administered) -> None:
-    assert add(bookie, L1, *range(10)) is Status.OK  # no metadata names it
+    assert add(bookie, L1, *range(10)) is Status.OK  # the ledger has no metadata
     call(bookie, lambda client: client.collect(pb.CollectRequest(action="MAJOR")))
     with pytest.raises(AdministrationConflictError, match="runs already"):
         call(bookie, lambda client: client.collect(pb.CollectRequest(action="MINOR")))
@@ -560,7 +560,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
 def test_a_change_that_has_begun_is_finished_without_its_caller(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next checkpoint could overtake one cancelled at a write of the index."""
+    """Otherwise the next checkpoint could overtake one that was cancelled during a write to the index."""
     add(bookie, L1, 0)
     gates = {"force": asyncio.Event(), "read-only": asyncio.Event()}
     reached = {name: asyncio.Event() for name in gates}
@@ -585,7 +585,7 @@ def test_a_change_that_has_begun_is_finished_without_its_caller(
                 calling = asyncio.ensure_future(call)
                 await reached[name].wait()
                 await cancel(calling)
-            await client.status()  # it came after the cancellations on the same connection
+            await client.status()  # the bookie received it after the cancellations, which used the same connection
             for gate in gates.values():
                 gate.set()
 

@@ -1,4 +1,4 @@
-"""The listener of Apache's protocol over real sockets: many, invalid and incomplete requests, slow clients, the end."""
+"""The listener of Apache's protocol on real sockets: many, invalid and incomplete requests, slow clients, shutdown."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_a_client_that_fetches_no_answers_is_held_back_and_harms_nobody() 
         assert (await writer.ask(add(entry(0, size=size)))).status == pb.EOK
         slow = socket.create_connection(("127.0.0.1", world.port))
         slow.sendall(framed(read(0).SerializeToString()) * count)
-        assert (await writer.ask(read(0))).status == pb.EOK  # others are served, and finally the slow one as well
+        assert (await writer.ask(read(0))).status == pb.EOK  # the others are served, and later the slow one as well
         slow.settimeout(DEADLINE_S)
         received = await asyncio.to_thread(drained, slow, count * size)
         assert received >= count * size
@@ -218,7 +218,7 @@ async def test_the_end_does_not_wait_for_who_never_reads(monkeypatch: pytest.Mon
         await writer.ask(read(0))
         await world.listener.stop()
         stuck.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert await stuck.received() < size * count, "it did not get all of its answers"
+        assert await stuck.received() < size * count, "the client did not receive all of its answers"
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", world.port)
 

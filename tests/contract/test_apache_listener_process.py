@@ -1,4 +1,4 @@
-"""A bookie process with ``--apache-port``: found, used, measured and restarted like any other."""
+"""A bookie process with ``--apache-port``: clients find and use it, and it is measured and restarted like any other."""
 
 from __future__ import annotations
 

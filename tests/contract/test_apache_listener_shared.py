@@ -1,4 +1,4 @@
-"""The resources shared by all connections of the listener: bounded, and no connection can occupy them all."""
+"""The resources shared by all connections of the listener are bounded, and no connection can occupy all of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_connection_that_floods_does_not_keep_another_from_its_turn() ->
         assert (await modest.answer()).status == pb.EOK
         await flooding.answers(100)
         order = [batch.ledger_id for batch in world.service.batches]
-        assert order.index(LedgerId(1000)) == 2  # the flood's next was in line before it
+        assert order.index(LedgerId(1000)) == 2  # the next request of the flood was queued before it
 
 
 async def test_a_connection_that_ends_while_it_waits_keeps_nobody_from_the_turn() -> None:
@@ -118,7 +118,7 @@ async def test_who_fetches_no_answers_holds_nobody_back() -> None:
 async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_others_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A test on virtual time shows that the others stay open; here a stalled machine can look like a slow client."""
+    """A test on virtual time shows that the others stay open. Here a stalled machine could make a client look slow."""
     size, count = 4 << 20, 16
     limits = ListenerLimits(unsent_bytes_max=64 << 10, all_answer_bytes_max=1 << 20, unfetched_s=0.2, reads_max=1)
     async with listening(limits) as world:
@@ -132,7 +132,7 @@ async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_oth
                 waiting = await world.connect()
                 waiting.send(read(0))
                 with suppress(ConnectionError):
-                    await waiting.reader.read(1)  # its answer has begun
+                    await waiting.reader.read(1)  # the first byte of its answer
                 waiting.close()
         stuck.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert await stuck.received() < size * count

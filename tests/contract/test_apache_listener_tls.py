@@ -94,7 +94,7 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
 async def test_our_client_without_tls_is_told_so_and_stores_nothing(
     certificates: dict[str, TlsSettings], security: BookieSecurity, told: str
 ) -> None:
-    """The bookie counts as absent: its refusal is no statement on the ledger, its password or its entries."""
+    """The bookie counts as unreachable: its refusal says nothing about the ledger, its password or its entries."""
     async with listening(tls=certificates["bookie"]) as world:
         transport = ApacheTransport(Directory(world.port), security=security)
         assert await everything_asked(transport) == [(Status.UNREACHABLE, told)] * 7
@@ -103,7 +103,7 @@ async def test_our_client_without_tls_is_told_so_and_stores_nothing(
         assert world.service.batches == []
         transport = ApacheTransport(Directory(world.port), security=BookieSecurity(certificates["client"]))
         assert (await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
-        assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.OK  # nor was the ledger fenced
+        assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.OK  # so the ledger was not fenced
         await transport.close()
 
 
@@ -127,7 +127,7 @@ async def test_nobody_comes_in_without_a_certificate_of_our_authority(
             await client.ask(request(pb.START_TLS))
             try:
                 await client.start_tls(context(other, ours))
-                client.send(read(0))  # TLS 1.3: the refusal comes after the client's own handshake
+                client.send(read(0))  # in TLS 1.3 the server refuses after the client has completed its handshake
                 assert await client.reader.read() == b""
             except (OSError, asyncio.IncompleteReadError):
                 pass
@@ -162,7 +162,7 @@ async def test_answers_in_the_clear_leave_before_the_consent_to_tls(certificates
 async def test_who_shook_hands_may_be_silent_for_longer_than_who_did_not(certificates: dict[str, TlsSettings]) -> None:
     async with listening(ListenerLimits(first_request_s=1.0), certificates["bookie"]) as world:
         early = await encrypted(world, context(certificates["client"]))
-        assert await (await world.connect()).is_closed()  # it came later, and sent no request
+        assert await (await world.connect()).is_closed()  # it connected later, and sent no request
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
@@ -186,10 +186,10 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
     mine = context(certificates["client"])
     async with listening(tls=rotated.tls) as world:
         standing = await encrypted(world, mine)
-        rotated.put("elsewhere")  # for another host, to make the change visible to clients
+        rotated.put("elsewhere")  # a certificate for another host makes the change visible to clients
         with pytest.raises(ssl.SSLCertVerificationError):
             await encrypted(world, mine)
-        rotated.put("bookie", only_cert=True)  # half of a rotation
+        rotated.put("bookie", only_cert=True)  # the key is not replaced yet
         with pytest.raises(ssl.SSLCertVerificationError):
             await encrypted(world, mine)
         rotated.put("bookie")

@@ -196,7 +196,7 @@ async def test_small_entries_at_the_start_promise_nothing_of_those_behind_them(
     reply = await transport.ask(BOOKIE, Read(LEDGER, [EntryId(number) for number in range(100)]), AFTER_AN_ANSWER_S)
     assert reply.status is Status.TIMEOUT
     assert reply.results == found(0, 1)
-    assert len(asked) <= 20  # any of them may be as large as a frame
+    assert len(asked) <= 20  # each entry may be as large as a frame
 
 
 async def test_a_deadline_leaves_what_came_before_it(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:

@@ -41,7 +41,7 @@ STORED = {entry_id: entry(entry_id) for entry_id in range(100)}
 
 @dataclass(eq=False)
 class Peer(asyncio.Protocol):
-    """One connection to the bookie below."""
+    """One connection to ``Bookie``."""
 
     bookie: Bookie
     splitter: FrameSplitter = field(default_factory=FrameSplitter)
@@ -77,7 +77,7 @@ class Peer(asyncio.Protocol):
 
 
 class Bookie:
-    """Serves ``entries`` in both versions; a test changes its behaviour in version 2 by ``on_v2``."""
+    """Serves ``entries`` in both versions; a test changes its behaviour in version 2 through ``on_v2``."""
 
     def __init__(self) -> None:
         self.entries = dict(STORED)
@@ -379,7 +379,7 @@ async def test_any_number_may_wait_for_a_connection_that_cannot_be_had() -> None
     results: list[EntryResult] = []
     calls = [asyncio.create_task(link.fetch(LEDGER, [EntryId(1)], results))]
     async with asyncio.timeout(DEADLINE_S):
-        while not calls[0].done():  # each turn of the loop adds another one
+        while not calls[0].done():  # each turn of the event loop adds a call
             calls.append(asyncio.create_task(link.fetch(LEDGER, [EntryId(1)], results)))
             await asyncio.sleep(0)
         await asyncio.gather(*calls)

@@ -1,4 +1,4 @@
-"""TLS and logins over Apache's protocol: both sides authenticate, or nothing passes.
+"""TLS and logins over Apache's protocol: both sides authenticate, or no request is sent.
 
 Source: docs/formats.md#tls-and-login.
 """
@@ -68,7 +68,7 @@ def server_context(tls: TlsSettings, *, asks_for_certificates: bool = False) -> 
 
 
 def with_tls(context: ssl.SSLContext, inside: Callable[[Received], None]) -> Callable[[Received], None]:
-    """A bookie with START_TLS, which reacts by ``inside`` after the handshake."""
+    """Return the reaction of a bookie with START_TLS: it calls ``inside`` for each request after the handshake."""
 
     async def encrypt(received: Received) -> None:
         try:
@@ -184,7 +184,7 @@ async def test_a_bookie_may_refuse_a_client_after_the_handshake(certificates: di
 async def test_tls_is_named_as_what_is_missing_where_there_is_none(
     certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, told: str
 ) -> None:
-    """A bookie that identifies clients by their certificates refuses logins in the clear like everything else."""
+    """A bookie that identifies clients by their certificates refuses unencrypted logins like any other request."""
     async with scripted_bookie() as bookie:
         bookie.react = lambda received: received.refuse(pb.EUA)
         reply = await info(bookie, BookieSecurity(sasl=sasl))
@@ -248,7 +248,7 @@ def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, T
 
 
 class DigestMd5Bookie:
-    """A bookie that requires a DIGEST-MD5 login, as Apache's do it, and answers everything after it."""
+    """A bookie that requires a DIGEST-MD5 login, like Apache's bookies, and answers every request after it."""
 
     def __init__(self, password: str = PASSWORD, *, is_silent: bool = False) -> None:
         self._password = password

@@ -1,4 +1,4 @@
-"""Lists from Apache's bookies: from answering, silent and slow ones."""
+"""Lists from Apache's bookies that answer, do not answer, or answer slowly."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def listed(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> No
 
 
 async def unlisted(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
-    """Find out by a request: the bookie does not support lists."""
+    """Request a list from a bookie that does not support lists."""
     call = listing(transport)
     await bookie.next(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(7))

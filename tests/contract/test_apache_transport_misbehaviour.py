@@ -1,4 +1,4 @@
-"""The transport over Apache's protocol against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
+"""The transport over Apache's protocol with bookies that are slow, broken, restarted or answer wrongly (S6, S18)."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def too_long(received: Received) -> bytes:
 
 
 async def in_pieces(received: Received, frame: bytes) -> None:
-    """Send the first bytes one by one, each in a read of its own, and the rest together."""
+    """Send the first bytes one by one, each in a separate read, and the rest together."""
     for start in range(80):
         received.client.send_raw(frame[start : start + 1])
         await asyncio.sleep(0)
@@ -347,7 +347,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
 async def test_adds_wait_for_room_in_their_order(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     large, blocked, small = (adding(transport, batch(n, payload=bytes(size))) for n, size in enumerate((600, 600, 1)))
     first = await bookie.next(pb.ADD_ENTRY)
-    await connect(transport, bookie)  # a round trip: everything sent before has arrived
+    await connect(transport, bookie)  # after this round trip, everything sent before has arrived
     assert bookie.requests.empty()
     first.answer()
     rest = [await bookie.next(pb.ADD_ENTRY) for _ in range(2)]

@@ -35,7 +35,7 @@ NOW_MS = EPOCH_MS
 
 
 class Figures(WithoutAdds):
-    """Answers for one bookie only."""
+    """Returns figures for one bookie only."""
 
     def __init__(self) -> None:
         self.asked: list[BookieId] = []
@@ -132,7 +132,7 @@ async def test_a_cluster_without_marks_has_an_empty_page(
     store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
 ) -> None:
     tasks = UnderReplication(store, cluster, clock)
-    for _ in range(2):  # without and with the tree of tasks
+    for _ in range(2):  # before and after the tree of tasks is created
         assert await operations.list_marks(10) == MarkPage([], None)
         assert not await operations.is_any_marked()
         await tasks.initialize()
@@ -174,7 +174,7 @@ async def test_every_known_bookie_has_its_state(
         (D, BookieState.LOST, "", None),
     ]
     await operations.bookies()
-    assert sorted(figures.asked) == [A, B]  # the second answer sent no request
+    assert sorted(figures.asked) == [A, B]  # the second call sent no request
     clock.now_s += 15
     await operations.bookies()
     assert len(figures.asked) == 4
@@ -219,7 +219,7 @@ def test_worst_fragment_decides() -> None:
 async def test_a_page_costs_the_same_however_many_ledgers_are_marked(
     store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
 ) -> None:
-    """Every process answers on its event loop, which the leader also uses to confirm its vote."""
+    """Each process answers on its event loop, and the leader needs this loop to confirm its vote."""
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
     await tasks.marking.mark_many([(LedgerId(number), [A]) for number in range(3_000)])

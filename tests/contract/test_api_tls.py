@@ -62,7 +62,7 @@ def connector(folder: Path, client: str | None, ca: str = "our-ca") -> aiohttp.T
 
 @asynccontextmanager
 async def through_another_auditor(port: int) -> AsyncIterator[int]:
-    """A port forwarded to ``port``, like the port of an auditor that is not the leader."""
+    """Forward a port to ``port``, as an auditor that is not the leader does."""
     leader = LeaderPort("http", ("127.0.0.1", 0), lambda: ("127.0.0.1", port), ManualClock())
     await leader.start()
     try:
@@ -155,7 +155,7 @@ async def test_client_authority_admits_its_clients_alone(
 async def told_to_a_command(
     tmp_path: Path, folder: Path, server: str, ca: str | None, client: str | None = None, *, is_mutual: bool = False
 ) -> str:
-    """Return a command's result from a service: the kind of the document, or the error."""
+    """Return what a command receives from a service: the kind of the document, or the error."""
     files = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
     tls = server_tls(folder, server, is_mutual=is_mutual)
     async with running(tmp_path, connector=connector(folder, "client"), tls=tls) as world:
@@ -171,7 +171,7 @@ async def told_to_a_command(
     ("server", "ca", "is_answered"),
     [
         ("server", "our-ca", True),
-        ("server", None, False),  # the machine's authorities, which did not sign it
+        ("server", None, False),  # the authorities of the system, which did not sign the certificate
         ("server", "strange-ca", False),
         ("elsewhere", "our-ca", False),
     ],
@@ -243,7 +243,7 @@ async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder
         put("renewed")
         assert context.refresh()
         assert await served_certificate(port) == await served_certificate(api.port) == der(folder / "renewed.pem")
-        shutil.copyfile(folder / "server.pem", cert)  # half of the next one
+        shutil.copyfile(folder / "server.pem", cert)  # the key is not replaced yet
         assert not context.refresh()
         assert await served_certificate(port) == await served_certificate(api.port) == der(folder / "renewed.pem")
         cert.write_text("damaged")

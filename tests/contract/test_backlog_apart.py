@@ -1,4 +1,4 @@
-"""The backlog counted in a thread: the same figures, on separate short-lived sessions."""
+"""The backlog counted in a thread: the figures are the same, and its sessions are separate and short."""
 
 from __future__ import annotations
 

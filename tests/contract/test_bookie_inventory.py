@@ -1,4 +1,4 @@
-"""Inventory requests of a run over a real gRPC server: every bookie leaves an answer, and no error."""
+"""Inventory requests of a run over a real gRPC server: every bookie results in an answer and never in an error."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_files_that_are_not_there_are_named(bookie: Administered) -> None:
 
 
 def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call lists two ledgers and is then refused; in the end the bookie is always too busy."""
+    """Each call lists two ledgers and is then refused. Later the bookie refuses every call."""
     for ledger_id in range(1, 6):
         add(bookie, LedgerId(ledger_id), 0)
     real, calls = Node.inventory, list[int]()
@@ -231,7 +231,7 @@ def test_a_list_that_goes_on_may_be_interrupted_any_number_of_times(
 def test_a_bookie_that_does_not_tell_its_damage_is_not_asked_for_its_ledgers(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its status it could seem to have no damage."""
+    """Without its status, the bookie would appear to have no damage."""
     add(bookie, L1, 0)
     monkeypatch.setattr(Administration, "status", raising(AdministrationUnavailableError("too busy")))
     rows, answer = asked(bookie)
@@ -263,7 +263,7 @@ def test_a_bad_answer_is_named_and_what_came_before_it_counts(
 def test_tasks_ask_and_look_again_on_a_real_zookeeper(
     bookie: Administered, zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
-    """The two functions called by Spark, without Spark: batches go in and come out."""
+    """The test calls the two functions that Spark calls, with batches as input and output."""
     add(bookie, L1, 0, 1)
     uri = f"zk://{zookeeper.connect_string}{fresh_root}"
 

@@ -54,7 +54,7 @@ async def test_the_number_is_bounded_and_ended_boosts_make_room(
     )
     assert sum(isinstance(result, TooManyBoostsError) for result in results) == 2
     first, second = await boosts.active(1000)
-    await boosts.start(boost(first.ledger_id, until_ms=5000))  # it is boosted already
+    await boosts.start(boost(first.ledger_id, until_ms=5000))  # it has a boost already
     with pytest.raises(TooManyBoostsError, match="2 ledgers are boosted"):
         await boosts.start(boost(9))
     await boosts.start(boost(9, since_ms=3000, until_ms=4000))

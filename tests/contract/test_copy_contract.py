@@ -1,4 +1,4 @@
-"""Copies between two bookies, with requests and reads through the twin, and through gRPC on the loopback."""
+"""Copies between two bookies, with requests and reads through the twin, and through gRPC on the loopback interface."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def test_what_is_refused_stores_nothing(world: World, refused: Callable[[W
 
 
 async def test_an_address_is_no_bookie(world: World) -> None:
-    """A caller can name only registered bookies: an id that looks like an address is looked up, not dialled."""
+    """A caller can name only registered bookies. An id that looks like an address is looked up, not connected to."""
     await world.fill(*make_packets(LEDGER, 1).values())
     reply = await world.client.ask(TARGET, of_nobody(world), STATE_S)
     assert (reply.status, reply.source, reply.covered) == (Status.OK, Status.UNRESOLVED, 0)

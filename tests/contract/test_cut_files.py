@@ -1,7 +1,7 @@
-"""Every file of a bookie is cut at its last bytes, and has bits flipped: outcomes as docs/failure-model.md says.
+"""Every file of a bookie with its last bytes cut off or with bits flipped: the outcomes are in docs/failure-model.md.
 
-After any damage, a store serves the right bytes or reports an error; or it refuses to open, twice in the same way,
-and the command named in its message makes it open again, without denying anything acknowledged.
+After any damage, a store serves the right bytes or reports an error; or it refuses to open, each time for the same
+reason. After the command named in the message it opens again, and denies no acknowledged entry.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ LAST: Final = {(L1, 8), (L1, 9)}
 """The last batch, which may count as a torn tail for a second after it was written (J12)."""
 UNREADABLE: Final = (Status.CORRUPT, Status.IO_ERROR, Status.LIMBO)
 IGNORED: Final = ("LOCK", "LOG", ".bkheal.lock", VERSION_FILE, INCARNATION_FILE)
-"""Locks, RocksDB's log text for people, and the files of ``test_damaged_identity``."""
+"""Locks, RocksDB's text log, and the files that ``test_damaged_identity`` covers."""
 REMEDIES_MAX: Final = 3
 MEMORY: Final = Path("/dev/shm")
 LENGTH_AT, TYPE_AT, HEADER_BYTES = 4, 6, 7
-"""Offsets and size in a record of a log of the index: see ``bookie.storage.disks.rocks_logs``."""
+"""Offsets and size of a record's header in a log of the index: see ``bookie.storage.disks.rocks_logs``."""
 
 Damage = Callable[[bytes], bytes]
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, if such a file system exists: these tests are not about syncing."""
+    """A directory in memory, if there is such a file system: these tests need no durable files."""
     if not os.access(MEMORY, os.W_OK):
         yield tmp_path
         return
@@ -61,7 +61,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 async def filled(killed: Path, held: Held = ACKNOWLEDGED) -> None:
-    """Entries in two entry logs, in tables and in the log of the index, and in the journal alone; then a kill."""
+    """Store entries in every kind of file, and copy the directories as after a kill.
+
+    They are in two entry logs, in tables and the log of the index, and, for the last ones, only in the journal.
+    """
     home = killed.with_name("running")
     async with store_in(home) as store:
         if L4 in held:
@@ -75,14 +78,14 @@ async def filled(killed: Path, held: Held = ACKNOWLEDGED) -> None:
         await add(store, L1, 6, 7)
         await add(store, L3, 0)
         await add(store, L1, 8, 9)
-        shutil.copytree(home, killed)  # now, because RocksDB empties its log when it is closed
+        shutil.copytree(home, killed)  # before the close, because RocksDB empties its log then
     for name in ("journal", "ledgers"):
         (killed / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (killed / name / CURRENT / INCARNATION_FILE).write_text("before")
 
 
 async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> str:
-    """Check every answer of an open store; ``damaged`` if it cannot serve something."""
+    """Check every answer of an open store; return ``damaged`` if it cannot serve an entry, else ``whole``."""
     worst = "whole"
     for ledger_id, count in held.items():
         for first in range(0, count, STEP):
@@ -103,11 +106,11 @@ async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> st
 
 
 async def started(home: Path, held: Held, *, is_mended: bool) -> tuple[str, str]:
-    """Return what is served after a start, and an empty text; or an empty text, and the reason for the refusal."""
+    """Return the result of ``served`` after a start and an empty text, or an empty text and the reason of a refusal."""
     try:
         async with store_in(home) as store:
             if is_mended:
-                await store.set_limbo(list(held))  # as the start does for the ledgers in the metadata
+                await store.set_limbo(list(held))  # as a start does for the ledgers in the metadata
             return await served(store, held, may_lack_last=not is_mended), ""
     except FatalError as error:
         return "", str(error)
@@ -118,7 +121,7 @@ async def outcome(home: Path, held: Held) -> str:
     found, refusal = await started(home, held, is_mended=False)
     remedies: list[str] = []
     while not found and len(remedies) < REMEDIES_MAX:
-        assert await started(home, held, is_mended=bool(remedies)) == ("", refusal), "the same at each start"
+        assert await started(home, held, is_mended=bool(remedies)) == ("", refusal), "the refusal has changed"
         remedies.append(await mended(home, refusal))
         found, refusal = await started(home, held, is_mended=True)
     assert found, f"still refused after {remedies}: {refusal}"
@@ -160,13 +163,13 @@ def flips(size: int, count: int, rng: random.Random) -> Iterator[tuple[str, Dama
 
 
 def files(home: Path) -> list[Path]:
-    """The files of a bookie, relative to ``home``."""
+    """Return the paths of a bookie's files, relative to ``home``."""
     found = (path for path in home.rglob("*") if path.is_file() and path.name not in IGNORED)
     return sorted(path.relative_to(home) for path in found if not path.name.startswith("LOG."))
 
 
 def kind_of(path: Path) -> str:
-    """The row of the table in docs/failure-model.md."""
+    """Return the row of a file in the table in docs/failure-model.md."""
     if path.suffix == ".journal":
         return "journal"
     if path.name.startswith("mark-"):
@@ -190,7 +193,7 @@ EXPECTED: Final = {
 
 
 async def check(home: Path, path: Path, name: str, damage: Damage, held: Held = ACKNOWLEDGED) -> tuple[str, str]:
-    """Damage one file of a copy of the directories, and check the outcome; returns the kind of file and the outcome."""
+    """Damage one file of a copy of the directories, and check the outcome; return the kind of file and the outcome."""
     now, kind = home / "now", kind_of(path)
     shutil.rmtree(now, ignore_errors=True)
     shutil.copytree(home / "filled", now)
@@ -218,7 +221,7 @@ async def test_a_cut_or_a_flip_in_each_kind_of_file_ends_as_documented(home: Pat
 
 @pytest.mark.parametrize("kind", ["log", "manifest"])
 async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_refused(home: Path, kind: str) -> None:
-    """One flipped bit gives a record a type found only in reused logs."""
+    """One flipped bit changes the type of a record to one that occurs only in reused logs."""
     await filled(home / "filled")
     [path] = [path for path in files(home / "filled") if kind_of(path) == kind and path.name != "CURRENT"]
     place = second_record(home / "filled" / path) + TYPE_AT

@@ -24,7 +24,7 @@ L1, L2, L3 = LedgerId(1), LedgerId(2), LedgerId(3)
 
 
 class Marks:
-    """Receives the marks, unless recovery is disabled."""
+    """Records the marks that it receives, unless recovery is disabled."""
 
     def __init__(self) -> None:
         self.marked: list[tuple[LedgerId, tuple[BookieId, ...]]] = []
@@ -55,7 +55,7 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     assert not await mark_noted(notes, ledgers, marks.mark)
     await ledgers.write(L1, CLOSED, opened.version)
     assert await mark_noted(notes, ledgers, marks.mark) == marks.marked
-    assert marks.marked == [(L1, names("a b"))], "z is no member"
+    assert marks.marked == [(L1, names("a b"))], "z is marked, but is not a member"
     assert await notes.all() == []
 
 
@@ -121,5 +121,5 @@ async def test_a_record_that_changed_since_it_was_read_stays(notes: DamageNotes)
 async def test_the_number_of_records_is_bounded(notes: DamageNotes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes_module, "NOTES_MAX", 2)
     assert [await notes.add(each, names("a")) for each in (L1, L2, L3)] == [True, True, False]
-    assert await notes.add(L2, names("b")), "it has a record"
+    assert await notes.add(L2, names("b")), "the ledger has a record already"
     assert [note.ledger_id for note in await notes.all()] == [L1, L2]

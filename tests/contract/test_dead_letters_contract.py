@@ -154,7 +154,7 @@ async def test_the_task_stays_for_what_can_be_repaired(world: World) -> None:
 async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
     actions = (world.letters.check_accept, world.letters.check_drop)
     changes = (lambda i: world.letters.accept(i, WHY), lambda i: world.letters.drop(i, ""))
-    for ledger_id in (L8, L7):  # not marked; marked and not parked
+    for ledger_id in (L8, L7):  # one is not marked, the other is marked but not parked
         for act in (*actions, *changes):
             result = await act(ledger_id)
             assert result.outcome is Outcome.REFUSED
@@ -274,7 +274,7 @@ async def test_a_change_of_the_ledger_at_the_same_time_keeps_the_task(
 async def test_nothing_is_decided_after_the_lock_was_lost(
     world: World, backend: Backend, monkeypatch: pytest.MonkeyPatch, situation: str, is_taken: bool
 ) -> None:
-    """Apache's workers delete locks of others, and their collectors take them."""
+    """Apache's workers delete the locks of other workers, and their collectors acquire them."""
     await world.ledger(L8, make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=19))
     ledger_id = L8 if situation == "a part is lost" else L7
     await world.park(ledger_id, "a b")
@@ -369,7 +369,7 @@ async def test_a_damaged_record_accepts_nothing_and_is_replaced(world: World) ->
 def test_only_positions_of_entries_without_any_copy_are_lost() -> None:
     striped = make_metadata((0, "a b c d"), (8, "a c b d"), quorum=(2, 2), last=15)
     assert lost_fragments(striped, names("a b")) == (
-        LostFragment(EntryId(0), EntryId(7), (0, 1), names("a b")),  # no write set of the second has both
+        LostFragment(EntryId(0), EntryId(7), (0, 1), names("a b")),  # no write set of the second fragment has both
     )
     short = make_metadata((0, "a b c d"), quorum=(2, 2), last=0)
     assert lost_fragments(short, names("b c")) == ()

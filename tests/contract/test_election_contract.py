@@ -157,7 +157,7 @@ async def test_votes_of_another_auditor_count(candidates: Candidates, backend: B
 async def test_while_pulsars_auditor_leads_ours_waits_and_leads_after_it(
     candidates: Candidates, backend: Backend, soon: Soon
 ) -> None:
-    """Auditors of Pulsar's driver do not look at votes (R87). The displayed name is theirs."""
+    """Auditors of Pulsar's driver do not read votes (R87). The displayed name is that of Pulsar's auditor."""
     pulsars, theirs = await backend.open(), leader_path(candidates.root)
     await ensure_path(pulsars, election_path(candidates.root))
     await pulsars.create(theirs, b'"pulsar-1:3181"', is_ephemeral=True)
@@ -175,7 +175,7 @@ async def test_while_pulsars_auditor_leads_ours_waits_and_leads_after_it(
 
 
 async def test_while_ours_leads_pulsars_auditor_does_not_begin(candidates: Candidates, soon: Soon) -> None:
-    """Pulsar's auditor finds a JSON string in an ephemeral node; the string is the id of no bookie."""
+    """Pulsar's auditor finds a JSON string in an ephemeral node, which is not the id of a bookie."""
     ours, store = await candidates.stand("host 1/x:4711")
     await soon(leads(ours))
     node = await store.get(leader_path(candidates.root))
@@ -252,7 +252,7 @@ async def test_a_candidate_whose_vote_was_deleted_gives_pulsars_node_to_the_next
 
 
 async def test_no_auditor_leads_while_the_metadata_migrates(candidates: Candidates, soon: Soon) -> None:
-    """R88: neither the previous leader nor a new auditor leads; the pause ends if the migration fails."""
+    """R88: neither the previous leader nor a new auditor leads. The pause ends if the migration fails."""
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     await put(store, migration_path(candidates.root), b'{"phase":"PREPARATION","targetUrl":"oxia://o"}')

@@ -1,6 +1,6 @@
-"""A session that ends between a look at its node and the write after it, which then goes out in the next session (S14).
+"""A session that ends between the read of a node and the write that follows, which is then sent in the next one (S14).
 
-The node of the next owner has the version of the former one, so only the session tells them apart.
+The node of the next owner has the same version as that of the former one, so only the session distinguishes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tasks(store: MetadataStore, cluster: Cluster) -> UnderReplication:
 def after_get(
     backend: Backend, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], Awaitable[object]]], None]:
-    """End the session of ``store`` after its next read of a node, and let another one act."""
+    """End the session of ``store`` after its next read of a node, and run ``act`` before the read returns."""
 
     def plan(act: Callable[[], Awaitable[object]]) -> None:
         get = store.get

@@ -1,7 +1,7 @@
 """Clusters that we must not touch: other drivers and layouts, and nodes whose ACL denies us access.
 
 Each is refused with a sentence about what to do, with an exit code and without a traceback, and nothing is changed in
-the cluster. The ring of Spark covers what a run in Spark detects.
+the cluster. The tests in tests/spark cover what a run in Spark detects.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Fore
 def test_a_process_with_another_state_root_than_the_cluster_is_refused(
     command: str, foreign: Foreign, bkheal: Bkheal
 ) -> None:
-    """R90."""
+    """Rule R90."""
     foreign.client.ensure_path(f"{foreign.root}/underreplication")
     foreign.client.create(record_path(foreign.root), b'{"format": 1, "state_root": "/elsewhere/bkheal"}')
     before = foreign.tree()
@@ -214,7 +214,7 @@ def test_a_state_root_that_was_chosen_too_late_is_refused(
 
 
 def test_the_state_is_moved_by_a_command_and_the_old_root_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
-    """R98."""
+    """Rule R98."""
     old, new = (state_path(root, "decisions", foreign.root) for root in (DEFAULT_STATE_ROOT, "/elsewhere/moved"))
     foreign.client.ensure_path(old)
     foreign.client.create(f"{old}/7", b"who")
@@ -313,7 +313,7 @@ def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_pa
 
 
 def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path, bkheal: Bkheal) -> None:
-    """The test uses a separate ZooKeeper, as all clusters have the same state root."""
+    """The test uses a separate ZooKeeper, because all clusters of one server have the same default state root."""
     server = asyncio.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
     try:
         with a_cluster(server.connect_string, "/ledgers", tmp_path) as foreign:

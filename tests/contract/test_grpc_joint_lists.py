@@ -1,4 +1,4 @@
-"""Lists of several ledgers in one call over gRPC: the reply to each is the same as alone."""
+"""Lists of several ledgers in one call over gRPC: each reply is the same as from a separate call."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -27,7 +27,7 @@ NOTHING = EntryRuns(()).encode()
 
 
 class Lister(rpc.BookieServicer):
-    """Lists nothing for each ledger, but for what the test sets."""
+    """Returns an empty list for each ledger, unless the test sets another one."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -36,13 +36,13 @@ class Lister(rpc.BookieServicer):
         self.unasked: set[int] = set()
         """Ledgers answered without a request for them."""
         self.cut_after: int | None = None
-        """How many ledgers of a call are answered before it ends."""
+        """The number of ledgers of a call answered before it ends."""
         self.code: grpc.StatusCode | None = None
-        """What each joint call ends with."""
+        """The final status of each joint call."""
         self.begun = asyncio.Semaphore(0)
         """Released by each joint call."""
         self.has_ended = asyncio.Event()
-        """A call was cancelled."""
+        """Set after a call was cancelled."""
 
     async def ListEntries(self, request: pb.ListEntriesRequest, context: object) -> AsyncIterator[pb.EntryList]:
         self.alone.append(request.ledger_id)
@@ -152,7 +152,7 @@ async def test_a_large_ledger_holds_up_no_other(transport: GrpcTransport, lister
     lister.stuck = {100, 101, 102}
     stuck = [listing(transport, n) for n in (100, 2)]
     assert (await stuck[1]).status is Status.OK
-    stuck += [listing(transport, 101), listing(transport, 102)]  # more than there are places
+    stuck += [listing(transport, 101), listing(transport, 102)]  # more than the bookie has places
     assert await statuses([listing(transport, n) for n in (2, 4, 6)]) == [Status.OK] * 3
     assert await statuses([listing(transport, 101, SOON_S)]) == [Status.TIMEOUT]
     for each in stuck:

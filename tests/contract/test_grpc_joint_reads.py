@@ -1,4 +1,4 @@
-"""Small reads of several ledgers in one call over gRPC: the reply to each is the same as alone."""
+"""Small reads of several ledgers in one call over gRPC: each reply is the same as from a separate call."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -43,7 +43,7 @@ class Shelf(rpc.BookieServicer):
         self.unasked: list[int] = []
         self.stuck: set[int] = set()
         self.has_ended = asyncio.Event()
-        """A call was cancelled."""
+        """Set after a call was cancelled."""
 
     async def Read(self, request: pb.ReadRequest, context: object) -> AsyncIterator[pb.EntryBatch]:
         self.alone.append(request.ledger_id)
@@ -123,7 +123,7 @@ async def test_small_reads_that_wait_together_are_one_call(transport: GrpcTransp
     fencing = Read(LedgerId(2), [EntryId(0)], KEY, is_small=True)
     others = [asyncio.create_task(transport.ask(BOOKIE, read, DEADLINE_S)) for read in (large, fencing)]
     assert await replies([*others, reading(transport, 3)]) == [(Status.OK, [0])] * 2 + [(Status.OK, [0, 1])]
-    assert sorted(shelf.alone) == [1, 2, 3]  # the third one waited with none of its kind
+    assert sorted(shelf.alone) == [1, 2, 3]  # the third request waited, and no other of its kind did
     assert await replies(reading(transport, n) for n in range(4)) == [(Status.OK, [0, 1])] * 4
     assert shelf.calls == [[0, 1, 2, 3]]
 

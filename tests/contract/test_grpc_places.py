@@ -1,4 +1,4 @@
-"""Streams that last as long as their connections, of adds and of health, take no place of requests."""
+"""Streams of adds and of health checks, which last as long as their connections, occupy no place for requests."""
 
 from __future__ import annotations
 

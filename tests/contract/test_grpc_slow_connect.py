@@ -26,7 +26,7 @@ from tests.contract.test_grpc_transport_misbehaviour import (
 __all__ = ["bookie", "directory", "start", "transport"]
 
 LOST_PACKET_S = 1.5
-"""TCP sends the first packet of a connection again after a second."""
+"""TCP repeats the first packet of a connection after a second."""
 
 
 async def pumped(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -37,7 +37,7 @@ async def pumped(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def hesitant(port: int) -> AsyncIterator[int]:
-    """The port of a proxy for ``port``; the proxy forwards nothing at first, on each connection."""
+    """Run a proxy for ``port`` that delays each new connection; yield its port."""
     is_over = asyncio.Event()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -29,7 +29,7 @@ LIMITS = UnsentLimits(taken_within_s=STATE_S)
 
 
 class LargeEntries(BookieHandler):
-    """Has a MiB for each requested entry."""
+    """Returns 1 MiB for each requested entry."""
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         raise AssertionError("these tests only read")
@@ -73,7 +73,7 @@ class Server:
             reads=[pb.LedgerRead(ledger_id=each, entry_ids=range(ledgers)) for each in range(ledgers)]
         )
         calls = [stub.ReadLedgers(several) if ledgers else stub.Read(request) for _ in range(count)]
-        mine.callback(calls.clear)  # dropping a call cancels it
+        mine.callback(calls.clear)  # a call without a reference is cancelled
         return mine
 
     async def until(self, is_reached: Callable[[int], bool]) -> None:
@@ -102,9 +102,9 @@ async def test_five_hundred_slow_readers_hold_a_bounded_part_of_their_answers(st
     await server.start()
     readers = [await server.slow_reads(25) for _ in range(20)]
     async with asyncio.timeout(STATE_S):
-        while await server.read() is Status.OK:  # buffers of the connections took some answers: request more
+        while await server.read() is Status.OK:  # the buffers of the connections hold some answers, so request more
             readers.append(await server.slow_reads(25))
-    assert server.most_bytes <= LIMITS.total_bytes_max + LIMITS.reads_max * READ_BYTES_MAX  # all answers: 4 GB
+    assert server.most_bytes <= LIMITS.total_bytes_max + LIMITS.reads_max * READ_BYTES_MAX  # all answers together: 4 GB
     for reader in readers:
         await reader.aclose()
     await server.until(lambda unsent: unsent == 0)

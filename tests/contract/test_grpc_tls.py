@@ -1,4 +1,4 @@
-"""TLS between transport and bookie: both sides authenticate, or nothing passes."""
+"""TLS between transport and bookie: both sides authenticate, or no request is sent."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
     standing = GrpcTransport(Directory(port), tls=certificates["client"])
     try:
         assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
-        rotated.put("elsewhere")  # for another host, to make the change visible to clients
+        rotated.put("elsewhere")  # a certificate for another host makes the change visible to clients
         assert await status_of_new_connection() is Status.UNREACHABLE
         assert (await standing.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
-        rotated.put("bookie", only_cert=True)  # half of a rotation
+        rotated.put("bookie", only_cert=True)  # the key is not replaced yet
         assert await status_of_new_connection() is Status.UNREACHABLE
         rotated.put("bookie")
         assert await status_of_new_connection() is Status.OK

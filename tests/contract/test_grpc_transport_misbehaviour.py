@@ -1,4 +1,4 @@
-"""The gRPC transport against a slow, broken, restarted or lying bookie (rules S6 and S18)."""
+"""The gRPC transport with bookies that are slow, broken, restarted or answer wrongly (S6, S18)."""
 
 # ruff: noqa: N802  # method names of the service are gRPC's
 
@@ -34,7 +34,7 @@ SOON_S = 0.2
 
 
 class ScriptedBookie(rpc.BookieServicer):
-    """Passes every add to the test, which decides about acks; other answers are set beforehand. Silent by default."""
+    """Passes every add to the test, which decides about acks; others are set beforehand. By default it sends none."""
 
     def __init__(self) -> None:
         self.adds: asyncio.Queue[ReceivedAdd] = asyncio.Queue()
@@ -201,7 +201,7 @@ async def test_acks_that_match_no_request_are_dropped(transport: GrpcTransport, 
 
 
 async def test_a_late_ack_is_not_taken_for_the_next_adds(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
-    await round_trip(transport, bookie)  # connects: without it, a call may time out unsent
+    await round_trip(transport, bookie)  # connects first, because otherwise a call may time out before it is sent
     assert (await transport.add(BOOKIE, batch(), SOON_S)).status is Status.TIMEOUT
     late = await bookie.adds.get()
     call = adding(transport, batch())

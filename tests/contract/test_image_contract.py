@@ -1,4 +1,4 @@
-"""The files of an image, in a directory and in stores: after a changed byte it names no ledger, or the same ones."""
+"""The files of an image, in a directory and in stores: with a changed byte it is refused, or has the same ledgers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _HDFS = (pytest.mark.needs("hadoop-hdfs"), pytest.mark.long)
     params=["directory", "s3", pytest.param("moto", marks=_MOTO), pytest.param("hdfs", marks=_HDFS)],
 )
 def image(request: pytest.FixtureRequest, tmp_path: Path) -> ImageFolder:
-    """A directory, and stores: a small S3 server, moto, and Hadoop's own cluster."""
+    """A directory, and folders in stores: a small S3 server, moto, and Hadoop's own cluster."""
     if request.param == "directory":
         return LocalImageFolder(tmp_path)
     if request.param == "s3":
@@ -160,7 +160,7 @@ def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image
 
 
 def test_a_ledger_whose_last_copies_are_on_one_bookie_is_critical(image: ImageFolder) -> None:
-    """The number of copies counts a bookie that an ensemble names twice once."""
+    """A bookie that an ensemble contains twice counts as one copy."""
     twice: Ledger = (8, 3, ("a:1", "a:1", "x:1"))
     current = written(image, [*LEDGERS, twice])
     found = suspects(*current, frozenset({"x:1"}), NONE, frozenset({"x:1"}))
@@ -192,7 +192,7 @@ def test_only_the_row_groups_of_the_lost_bookie_are_read(image: ImageFolder, mon
     assert found.ids.to_pylist() == [ledger_id for ledger_id, _, those in ledgers if "b7:1" in those]
     assert (found.row_groups, found.row_groups_read < 12) == (75, True)
     assert [len(batch) for batch in found.batches(50, 200)] == [50, 200, len(found) - 250]
-    for bookie in ("b0:1", "b9:1"):  # the first and the last one of each file
+    for bookie in ("b0:1", "b9:1"):  # the first and the last bookie of each file
         assert named(directory, manifest, bookie) == [ledger_id for ledger_id, _, those in ledgers if bookie in those]
 
 
@@ -341,7 +341,9 @@ def test_files_of_a_task_that_spark_repeated_are_removed(image: ImageFolder) -> 
     assert manifest.files == made
     there = directory.files()
     assert there.keys() >= {files.MANIFEST, *(file.name for file in manifest.files)}
-    assert directory.has_rename is (len(there) == 3), "a store removes them with the generation"
+    assert directory.has_rename is (len(there) == 3), (
+        "a directory must have no further files; a store removes them with the generation"
+    )
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
@@ -374,8 +376,8 @@ def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_readi
     writing = files.begin(image, CLUSTER, manifest.run_id)
     files.note_beginning(writing, manifest)
     part_of_a_run(writing, NOW_MS)
-    part_of_a_run(writing, NOW_MS - 1, 2)  # a late task of the previous reading
-    put(writing, "part-0.json", b'{"files": [], "read_from_ms"')  # cut off
+    part_of_a_run(writing, NOW_MS - 1, 2)  # written by a late task of the previous reading
+    put(writing, "part-0.json", b'{"files": [], "read_from_ms"')  # truncated
     (left,) = files.unfinished(files.cluster_folder(image, CLUSTER))
     found = files.begun(left)
     assert len(found.leaves) == 1
@@ -387,7 +389,7 @@ def test_the_folder_of_a_cluster_is_in_that_of_all_clusters(image: ImageFolder) 
 
 
 def test_two_runs_at_once_do_not_mix(image: ImageFolder) -> None:
-    """The lock of their kind has failed: the second run removes the files of the first one."""
+    """The lock of their kind did not exclude them, so the second run removes the files of the first one."""
     ids = ("20280115T080000Z-000000", "20280115T080001Z-000000")
     first = files.begin(image, CLUSTER, ids[0])
     part_of_a_run(first, NOW_MS)
@@ -462,7 +464,7 @@ def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -
     relaxed = RemoteFiles(parse_address("s3://images/a"), ImageFolderError, rest_s=120, clock=clock)
     relaxed.start_write("c", pa.py_buffer(b"1")).result()
     with pytest.raises(ImageFolderError, match="no answer within"):
-        client.start_write("d", pa.py_buffer(b"")).result()  # its time is zero seconds, but it is asked
+        client.start_write("d", pa.py_buffer(b"")).result()  # its deadline is zero seconds, but it is sent
 
 
 def test_any_error_of_the_library_of_a_store_is_a_store_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +511,7 @@ def test_reports_and_images_are_kept_in_hdfs(hdfs: str, tmp_path: Path) -> None:
     run_id = STORY[0][0].run_id
     assert stored_runs(store) == []
     send_run(store, tmp_path / "here", run_id)
-    send_run(store, tmp_path / "here", run_id)  # again: nothing changes
+    send_run(store, tmp_path / "here", run_id)  # a repetition changes nothing
     assert stored_runs(store) == [run_id]
     assert fetch_missing(store, tmp_path / "there") == [run_id]
     assert list(reports(tmp_path / "there")) == list(reports(tmp_path / "here"))[-1:]

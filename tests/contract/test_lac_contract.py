@@ -1,4 +1,4 @@
-"""Last adds confirmed through the transport port: reading, sending, and waiting for them; by every transport."""
+"""Last adds confirmed through the transport port: reading, sending and waiting for them, with each transport."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def wait_lac(world: TransportWorld, beyond: int, wait_s: float = DEADLINE_
 
 
 async def waiting(world: TransportWorld, *beyond: int) -> list[asyncio.Task[LacReply]]:
-    """Start long polls, each of which has looked, found nothing and taken its place."""
+    """Start long polls, and return them after each one has found nothing and has begun to wait."""
     polls = []
     for one in beyond:
         looked = world.index.before = Looked()
@@ -68,7 +68,7 @@ async def test_an_unknown_ledger_has_no_lac(world: TransportWorld) -> None:
 async def test_the_last_entry_is_what_is_known_of_the_lac(world: TransportWorld) -> None:
     await world.add(entry(3, lac=1), entry(4, lac=2))
     assert await read_lac(world) == LacReply(Status.OK, b"", stored(4, lac=2))
-    assert (await world.add(entry(5))).status is Status.OK  # nothing was fenced
+    assert (await world.add(entry(5))).status is Status.OK  # the ledger was not fenced
 
 
 async def test_a_fenced_ledger_without_entries_has_none(world: TransportWorld) -> None:

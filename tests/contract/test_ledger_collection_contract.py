@@ -35,12 +35,12 @@ ON_ALL = pytest.mark.parametrize(
     ["memory", "files", f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)],
     indirect=True,
 )
-"""For properties across every restart. The other tests look at entry logs, marks or caches of one life of the store."""
+"""For properties that hold across restarts. The other tests use logs, marks or caches of a store between two starts."""
 ONLY_RESTARTED = pytest.mark.parametrize(
     "bookie", [f"memory{RESTARTED}", pytest.param(f"files{RESTARTED}", marks=pytest.mark.long)], indirect=True
 )
 PASSES_MAX = 3
-"""Each second restart is a crash, after which collected ledgers may exist again until the next pass."""
+"""Every second restart is a crash, after which collected ledgers may exist again until the next pass."""
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -124,7 +124,7 @@ async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
 async def test_a_copy_added_to_a_collected_ledger_is_listed_after_a_crash(bookie: Bookie) -> None:
     await bookie.store.add(batch(*range(10)))
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
-    await bookie.store.checkpoint()  # the index has the ledger as a collected one
+    await bookie.store.checkpoint()  # the index records the ledger as collected
     assert (await bookie.store.add(batch(3, is_recovery=True))).status is Status.OK
     for is_clean in (False, True):
         await restart(bookie, cleanly=is_clean)
@@ -166,7 +166,7 @@ async def test_reads_and_other_ledgers_leave_a_mark_alone(bookie: Bookie) -> Non
 
 
 class DeletingIndex(MemoryIndex):
-    """Counts the deleted keys in the ranges that are read. RocksDB passes over each of them."""
+    """Counts the deleted keys in the ranges that are read, because RocksDB passes over each of them."""
 
     deleted: frozenset[bytes] = frozenset()
     passed_over = 0
@@ -275,7 +275,7 @@ async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
 
 @pytest.mark.parametrize("ledgers", [1, 40])
 async def test_entries_that_were_stored_again_give_their_space_back(bookie: Bookie, ledgers: int) -> None:
-    """Repeated copies, recoveries and Apache's workers send entries stored before."""
+    """Repeated copies, recoveries and Apache's workers send entries that are stored already."""
     for number in range(5):
         for ledger_id in range(ledgers):
             await bookie.store.add(batch(*range(30 + number), ledger_id=LedgerId(100 + ledger_id)))
@@ -318,7 +318,7 @@ class FlushThatFails:
     error: type[DiskError]
     good_pages: int
     is_half_written: bool = True
-    """Else only some bytes of the first record are."""
+    """If false, only some bytes of the first record are written."""
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         append = EntryLogWriter.append
@@ -559,7 +559,7 @@ def older_header(log_id: int) -> bytes:
 
 
 async def put_into_index(bookie: Bookie, pair: tuple[bytes, bytes]) -> None:
-    """Write to the index of a stopped bookie."""
+    """Write records to the index of a stopped bookie."""
     index: EntryIndex
     if bookie.kind.startswith("memory"):
         journal, ledgers, twin = bookie.twins
@@ -624,7 +624,7 @@ async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
     seen: set[Status] = set()
     while not compacting.done():
         seen |= await served(bookie, OTHER, 20)
-        await asyncio.sleep(0)  # answers from the read cache take no turn
+        await asyncio.sleep(0)  # answers from the read cache do not let the compaction run
     assert (await compacting).removed_logs == 1
     assert seen | await served(bookie, OTHER, 20) == {Status.OK}
 
@@ -676,7 +676,7 @@ async def test_a_log_with_the_header_of_another_is_kept(bookie: Bookie) -> None:
 
 @pytest.mark.parametrize("bookie", ["files"], indirect=True)
 async def test_the_file_of_a_removed_log_is_closed_when_its_readers_have_finished(bookie: Bookie) -> None:
-    """An open file keeps its space after its removal."""
+    """The space of a removed file is released only after it is closed."""
     for ledger_id, count in ((LEDGER, 100), (OTHER, 5)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -699,7 +699,7 @@ def open_paths() -> list[str]:
 
 @dataclass
 class OneFailure:
-    """Fails one operation on an entry log, the given one in their order."""
+    """Makes the ``number``-th operation of a kind on entry logs fail."""
 
     operation: Operation
     number: int
@@ -720,7 +720,7 @@ class OneFailure:
 async def test_an_error_of_the_disk_keeps_a_log_for_one_run(
     bookie: Bookie, operation: Operation, number: int, error: DiskError
 ) -> None:
-    """Too many open files end the run, as a full disk does, and say nothing about the log."""
+    """Too many open files end the run, as a full disk does, but are no evidence against the log."""
     for first in (0, 100):
         await bookie.store.add(batch(*range(first, first + 40)))
         await bookie.store.add(batch(*range(first, first + 5), ledger_id=OTHER))
@@ -778,7 +778,7 @@ async def test_a_sequential_reader_meets_replaced_collected_and_moved_entries(bo
     assert bookie.store.read_cache.read_ahead_bytes > 0
     replaced = [entry(number, b"another version") for number in range(20, 40)]
     assert (await bookie.store.add(AddBatch(LEDGER, KEY, replaced, is_recovery=True))).status is Status.OK
-    for _ in range(2):  # from the write cache, then from the logs
+    for _ in range(2):  # first from the write cache, then from the logs
         reply = await bookie.store.read(LEDGER, ids(range(20, 40)))
         assert [result.packet for result in reply.results] == replaced
         await bookie.store.checkpoint()

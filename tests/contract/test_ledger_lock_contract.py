@@ -39,7 +39,7 @@ async def test_a_ledger_that_is_not_marked_is_locked_and_released(
     assert await tasks.locks.locked() == frozenset()
     again = await tasks.locks.lock_unmarked(L7, "us")
     assert again is not None
-    await tasks.locks.release(held)  # an old one releases nothing
+    await tasks.locks.release(held)  # the earlier lock, whose release has no effect
     assert await tasks.locks.locked() == {L7}
 
 

@@ -1,4 +1,4 @@
-"""The promises of a bookie's store, on the twins in memory, on real files with RocksDB, and restarted at each step."""
+"""The guarantees of a bookie's store: on the twins in memory, on files with RocksDB, and with restarts at each step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Bookie:
         default_factory=lambda: (MemoryDisk(), MemoryDisk(), MemoryIndex())
     )
     more: list[MemoryDisk] = field(default_factory=lambda: [MemoryDisk(), MemoryDisk()])
-    """Ledger directories beside the first one, which is among the twins."""
+    """Further ledger directories; the first one is among the twins."""
 
     async def start(self) -> None:
         store = await self._open()
@@ -121,7 +121,7 @@ class Bookie:
         return (await self.store.add(batch(*entry_ids, is_recovery=is_recovery))).status
 
     async def add_patiently(self, entries: list[bytes]) -> None:
-        """Add in spite of small caches and a late flush."""
+        """Add entries, and repeat adds that are refused because of small caches and a late flush."""
         while (reply := await self.store.add(AddBatch(LEDGER, KEY, entries))).status is Status.TOO_MANY_REQUESTS:
             await self.store.checkpoint()
         assert reply.status is Status.OK

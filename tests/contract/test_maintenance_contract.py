@@ -64,7 +64,7 @@ async def test_the_number_is_bounded(
         *(each.start(window(f"bk{number}:1")) for number, each in enumerate(others)), return_exceptions=True
     )
     assert sum(isinstance(result, TooManyWindowsError) for result in results) == 2
-    await windows.start(window("late:1", since_ms=HOUR_MS, until_ms=2 * HOUR_MS))  # the others have ended
+    await windows.start(window("late:1", since_ms=HOUR_MS, until_ms=2 * HOUR_MS))  # the others have ended by then
 
 
 @pytest.mark.parametrize(

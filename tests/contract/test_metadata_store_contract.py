@@ -1,4 +1,4 @@
-"""The promises of the metadata store: every result and error named by the port, on the twin and on ZooKeeper."""
+"""The guarantees of the metadata store: every result and error that the port names, on the twin and on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_children_version_moves_with_creates_and_deletes_only(store: Metad
     await store.set(f"{base}/b", b"x", ANY_VERSION)
     child = await store.stat(f"{base}/b")
     assert child is not None
-    assert await store.stat(base) == stat, "a change of a child's data does not show in its parent"
+    assert await store.stat(base) == stat, "a change of a child's data must not change its parent"
     assert child.czxid == child.children_zxid < stat.children_zxid < child.mzxid
 
 
@@ -195,7 +195,7 @@ async def test_multi_does_everything(store: MetadataStore, base: str) -> None:
     a, c, d, e = [await store.get(f"{base}/{name}") for name in ("a", "c", "c/d", "e")]
     assert (a.data, c.data, d.data) == (b"new", b"parent", b"child")
     assert e.stat.ephemeral_owner == store.session.session_id
-    assert a.stat.mzxid == c.stat.czxid == d.stat.czxid  # one transaction
+    assert a.stat.mzxid == c.stat.czxid == d.stat.czxid  # all in one transaction
     assert await store.stat(f"{base}/b") is None
     await store.multi([])
 
@@ -289,7 +289,7 @@ async def test_many_nodes_are_read_in_order_with_absent_ones_among_them(store: M
 async def test_many_long_paths_are_read_and_the_connection_lives(store: MetadataStore, base: str) -> None:
     seen = store.session
     paths = [f"{base}/{'x' * 3900}{i:04d}" for i in range(1000)]
-    for _ in range(8):  # the number of paths in a request follows earlier replies
+    for _ in range(8):  # the number of paths in a request depends on earlier replies
         await store.get_many_data([base])
         await store.children_many([base])
     await store.create(paths[-1], b"last")

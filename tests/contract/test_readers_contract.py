@@ -17,7 +17,7 @@ from tests.worlds.clocks import ManualClock
 
 @pytest.fixture(autouse=True)
 def own_state_root(base: str) -> Iterator[None]:
-    """Use a separate state root for each test, as readers of all clusters share one place."""
+    """Use a separate state root for each test, because the readers of all clusters share one node."""
     before = access_in_use()
     use_access(replace(before, state_root=f"{base}/own"))
     yield
@@ -25,7 +25,7 @@ def own_state_root(base: str) -> Iterator[None]:
 
 
 async def joined(store: MetadataStore, run_id: str, *, has_rates: bool = False) -> tuple[Sharing, float]:
-    """Return a run's count, and the time it waited."""
+    """Join as a run, and return its count and the seconds it waited."""
     clock = ManualClock(turns=1)
     return await join(Readers(store, run_id), run_id, clock, has_rates=has_rates), clock.now_s
 
@@ -39,7 +39,7 @@ async def test_each_run_counts_those_that_read_until_they_end(backend: Backend, 
     assert (first.count, waited_s) == (1, 0.0)
     other = await backend.open()
     second, waited_s = await joined(other, "r2", has_rates=True)
-    assert (second.count, waited_s) == (2, JOIN_S)  # by then the first one has looked again
+    assert (second.count, waited_s) == (2, JOIN_S)  # after this wait the first run has counted again
     await first.follow(await stat(store))
     assert first.count == 2
     await other.close()
@@ -61,7 +61,7 @@ async def test_a_task_creates_the_node_that_its_driver_lost(backend: Backend, st
     of_task = Sharing(Readers(task, "r2"), "r2", known=2)
     await task.sync(of_task.path)
     await of_task.follow(await stat(task))
-    assert of_task.count == 2  # its own run counts in any case
+    assert of_task.count == 2  # a run always counts itself
     assert set(await Readers(store, "r1").runs() or ()) == {"r1", "r2"}
 
 
@@ -71,11 +71,11 @@ async def test_a_list_that_is_denied_leaves_the_number_as_it_was(backend: Backen
     await first.follow(await stat(store))
     backend.deny(first.path)
     await joined_in_vain(await backend.open())
-    await first.follow(Stat(0, 0, 0, 0, 0, 7, 7, 0))  # it changed
+    await first.follow(Stat(0, 0, 0, 0, 0, 7, 7, 0))  # the list has changed
     assert first.count == 2
 
 
 async def joined_in_vain(store: MetadataStore) -> None:
-    """A run without permission to count the others does not assume to be alone."""
+    """Join as a run that may not list the others; it does not assume to be the only one."""
     sharing, waited_s = await joined(store, "r3", has_rates=True)
     assert (sharing.count, waited_s) == (UNKNOWN, JOIN_S)

@@ -1,4 +1,4 @@
-"""The index of a stopped bookie's directories is rebuilt, on the real engine and with an interruption at every step."""
+"""Rebuilding the index of a stopped bookie's directories, on the real engine and with an interruption at each step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def again(home: Path, *, may_replace: bool = False) -> RebuiltIndex:
 
 
 def identity(home: Path) -> set[tuple[str, str, str]]:
-    """The contents of the identity files in each directory."""
+    """Return the contents of the identity files in each directory."""
     current = [home / name / CURRENT for name in ("journal", "ledgers")]
     return {
         ((each / INCARNATION_FILE).read_text(), (each / LIMBO_FILE).read_text(), (each / REBUILT_FILE).read_text())
@@ -121,7 +121,7 @@ async def test_a_damaged_index_is_replaced_and_kept_aside(tmp_path: Path) -> Non
 async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before each durable write of the identity files, and between the renames."""
+    """The rebuild is stopped before each durable write of the identity files, and between the renames."""
     await filled(tmp_path / "filled")
     lose_index(tmp_path / "filled")
     replace, rename = FileDisk.replace, Path.rename
@@ -129,7 +129,7 @@ async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeate
     for at in range(100):
         home = tmp_path / str(at)
         shutil.copytree(tmp_path / "filled", home)
-        (home / "ledgers" / CURRENT / "index").mkdir()  # as at a start
+        (home / "ledgers" / CURRENT / "index").mkdir()  # a start would create it
         steps = 0
 
         def step(at: int = at) -> None:

@@ -286,7 +286,7 @@ async def test_disks_are_recorded_and_confirmed_by_the_history_that_allowed_them
     await incarnations.record(bookie, "u-1", 1000, empty)
     with pytest.raises(OtherDisksError):
         await incarnations.record(bookie, "u-2", 1000, empty)
-    await incarnations.record(bookie, "u-1", 1000, empty)  # after a lost answer
+    await incarnations.record(bookie, "u-1", 1000, empty)  # a repetition after a lost answer
     first = await incarnations.history(bookie)
     await incarnations.confirm(bookie, first, [Create(path)])
     assert await store.stat(path) is not None

@@ -77,7 +77,7 @@ def test_a_report_that_was_sent_is_the_same_on_another_machine(
     there = tmp_path / "there"
     for run_id in RUNS:
         send_run(store, written, run_id)
-        send_run(store, written, run_id)  # again: nothing changes
+        send_run(store, written, run_id)  # a repetition changes nothing
 
     assert stored_runs(store) == sorted(RUNS, reverse=True)
     assert fetch_missing(store, there) == sorted(RUNS)
@@ -329,7 +329,7 @@ def test_a_store_that_does_not_answer_is_not_an_absent_report(written: Path) -> 
 
 
 class _Denying(http.server.BaseHTTPRequestHandler):
-    """An S3 server that denies everything."""
+    """An S3 server that denies every request."""
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))

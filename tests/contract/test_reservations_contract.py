@@ -130,7 +130,7 @@ async def test_later_reservation_is_never_taken_for_an_earlier_one(
     old = await reservations.reserve(L7, "a", [TO_BK1])
     assert await reservations.release(await reservations.reserve(L7, "b", [TO_BK2]))
     new = await reservations.reserve(L7, "c", [TO_BK2])
-    assert (await store.get(reservations.path(L7))).stat.version == 0  # what makes versions alone worthless
+    assert (await store.get(reservations.path(L7))).stat.version == 0  # so versions do not distinguish the two
     assert not await stands(store, old.path, old.version)
     assert not await reservations.release(old)
     assert await reservations.release(new)

@@ -1,4 +1,4 @@
-"""Bookies that return again and again: the same on the twin, the simulator's store and a real ZooKeeper."""
+"""Bookies that return repeatedly: the same on the twin, the simulator's store and a real ZooKeeper."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backe
 
 
 async def test_the_end_of_a_run_is_on_record_although_the_write_before_it_was_cancelled(runs: Runs) -> None:
-    """A run ends while its progress is being written: the store may change, and its answer is not awaited."""
+    """A run ends during a write of its progress. The write may still reach the store, but its answer is ignored."""
     await runs.write(record(1))
     for turns in range(4):
         writing = asyncio.ensure_future(runs.write(record(1, done=turns + 1)))
@@ -196,7 +196,7 @@ async def test_kinds_are_paused_and_resumed(runs: Runs) -> None:
 async def test_a_pause_without_an_end_or_with_a_wrong_one_gets_one(
     runs: Runs, store: MetadataStore, base: str, data: bytes
 ) -> None:
-    """An earlier release wrote only a name; a clock was wrong."""
+    """An earlier release wrote only a name, or a clock was wrong."""
     await create_with_parents(store, f"{own_path('runs', base)}/paused/bookies", data, "/")
     assert RunKind.BOOKIES in await runs.paused_kinds(1_000)
     assert await runs.end_pauses(1_000, 60) == []

@@ -1,4 +1,4 @@
-"""A damaged journal of a stopped bookie is salvaged, on the real engine and with an interruption at every step."""
+"""Salvaging a damaged journal of a stopped bookie, on the real engine and with an interruption at each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, listed, 
 from tests.worlds.entries import raw_entry
 
 STEPS = 8
-"""Six identity files, the rename, and the mark of the new journal."""
+"""The steps of a salvage: six identity files, the rename, and the mark of the new journal."""
 
 
 async def filled(home: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_damaged_journal_is_salvaged_and_everything_else_is_served_by_a_
 async def test_a_salvage_that_is_interrupted_is_refused_at_the_start_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: Sequence[int]
 ) -> None:
-    """Stopped before a durable write of the identity files, before the rename, or before the new journal."""
+    """Stop the salvage before a durable write of the identity files, before the rename, or before the new journal."""
     await filled(tmp_path / "filled")
     damage(tmp_path / "filled")
     replace, rename = FileDisk.replace, Path.rename
@@ -157,7 +157,7 @@ async def test_a_journal_that_is_lost_as_a_whole_is_given_up_only_on_request(
     [(incarnation, pending, before)] = identity(tmp_path)
     assert incarnation == pending != "before"
     assert before == "before"
-    assert not (tmp_path / "journal" / CURRENT / VERSION_FILE).exists()  # the start writes it in its last step
+    assert not (tmp_path / "journal" / CURRENT / VERSION_FILE).exists()  # the start writes this file in its last step
     await check_served(tmp_path, 2, 3, 4, 5)
 
 
@@ -197,7 +197,7 @@ async def test_a_start_salvages_a_journal_once_and_goes_on_with_a_salvage_that_w
         await salvage_at_start([journal], [ledgers], *directories, problem, random.Random(1), SystemClock())
 
     await start()
-    shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # the state after a crash after the rename
+    shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # the state after a crash that follows the rename
     await start()
     for mark in (tmp_path / "journal" / CURRENT / "journal").iterdir():
         mark.write_bytes(b"rubbish")

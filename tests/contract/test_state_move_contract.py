@@ -40,7 +40,7 @@ def use_root(path: str) -> None:
 
 @pytest.fixture
 def roots(base: str) -> tuple[str, str]:
-    """Two state roots of this test's own."""
+    """Two state roots that only this test uses."""
     return f"{base}/one", f"{base}/two"
 
 
@@ -211,7 +211,7 @@ class Ending(MemoryStore):
 
 
 async def is_to_be_continued(store: MetadataStore, cluster: Cluster, source: str, target: str) -> bool:
-    """Return whether the cluster does not use the new root yet; a process of either root is refused, or sees all."""
+    """Return whether the cluster does not use the new root yet; a process of either root is refused, or finds all."""
     before = await state_below(store, source, cluster.root)
     works = []
     for root in (source, target):

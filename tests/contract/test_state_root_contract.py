@@ -64,7 +64,7 @@ async def test_of_two_processes_that_start_with_different_roots_one_works(
     store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
     async def start(root: str) -> str:
-        use_root(root)  # before the first await, so each claims its own
+        use_root(root)  # before the first await, so each process claims its own root
         await claim_state_root(store, cluster.root)
         return root
 

@@ -62,7 +62,7 @@ def document(home: Path, *words: str, exit_code: ExitCode = ExitCode.OK) -> dict
 
 
 def files(home: Path) -> dict[str, bytes]:
-    """Return all files but the index, whose database creates new files."""
+    """Return all files except those of the index, whose database creates new ones at each opening."""
     found = [path for path in home.rglob("*") if path.is_file() and "index" not in path.parts]
     return {str(path): path.read_bytes() for path in found if not path.name.startswith(".")}
 

@@ -64,7 +64,7 @@ async def filled(home: Path) -> tuple[Path, list[Path]]:
     for name in NAMES:
         (home / name / CURRENT / VERSION_FILE).write_bytes(COOKIE)
         (home / name / CURRENT / INCARNATION_FILE).write_text("before")
-    for number, name in ((1, "ledgers"), (2, "more")):  # the directories share a disk, so placement is not certain
+    for number, name in ((1, "ledgers"), (2, "more")):  # the directories share a disk, so the store may choose either
         found = next(path for each in NAMES[1:] if (path := home / each / CURRENT / log_path(number)).exists())
         found.rename(home / name / CURRENT / log_path(number))
     return home / "journal", [home / "ledgers", home / "more"]
@@ -142,7 +142,7 @@ async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> N
 async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_from_being_mended(
     tmp_path: Path, stamped: int, command: Callable[..., Awaitable[object]]
 ) -> None:
-    """The addition had reached the files VERSION of the first ``stamped`` directories; the added one has none yet."""
+    """The addition had written the files VERSION of the first ``stamped`` directories, and none to the added one."""
     journal, ledgers = await filled(tmp_path)
     added = tmp_path / "added" / CURRENT
     added.mkdir(parents=True)
@@ -165,7 +165,7 @@ async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_fro
 
 @pytest.mark.parametrize("names", [("ledgers", "journal", "more"), ("journal", "more", "ledgers"), ("journal", "more")])
 async def test_directories_in_the_place_of_others_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """The index would be made in the wrong directory, without the entries of the others."""
+    """Otherwise the index would be created in the wrong directory, without the entries of the others."""
     journal, ledgers = await filled(tmp_path)
     known = Cookie(BookieId("bk1:3181"), (str(journal),), tuple(map(str, ledgers)))
     for name in NAMES:

@@ -94,7 +94,7 @@ async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(worl
 
 
 async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: TransportWorld) -> None:
-    """Those of Apache's writers are larger than ours; a batch may hold one after a full megabyte."""
+    """Apache's writers write larger entries than ours; a batch may hold such an entry after a full megabyte."""
     largest = entry(1, bytes(PACKET_BYTES_MAX - len(entry(1, b""))))
     megabyte = entry(0, bytes(ENTRY_PAYLOAD_MAX - 100))
     assert await world.add(megabyte, largest) == AddReply(Status.OK)
@@ -102,7 +102,7 @@ async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: Tra
     reply = await world.read(0, 1)
     assert [result.packet for result in reply.results] == [megabyte, largest]
     assert (await world.add(entry(2, bytes(PACKET_BYTES_MAX)))).status is Status.BAD_REQUEST
-    for size in (9_000_000, 15_000_000):  # the latter does not even fit into a message of gRPC
+    for size in (9_000_000, 15_000_000):  # the second size exceeds the limit of a gRPC message
         refused = await world.add(entry(2, bytes(size)))
         assert (refused.status, str(size)[:3] in refused.detail) == (Status.BAD_REQUEST, True)
 
@@ -188,7 +188,7 @@ async def test_info_describes_the_bookie(world: TransportWorld) -> None:
     world.service.is_read_only = True
     total, free = await world.ledgers.space()
     expected = BookieInfo(INCARNATION, "1.2.3", True, total, free, ledger_count=1)
-    if world.kind == "apache":  # its protocol reports the disks only
+    if world.kind == "apache":  # Apache's protocol reports only the space of the disks
         expected = BookieInfo("", "", False, total, free, ledger_count=None)
     assert await world.transport.ask(BOOKIE, Info(), DEADLINE_S) == InfoReply(Status.OK, expected)
 
@@ -329,7 +329,7 @@ async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: Transpo
 
 
 async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: TransportWorld) -> None:
-    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a call may else time out unsent
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a later call cannot time out unsent
     stuck = world.stick()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
     assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT
@@ -340,7 +340,7 @@ async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(w
 
 
 async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: TransportWorld) -> None:
-    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # as above
+    await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects first
     stuck = world.stick()
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), SOON_S)).status is Status.TIMEOUT
     await stuck.has_begun.wait()
@@ -352,7 +352,7 @@ async def test_adds_of_one_transport_arrive_in_the_order_of_the_calls(world: Tra
     replies = await asyncio.gather(*(world.add(entry(0, bytes([n]))) for n in range(100)))
     assert {reply.status for reply in replies} == {Status.OK}
     reply = await world.read(0)
-    assert reply.results[0].packet == entry(0, bytes([99]))  # the last one replaced the others
+    assert reply.results[0].packet == entry(0, bytes([99]))  # the last add replaced the others
 
 
 async def test_adds_overlap(world: TransportWorld) -> None:

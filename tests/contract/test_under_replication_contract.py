@@ -82,14 +82,14 @@ async def test_a_mark_of_a_bookie_registered_since_the_last_one_changes_the_task
 ) -> None:
     registration = bookie_path(cluster.root, A, is_read_only=is_read_only)
     await create_with_parents(store, registration, b"", cluster.root, is_ephemeral=True)
-    odd = (A, BookieId(".."), BookieId("a/b"), BookieId(""))  # names read from metadata, of no bookie
+    odd = (A, BookieId(".."), BookieId("a/b"), BookieId(""))  # metadata may contain names that are no bookie's
     await tasks.marking.mark(LEDGER, odd)
     for version in (0, 1, 2):
         assert not await tasks.marking.mark(LEDGER, odd)
         assert await tasks.marking.mark_many([(LEDGER, odd)]) == 0
         assert await tasks.read(LEDGER) == Task(LEDGER, odd, NOW_MS, version)
         await store.delete(registration)
-        assert not await tasks.marking.mark(LEDGER, odd)  # a lost bookie has no other disks
+        assert not await tasks.marking.mark(LEDGER, odd)  # an unregistered bookie cannot have other disks
         await store.create(registration, b"", is_ephemeral=True)
         clock.now_s += 1
         if version == 0:
@@ -463,7 +463,7 @@ async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks
     await tasks.switches.set_lost_bookie_delay_s(600)
     assert (await store.get(path)).data == b"600"
     await tasks.switches.set_lost_bookie_delay_s(600)
-    assert (await store.get(path)).stat.version == 1  # the same value again is Apache's signal to audit
+    assert (await store.get(path)).stat.version == 1  # Apache's auditor audits when the same value is written again
     assert await tasks.switches.lost_bookie_delay_s() == 600
     with pytest.raises(InvalidDelayError, match="-1"):
         await tasks.switches.set_lost_bookie_delay_s(-1)
@@ -524,7 +524,7 @@ async def test_tasks_are_read_part_by_part_in_the_order_of_their_ledgers(
 ) -> None:
     ids = [LedgerId(number) for number in (0, 1, 65_535, 65_536, 1 << 33, LEDGER_ID_MAX)]
     await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids])
-    await store.delete(task_path(cluster.root, ids[2]))  # its directory stays
+    await store.delete(task_path(cluster.root, ids[2]))  # the directory of the task stays
     for step in (1, 2, 4, 100):
         for left_out in (frozenset[LedgerId](), frozenset({ids[1], ids[3], ids[5]})):
             walked: list[LedgerId] = []

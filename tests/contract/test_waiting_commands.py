@@ -1,6 +1,6 @@
-"""``bkheal bookie gc --wait`` and ``--watch`` of a running bookie: the output of each look, and their ends.
+"""``bkheal bookie gc --wait`` and ``--watch`` of a running bookie: the output of each request, and how they end.
 
-The pauses between looks are replaced. In them the bookie changes, time passes, or the operator presses Ctrl-C.
+The pauses between requests are replaced: in a pause the bookie changes, time passes, or the operator presses Ctrl-C.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bookie(tmp_path: Path) -> Iterator[Administered]:
 
 @dataclass
 class Pauses:
-    """The time of a command. Each pause runs the next function of ``then``; the last one is followed by Ctrl-C."""
+    """The time of a command. Each pause runs the next function of ``then``; if none is left, it raises Ctrl-C."""
 
     then: list[Callable[[], object]] = field(default_factory=list)
     slept_s: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ def run_collection(bookie: Administered) -> None:
 
 
 def test_gc_waits_for_the_end_of_the_collection_that_it_started(bookie: Administered, pauses: Pauses) -> None:
-    add(bookie, L1, *range(10))  # no metadata names it
+    add(bookie, L1, *range(10))  # the ledger has no metadata
     pauses.then = [nothing, lambda: run_collection(bookie)]
     result = command(bookie, "gc", "--major", "--wait", "--interval", "7", "-o", "json")
     assert (result.exit_code, pauses.slept_s) == (ExitCode.OK, [7.0, 7.0])
@@ -134,7 +134,7 @@ def test_gc_fails_if_the_collection_that_it_waits_for_ends_with_the_process(
     bookie: Administered, pauses: Pauses
 ) -> None:
     def start_again() -> None:
-        bookie.node.collector.asked = None  # as in another process, in which no collection has ended
+        bookie.node.collector.asked = None  # as after a restart: no collection has ended in this process
 
     pauses.then = [start_again]
     result = command(bookie, "gc", "--major", "--wait")

@@ -46,7 +46,7 @@ class World:
     """The same tasks in the session of another process."""
 
     async def marked(self, ledger_id: LedgerId, missing: str, metadata: LedgerMetadata | None = None) -> None:
-        """A marked ledger; None: it was deleted."""
+        """Mark a ledger; without ``metadata`` it is a deleted one."""
         if metadata is not None:
             await self.ledgers.create(ledger_id, metadata)
         await self.tasks.marking.mark(ledger_id, names(missing))
@@ -63,7 +63,7 @@ class World:
         await ParkedTasks(self.store, self.cluster.root).park(parked)
 
     async def state(self) -> tuple[list[int], list[int]]:
-        """The ledgers with a mark, and those with a lock."""
+        """Return the ledgers with a mark, and those with a lock."""
         return [task.ledger_id for task in await self.tasks.list()], sorted(await self.tasks.locks.locked())
 
     async def run(self, count_max: int = 100) -> WithdrawalStep:
@@ -85,7 +85,7 @@ async def world(store: MetadataStore, cluster: Cluster, backend: Backend) -> Wor
 async def test_marks_of_deleted_ledgers_and_of_replaced_bookies_go_and_leave_nothing_behind(world: World) -> None:
     await world.marked(L7, "x", HEALTHY)
     await world.marked(L8, "a")
-    await world.marked(L9, "")  # a better place, of a deleted ledger
+    await world.marked(L9, "")  # a mark for a better place, of a deleted ledger
     assert await world.run() == WithdrawalStep({Ended.REPLACED: 1, Ended.LEDGER_DELETED: 2})
     assert await world.state() == ([], [])
     assert (await world.tasks.top()).names == ()  # type: ignore[union-attr]

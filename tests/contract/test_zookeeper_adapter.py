@@ -1,4 +1,4 @@
-"""Tests of the kazoo adapter alone: connecting, threads, fallback, and writes that must not be sent late."""
+"""Tests of only the kazoo adapter: connecting, threads, fallback, and writes that must not be sent late."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
         assert (await store.wait_session_changed(seen)).state is SessionState.SUSPENDED
     pending = asyncio.create_task(store.create("/later"))
     await own_server.restart()
-    assert await pending == "/later"  # waited for the connection instead of failing
+    assert await pending == "/later"  # the request waited for the connection instead of failing
     assert store.session == seen
     assert (await store.get("/e")).stat.ephemeral_owner == seen.session_id
     await store.close()
@@ -175,7 +175,7 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
 async def test_an_answer_to_a_connection_is_waited_for_a_part_of_the_session_alone(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, session_s: int, answer_s: int
 ) -> None:
-    """A starting server may never answer. With one server, kazoo's own wait is as long as the session lasts."""
+    """A starting server may never answer. With one server, kazoo would wait as long as the session lasts."""
     waits: list[float] = []
     invoke = ConnectionHandler._invoke
 
@@ -222,7 +222,7 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
         await store.close()
         logging.getLogger("kazoo.client").removeFilter(count)
     told = [record for record in caplog.records if record.name == "kazoo.client"]
-    assert failures == 0, "kazoo's own lines are taken in"
+    assert failures == 0, "kazoo's own lines are logged as well"
     assert told[0].message == "ZooKeeper unreachable, retrying"
     assert own_server.connect_string in told[0].__dict__["hosts"]
     assert [record.message for record in told].count("ZooKeeper reachable again") == 1
@@ -286,7 +286,7 @@ async def test_a_write_that_loses_its_connection_is_sent_once(
     call = client._call
 
     def lost(request: Any, answer: Any) -> None:
-        """As kazoo empties its queues after the end of a connection, whether or not it has sent the request."""
+        """Fail the request as kazoo does after the end of a connection, whether or not it was sent."""
         monkeypatch.setattr(client, "_call", call)
         if is_sent:
             assert request.type
@@ -389,7 +389,7 @@ async def test_write_that_waited_for_others_is_not_sent_in_the_next_session(
     backend = ZooKeeperBackend(zookeeper.connect_string)
     store = await backend.open()
     path = fresh_root.replace("/", "-").replace("-", "/", 1)
-    slots = asyncio.Semaphore(0)  # as many requests as there may be are under way
+    slots = asyncio.Semaphore(0)  # the maximum number of requests is in flight
     with monkeypatch.context() as patch:
         patch.setattr(store._connection, "_slots", slots)
         creating = asyncio.create_task(store.create(path))
@@ -440,7 +440,7 @@ async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper,
 async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older server answers "unimplemented" and closes the connection, so the answer to the next read may be lost."""
+    """An older server answers "unimplemented" and closes the connection, so the reply to the next read may be lost."""
     monkeypatch.setattr("bookie.metadata.store.zookeeper.OP_MULTI_READ", 9999)
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     clock, rng = SystemClock(), random.Random(0)
@@ -547,7 +547,7 @@ async def test_closing_while_the_connection_is_started_again_leaves_no_thread(
     await asyncio.sleep(0.1)
     may_stop.set()
     await closing
-    await asyncio.sleep(0.5)  # a connection that is started again has its threads by then
+    await asyncio.sleep(0.5)  # a restarted connection would have its threads by then
     assert set(threading.enumerate()) <= threads_before
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("kerb
 
 @pytest.fixture
 def secured(kerberized: Secured) -> Secured:
-    """A server of the realm, with TLS as well."""
+    """A server of the Kerberos realm, with TLS as well."""
     return kerberized
 
 

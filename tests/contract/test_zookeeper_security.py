@@ -114,7 +114,7 @@ async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("turn_ms", range(1, 9))
 async def test_a_wrong_password_is_refused_if_the_loop_is_late(turn_ms: int, secured: Secured, tmp_path: Path) -> None:
-    """The connection may have ended before this loop learns of its beginning."""
+    """The connection may have ended before this loop processes its beginning."""
 
     async def hold_up() -> None:
         while True:
@@ -219,7 +219,7 @@ async def test_an_encrypted_key_needs_its_password(secured: Secured, tmp_path: P
 
 
 async def test_a_renewed_certificate_counts_at_the_next_connection(secured: Secured, tmp_path: Path) -> None:
-    """The server would refuse the first one by then: only a client that reads the files again reconnects."""
+    """The server would refuse the first certificate by then, so only a client that reads the files again reconnects."""
     directory = tmp_path / "mounted"
     shutil.copytree(secured.directory, directory)
     make_ca(tmp_path, "strange")
@@ -360,7 +360,7 @@ def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(sec
     )
     assert "sasl:other" in failed[0]["detail"]
     code, said = _run(("recovery", "disable"), uri, "other", tmp_path)
-    # It records the change first, which is refused as well if another test of this server created /bkheal.
+    # The command first records the change, which is refused as well if another test of this server created /bkheal.
     assert code == 78, said
     assert "its ACL does not allow this; the permission is needed for sasl:other" in said
 
@@ -372,7 +372,7 @@ def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(sec
 
 
 def _run(command: tuple[str, ...], uri: str, username: str, directory: Path) -> tuple[int, str]:
-    """``bkheal``, with a login whose password is in the directory: its exit code, and its whole output."""
+    """Run ``bkheal`` with a login whose password is in the directory. Return its exit code and all of its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BKHEAL_")} | {
         "BKHEAL_METADATA_URI": uri,
         "BKHEAL_ZK_LOGIN": "DIGEST-MD5",

@@ -58,7 +58,7 @@ async def test_unrepaired_damage_and_the_read_only_mode_outlive_the_process(mach
 
     async with await started() as operator:
         await operator.scrub(pb.ScrubRequest(action="START"))
-        await until(lambda: _has_unrepaired(operator))  # no metadata names another bookie
+        await until(lambda: _has_unrepaired(operator))  # no metadata names a bookie with another copy
         assert (await operator.set_read_only(pb.SetReadOnlyRequest(action="SET"))).is_read_only
     await machine.until(lambda seen: bookie in seen.read_only)
     await process.stop()
@@ -67,7 +67,7 @@ async def test_unrepaired_damage_and_the_read_only_mode_outlive_the_process(mach
         await machine.until(lambda seen: _is_registered(seen, bookie))
         status = await operator.status()
         assert (status.read_only.is_read_only, list(status.read_only.reasons)) == (True, ["operator"])
-        await operator.scrub(pb.ScrubRequest(action="START"))  # first it reads the record of the earlier process
+        await operator.scrub(pb.ScrubRequest(action="START"))  # the scrub first reads the record of the earlier process
         await until(lambda: _has_unrepaired(operator))
         await until(lambda: _answers(machine, bookie))
         listed = await machine.transport.ask(bookie, ListEntries(LEDGER), STATE_S)

@@ -1,7 +1,7 @@
-"""A program with only ``/openapi.json`` tries every operation of a running service, and finds no difference.
+"""Schemathesis tries every operation of a running service, using only ``/openapi.json``, and finds no difference.
 
-Schemathesis sends valid and invalid requests in all phases and with all of its checks: no answer outside the
-description, no invalid request accepted, no valid one refused, no operation without its token.
+It sends valid and invalid requests in all phases and with all of its checks: no answer contradicts the description, no
+invalid request is accepted, no valid one is refused, and no operation succeeds without its token.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "414", "422", "50
 
 
 async def explore(directory: Path, examples: int, *options: str, is_open: bool) -> None:
-    """Fail with the output of the program about an API, if it found anything.
+    """Run the program on an API, and fail with its output if it found a difference.
 
     Args:
         directory: for its files.
         examples: number of examples for each operation and phase.
         options: further options of the program.
-        is_open: whether the API allows everything without a token, and none is sent; else everything needs one.
+        is_open: whether the API requires no token, and none is sent; else every operation requires one.
     """
     (directory / "schemathesis.toml").write_text(_CONFIGURATION)
     async with running(

@@ -74,7 +74,7 @@ async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path)
 
             cluster.zookeeper.kill()
             await auditor.served.until_status("/readyz", 503)
-            asked = asyncio.create_task(auditor.get("/api/v1/recovery"))  # waits for the connection, up to its deadline
+            asked = asyncio.create_task(auditor.get("/api/v1/recovery"))  # waits up to its deadline for the connection
             await cluster.zookeeper.restart()
             assert (await asked)[0] in (200, 503)
 

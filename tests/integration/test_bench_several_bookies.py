@@ -1,4 +1,4 @@
-"""A small run of the benchmark of several bookies on one machine: its report matches its writes."""
+"""A small run of the benchmark of several bookies on one machine: its report agrees with its writes."""
 
 from __future__ import annotations
 

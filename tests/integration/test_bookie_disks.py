@@ -98,7 +98,7 @@ async def test_a_lost_index_is_rebuilt_and_the_bookie_says_unknown_for_what_it_d
     [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
     assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
     await process.stop()
-    await machine.ready(bookie_id="disks")  # as an ordinary bookie
+    await machine.ready(bookie_id="disks")  # it starts without further options
 
 
 @pytest.mark.long
@@ -122,7 +122,7 @@ async def test_a_lost_journal_disk_is_given_up_and_the_bookie_says_unknown_for_w
     [task] = await UnderReplication(machine.store, machine.cluster, SystemClock()).list()
     assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
     await process.stop()
-    await machine.ready(bookie_id="disks")  # as an ordinary bookie
+    await machine.ready(bookie_id="disks")  # it starts without further options
 
 
 async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machine) -> None:

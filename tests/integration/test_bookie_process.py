@@ -66,7 +66,7 @@ class Machine:
         self.transport = GrpcTransport(RegistrationResolver(self.registrations, SystemClock()), is_plaintext=True)
 
     def start(self, **options: object) -> ManagedProcess:
-        """Start a bookie. ``options`` override the ones below. True stands for a flag."""
+        """Start a bookie. ``options`` override the defaults of the tests; True stands for an option without a value."""
         arguments = {
             "metadata_uri": f"zk+hierarchical://{self.hosts}{self.root}",
             "journal_dir": self.home / "journal",
@@ -162,7 +162,7 @@ async def test_a_killed_bookie_comes_back_with_its_entries_and_fences(machine: M
     assert await machine.add(bookie, entry(100)) is Status.UNREACHABLE
 
     _, again = await machine.ready()
-    assert again == bookie  # from the directories; the port differs
+    assert again == bookie  # the id comes from the directories, although the port differs
     assert await machine.read_all(bookie, 100) == [entry(n) for n in range(100)]
     assert await machine.add(bookie, entry(100)) is Status.FENCED
 
@@ -191,7 +191,7 @@ async def test_nothing_acknowledged_is_lost_by_a_kill_under_load(machine: Machin
 async def test_a_stopped_bookie_unregisters_and_ends_well(machine: Machine) -> None:
     process, bookie = await machine.ready()
     assert await machine.registrations.list() == Bookies(frozenset({bookie}), frozenset())
-    assert await machine.add(bookie, entry(0)) is Status.OK  # leaves an add stream open
+    assert await machine.add(bookie, entry(0)) is Status.OK  # the client keeps an add stream open
     assert await process.stop(STATE_S) == 0
     assert await machine.registrations.list() == Bookies(frozenset(), frozenset())
     lines = process.log_tail().splitlines()

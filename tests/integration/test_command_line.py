@@ -37,7 +37,7 @@ def cluster(shared_cluster: EmbeddedCluster) -> EmbeddedCluster:
 
 @pytest.fixture
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands in this process wait only a moment for a missing ZooKeeper, not a quarter of a minute."""
+    """Let commands in this process wait 0.5 s for a missing ZooKeeper, not 15 s."""
     patient = ZooKeeperStore.connect
 
     async def impatient(hosts: str, **options: Any) -> ZooKeeperStore:
@@ -94,7 +94,7 @@ def test_the_password_is_never_shown(cluster: EmbeddedCluster) -> None:
 
 
 async def forget_marks(uri: str) -> None:
-    """Delete the marks on ledgers of other tests: a writer marks the missing copies of a slow bookie."""
+    """Delete the marks on ledgers of other tests: writers mark ledgers that lack copies because a bookie was slow."""
     async with await connect(uri) as client:
         await client.ports.tasks.initialize()
         for task in await client.ports.tasks.list():

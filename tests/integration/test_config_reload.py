@@ -1,4 +1,4 @@
-"""Processes and their configuration file: changes at run time show in their behaviour and in their log."""
+"""Processes and their configuration file: changes at run time take effect and are logged."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Follower:
 
 
 class Replicator(Follower):
-    """A replicator process with its metrics."""
+    """A replicator process and the address of its metrics."""
 
     def __init__(self, process: ManagedProcess, path: Path, url: str) -> None:
         super().__init__(process, path)
         self._url = url
 
     def write(self, text: str) -> None:
-        """Replace the file. ``text`` leaves out the constant part."""
+        """Replace the file. ``text`` is added to the constant part."""
         super().write(f"[replicator]\nhttp_port = 0\n{text}")
 
     async def rate(self) -> float:

@@ -1,6 +1,6 @@
 """A bit flips on the disk of a killed bookie: in an entry, in the index, in the identity files.
 
-No such bit may turn an entry into one never stored, or reach a reader.
+A flipped bit must not produce an entry that was never stored, and no reader may receive it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WHOSE = ("VERSION", "incarnation")
 
 @dataclass
 class Damaged(EmbeddedWorld):
-    """Bookies 0 and 1 with a flipped bit in an entry of three ledgers, and bookie 2 without damage."""
+    """Bookies 0 and 1 have a flipped bit in an entry of each of three ledgers. Bookie 2 has no damage."""
 
     unclosed: LedgerId = NO_LEDGER
     closed: LedgerId = NO_LEDGER
@@ -163,7 +163,9 @@ def test_a_damaged_entry_that_was_met_is_a_finding_and_is_repaired_in_place(
 ) -> None:
     """A bookie leaves an entry out of its lists after a read or a scrub has found it damaged."""
     first = world.bookies[0]
-    assert world.do(world.listed(first, world.met)) == (Status.OK, [*range(ENTRIES)]), "nothing has read it yet"
+    assert world.do(world.listed(first, world.met)) == (Status.OK, [*range(ENTRIES)]), (
+        "the damage is already known, although no request has read the entry"
+    )
     assert world.do(world.statuses(first, world.met, DAMAGED)) == (Status.OK, (Status.CORRUPT,))
     rest = [entry for entry in range(ENTRIES) if entry != DAMAGED]
     assert world.do(world.listed(first, world.met)) == (Status.CORRUPT, rest)
@@ -197,7 +199,7 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
         assert world.do(world.statuses(third, ledger_id, entry)) == (Status.OK, (Status.OK,))
     assert world.do(world.read(ledger_id)) == [payload(ledger_id, entry) for entry in range(ENTRIES)]
     events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "copy_corrupt"')]
-    # One holder gets the first request for both entries. Either holder has one damaged copy of the two.
+    # One holder receives the first request for both entries, and each holder has a damaged copy of one of them.
     damaged = dict(zip((first.bookie_id, second.bookie_id), FORGOTTEN, strict=True))
     [event] = events
     assert event["ledger_id"] == ledger_id
@@ -206,13 +208,15 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
     assert world.do(world.statuses(holder, ledger_id, event["entry_id"])) == (Status.OK, (Status.OK,))
     world.do(world.kill(holder))
     world.do(world.start_again(holder))
-    assert world.do(world.statuses(holder, ledger_id, event["entry_id"])) == (Status.OK, (Status.OK,)), "from its disk"
+    assert world.do(world.statuses(holder, ledger_id, event["entry_id"])) == (Status.OK, (Status.OK,)), (
+        "the repaired copy was not on the disk"
+    )
 
 
 def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: Damaged) -> None:
     third = world.bookies[2]
     world.do(world.kill(third))
-    world.do(world.start_again(third))  # this turns the log of the index into a table
+    world.do(world.start_again(third))  # the restart converts the log of the index to a table
     world.do(world.kill(third))
     table = max((current(third) / "index").glob("*.sst"), key=lambda path: path.stat().st_size)
     place = table.stat().st_size // 2
@@ -255,7 +259,7 @@ def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: D
     [log] = index.glob("*.log")
     flip(log, inside_a_record(log.read_bytes()))
     assert world.do(refused(second)) == ExitCode.STORAGE_FAILED
-    assert world.do(refused(second)) == ExitCode.STORAGE_FAILED, "nor when it is tried again"
+    assert world.do(refused(second)) == ExitCode.STORAGE_FAILED, "the second start is not refused"
     shutil.rmtree(index)
     shutil.copytree(tmp_path / "index", index)
     world.do(world.start_again(second))

@@ -1,4 +1,4 @@
-"""A real auditor marks what lost bookies had after their cookies were deleted."""
+"""A real auditor marks the ledgers of lost bookies whose cookies were deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration for a user: clicks in its tab, a killed bookie, and a complete repair."""
+"""The demo as a user sees it: clicks in its tab, a killed bookie, and a complete repair."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Demo:
         deadline_s = time.monotonic() + PROGRAM_S
         while not self._holds(holds):
             assert time.monotonic() < deadline_s, self.text
-            time.sleep(0.1)  # between two looks
+            time.sleep(0.1)  # between two attempts
 
     def _holds(self, holds: Callable[[], bool]) -> bool:
         try:
@@ -106,15 +106,15 @@ def demo() -> Iterator[Demo]:
 
 
 def have_ended(states: list[str], done: int) -> bool:
-    """Whether at least ``done`` runs have ended and none is under way.
+    """Return whether at least ``done`` runs have ended and none is under way.
 
-    There may be more: the demo has short sessions, and audits a bookie stalled for long by a loaded machine.
+    There may be more runs: the demo has short sessions, and audits the loss of a bookie that a busy machine stalls.
     """
     return states.count("done") >= done and not {"waiting", "running", "paused"} & set(states)
 
 
 def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_behind(demo: Demo) -> None:
-    """The end of the fixture checks that the demo ends with its processes."""
+    """The fixture checks at its end that the demo and all of its processes end."""
     demo.until(lambda: demo.status()["is_leader"] and len(demo.status()["bookies"]["writable"]) == 6)
     tab = urlsplit(demo.found(r"tab Auditor +(\S+)"))
     assert tab.port is not None
@@ -126,18 +126,20 @@ def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_beh
 
 @pytest.mark.long
 def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, browser: Chrome) -> None:
-    """Long. The gate has its parts: the demo above, the tab in a browser in ``test_ui_browser.py``, and the repair
-    after a killed bookie by a service of the same processes in ``test_operator_guide.py``.
+    """This test is long; the short suite covers its parts.
+
+    These are the demo (above), the tab in a browser (``test_ui_browser.py``), and the repair after the kill of a bookie
+    by the same processes (``test_operator_guide.py``).
     """
     tab = demo.found(r"tab Auditor +(\S+)")
 
     def shows_the_tab(page: Chrome) -> bool:
-        page.get(f"http://{urlsplit(tab).netloc}/jobs/")  # Spark's own pages do not load themselves again
+        page.get(f"http://{urlsplit(tab).netloc}/jobs/")  # Spark's own pages do not reload themselves
         return bool(page.find_elements(By.LINK_TEXT, "Auditor"))
 
     eventually(browser, shows_the_tab)
     browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
-    eventually(browser, lambda page: have_ended(run_states(page), 2))  # those of the schedules
+    eventually(browser, lambda page: have_ended(run_states(page), 2))  # the runs of the schedules
 
     click(browser, "auditor-kind-bookies", "Run audit")
     eventually(browser, lambda page: have_ended(run_states(page), 3))

@@ -1,4 +1,4 @@
-"""Taking a bookie out as in `docs/taking-a-bookie-out.md`, with real processes: copied, stopped, forgotten."""
+"""Taking a bookie out as in `docs/taking-a-bookie-out.md`, with real processes: drained, stopped, decommissioned."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
         uri = cluster.metadata_uri
 
         async def asked(*arguments: str, code: int = 0) -> dict[str, Any]:
-            """As ``bkheal``, without a process for each command."""
+            """Return the answer of ``bkheal``, run in one process for all commands."""
             return answer(await command_process.run(uri, *arguments, "--output", "json"), code)
 
         ids = await write(client)
-        once = replicate_once(uri, tmp_path)  # a writer marks what a slow bookie lacks
+        once = replicate_once(uri, tmp_path)  # repairs what a writer marked because a bookie was slow
         assert await once.wait(PROGRAM_S) == 0, once.log_tail()
         expected = [[payload(index, entry) for entry in range(ENTRIES)] for index in range(LEDGERS)]
         single = await client.ports.ledgers.read(ids[1])
@@ -110,8 +110,8 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
         begun = await asked("drain", "start", name, "--yes")
         assert begun["ledgers"] == planned["ledgers"]
         assert await bkheal(uri, "drain", "status", name, code=1)
-        for entry in range(4):  # one of them falls on the bookie, at any place in the ensemble of four
-            await still_open.append(b"after %d" % entry)  # its writer leaves the bookie and continues
+        for entry in range(4):  # the bookie stores one of them, at each position of the ensemble of four
+            await still_open.append(b"after %d" % entry)  # the writer replaces the bookie and continues
         replicator = ManagedProcess.start(
             "replicator", [sys.executable, "-m", "replicator", "--metadata-uri", uri], log_path=tmp_path / "r.log"
         )
@@ -150,7 +150,7 @@ async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
         uri = cluster.metadata_uri
 
         async def asked(*arguments: str, code: int = 0) -> dict[str, Any]:
-            """As ``bkheal``, without a process for each command."""
+            """Return the answer of ``bkheal``, run in one process for all commands."""
             return answer(await command_process.run(uri, *arguments, "--output", "json"), code)
 
         async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
@@ -166,7 +166,7 @@ async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
         await wait_read_only(client, there, is_read_only=False)
         once = replicate_once(uri, tmp_path)
         assert await once.wait(PROGRAM_S) == 0, once.log_tail()
-        assert await client.ports.tasks.list() == []  # the withdrawal left nothing to do
+        assert await client.ports.tasks.list() == []  # all marks were withdrawn
         before = await bkheal(uri, "recovery", "delay", "3600")
         assert (before["before_seconds"], before["lost_bookie_delay_seconds"]) == (0, 3600)
         assert (await bkheal(uri, "recovery", "status"))["lost_bookie_delay_seconds"] == 3600

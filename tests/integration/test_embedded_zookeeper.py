@@ -82,7 +82,7 @@ async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> No
 
 
 async def test_a_port_in_use_is_refused_and_the_directory_stays_free(tmp_path: Path) -> None:
-    # not a port of the range for outgoing connections: one of them could take it between the two starts
+    # not in the port range of outgoing connections, one of which could take the port between the two starts
     port = free_loopback_port(random.Random())
     in_use = f"port {port} on 127.0.0.1 is in use"
     with socket.create_server(("127.0.0.1", port)), pytest.raises(EmbeddedProcessError, match=in_use):

@@ -55,7 +55,7 @@ async def replicate_once(place: Place, directory: Path, name: str) -> int:
 def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_work_is_left(
     place: Place, tmp_path: Path
 ) -> None:
-    deleted = LedgerId(7)  # its task would end at once
+    deleted = LedgerId(7)  # a worker would end the task of this ledger at once
     place.do(place.tasks.initialize())
     place.do(place.tasks.marking.mark(deleted, [BookieId("x:1")]))
     place.do(place.tasks.switches.disable())

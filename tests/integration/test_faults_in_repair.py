@@ -1,7 +1,7 @@
-"""Faults during a repair: paused, lost, restarted or disconnected processes, and a deleted ledger.
+"""Faults during a repair: processes that are paused, lost, restarted or disconnected, and a deleted ledger.
 
-The repair pauses at a named step during the fault. At the end every member has every entry byte for byte, and no task,
-lock or reservation is left.
+During the fault the repair pauses at a named step. After it, every member has exactly the bytes of every entry, and no
+task, lock or reservation is left.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
 async def test_bookies_that_are_restarted_one_after_another_during_a_repair_cost_no_needless_copy(
     world: RepairWorld,
 ) -> None:
-    """The copy pauses while they restart. Then the target gets its missing entries, and no bookie any other entry."""
+    """The copy pauses while they restart. Then the target gets only its missing entries, and the others get none."""
     repair = await world.repair_at(Step.COPYING)
     [target] = await world.targets(repair)
     others = [bookie for bookie in world.cluster.bookies if bookie is not repair.lost]

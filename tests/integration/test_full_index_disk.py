@@ -24,12 +24,12 @@ pytestmark = pytest.mark.integration
 DISK_MIB = 24
 PAGE = 4000
 PAGES = 50
-"""Pages of entries whose log takes some 2 MB."""
+"""Pages of entries, whose log takes about 2 MB."""
 SLACK_BYTES = 1 << 16
 
 
 class SmallDisk:
-    """A mounted file system, of which a file takes all space that the index shall not have."""
+    """A mounted file system with a file that occupies all space not meant for the index."""
 
     def __init__(self, path: Path) -> None:
         self.index = path / "index"
@@ -37,7 +37,7 @@ class SmallDisk:
         self._path = path
 
     def leave(self, size: int) -> None:
-        """Let ``size`` bytes be free."""
+        """Leave ``size`` bytes free."""
         with self._ballast.open("ab") as file:
             wanted = file.tell() + self._free() - size
             if wanted < file.tell():
@@ -92,7 +92,7 @@ async def test_an_index_that_finds_no_space_while_it_is_opened_again_is_opened_l
 ) -> None:
     index, written = await filled(disk)
     with monkeypatch.context() as patched:
-        patched.setattr(RocksIndex, "_has_room", lambda _: True)  # the space ends only after this look
+        patched.setattr(RocksIndex, "_has_room", lambda _: True)  # the disk fills up only after this check
         with pytest.raises(DiskFullError, match="cannot open the index"):
             await index.reopen()
     for attempt in (index.get_many([written[0][0]]), index.write(written[:1])):
@@ -112,7 +112,7 @@ async def test_an_index_is_opened_again_only_with_space_for_its_tables(disk: Sma
     disk.leave(disk.log_bytes() + (1 << 20) + SLACK_BYTES)
     with pytest.raises(DiskFullError, match="no space left"):
         await index.reopen()
-    assert await index.get_many([written[0][0]]) == [written[0][1]], "the open database can still be read"
+    assert await index.get_many([written[0][0]]) == [written[0][1]], "the open database cannot be read"
     disk.leave(2 * disk.log_bytes() + (1 << 20) + SLACK_BYTES)
     await index.reopen()
     assert (await index.range(b"", b"\xff", 1 << 30))[: len(written)] == written
@@ -124,7 +124,7 @@ async def test_a_start_on_a_full_disk_asks_for_space_and_for_no_other_index(disk
     for number in range(PAGES):
         await first.write(page(number))
     killed = disk.index.with_name("killed")
-    shutil.copytree(disk.index, killed)  # as after a kill: the entries are in the log alone
+    shutil.copytree(disk.index, killed)  # the state after a kill: the entries are only in the log
     await first.close()
     shutil.rmtree(disk.index)
     disk.leave(SLACK_BYTES)

@@ -1,6 +1,6 @@
 """A real bookie with one or three ledger directories, one of them on a disk that hangs without an error.
 
-A file system on a loop device is frozen, which root may do. The test is skipped if none can be mounted.
+The test freezes a file system on a loop device, which requires root. It is skipped if none can be mounted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROBLEM = f"its disk did not answer for {SILENT_S:g} s"
 async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_not_keep_the_bookie_from_starting(
     machine: Machine, disks: list[Path], tmp_path: Path
 ) -> None:
-    with fragile_disk(tmp_path) as disk:  # the largest, so it takes the first logs
+    with fragile_disk(tmp_path) as disk:  # it has the most space, so it takes the first logs
         bookie = DiskBookie(machine, [disks[0], disk.root, disks[2]])
         await bookie.start()
         assert await bookie.flush() == [0, 1, 0]
@@ -41,13 +41,13 @@ async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_no
             assert [each["problem"] for each in await bookie.shown()] == [None, PROBLEM, None]
             assert await bookie.statuses() == [Status.IO_ERROR] * PART + [Status.OK] * PART
             assert await bookie.listed() == (Status.CORRUPT, PART)
-            assert "stored entry" not in bookie.process.log_tail(), "one line for the directory is enough"
+            assert "stored entry" not in bookie.process.log_tail(), "entries are logged in addition to the directory"
             copy = [bookie.entry(number) for number in range(PART)]
-            assert await machine.add(bookie.bookie, *copy) is Status.OK, "as a replicator does it"
+            assert await machine.add(bookie.bookie, *copy) is Status.OK, "a copy like that of a replicator was refused"
             assert await bookie.listed() == (Status.OK, 2 * PART)
             stopping = asyncio.create_task(bookie.process.stop(STATE_S))
             await machine.until(lambda bookies: bookie.bookie not in bookies.registered)
-        assert await stopping == 0  # no signal ends a thread in a wait for a frozen file system
+        assert await stopping == 0  # no signal ends a thread that waits for a frozen file system
 
         with disk.frozen():
             await bookie.start()
@@ -60,7 +60,7 @@ async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_no
 
         await bookie.start()
         assert [each["problem"] for each in await bookie.shown()] == [None] * 3
-        assert bookie.logs() == [0, 1, 3], "a file that was created late, after the bookie gave up, is removed"
+        assert bookie.logs() == [0, 1, 3], "a file that was created after the deadline was not removed"
         assert await bookie.statuses() == [Status.OK] * 3 * PART
         assert await bookie.listed() == (Status.OK, 3 * PART)
         assert await bookie.process.stop(STATE_S) == 0
@@ -76,10 +76,10 @@ async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
         bookie = DiskBookie(machine, [disks[0], second, disks[2]], journal)
         await bookie.start()
         assert await bookie.flush() == [0, 1, 0]
-        with disk.frozen():  # an operation is under way by then, and has been seen
+        with disk.frozen():  # the watch has seen an operation in progress before the process is stopped
             flushing = asyncio.create_task(bookie.flush())
             await asyncio.wait([flushing], timeout=disk_watch.INTERVAL_S + 1.0)
-            os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread in a wait for the disk stops after its answer
+            os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread that waits for the disk stops after its answer
             await asyncio.wait([flushing], timeout=SILENT_S + 1.0)
             assert not flushing.done()
         bookie.process.resume()

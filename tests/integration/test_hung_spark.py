@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_a_spark_that_hangs_is_noticed_and_its_process_ends_with_its_exit_code(tmp_path: Path) -> None:
-    """The test also shows that a stopped session leaves the same Java process for another session."""
+    """The test also shows that another session uses the Java process of a stopped one."""
     child = ManagedProcess.start(
         "hung", [sys.executable, "-m", "tests.integration.hung_spark_child"], log_path=tmp_path / "log"
     )

@@ -1,4 +1,4 @@
-"""A real auditor marks a killed bookie's ledgers by its image first; the pass over all ledgers adds the others."""
+"""A real auditor marks a killed bookie's ledgers by its image first, and the others in the pass over all ledgers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 CHILD = Path(__file__).with_name("kill_point_child.py")
 LIMIT_S = 60
 LEFT_BYTES_MAX = 1 << 20
-"""Most bytes of entry logs and of the journal after the deletion of everything, for any number of kills."""
+"""Maximum size of entry logs and journal after the deletion of all ledgers, for any number of kills."""
 GATE_POINTS = (
     "journal.write.after",
     "journal.sync.before",
@@ -31,9 +31,9 @@ GATE_POINTS = (
     "journal.trim.after",
 )
 LIVES = 7
-"""Number of lives for each point and layout in the long suite: more than 600 in total."""
+"""Number of processes for each point and layout in the long suite: more than 600 in total."""
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
-"""Each is the number of journals and of ledger directories."""
+"""Each layout is the number of journals and the number of ledger directories."""
 
 
 def child_module() -> ModuleType:
@@ -46,7 +46,7 @@ def child_module() -> ModuleType:
 
 
 def life(root: Path, number: int, kill_at: str, layout: tuple[int, int]) -> tuple[int, list[str]]:
-    """Run the child to its end. Return its exit code and its output, whole lines only."""
+    """Run the child to its end. Return its exit code and the complete lines of its output."""
     done = subprocess.run(
         [sys.executable, str(CHILD), str(root), *map(str, (number, *layout))],
         capture_output=True,

@@ -1,5 +1,5 @@
-"""Killed audits. After a kill during the marks, the next audit marks only the rest (R22). After a kill during the
-reads, the next audit continues from the finished reads (R108).
+"""Killed audits. After a kill during the marking, the next audit marks only the rest (R22). After a kill during
+the reads, the next audit continues with the unfinished ones (R108).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ HEALTHY = closed("a:1", "b:1")
 
 
 SMALL_LEAVES = {leaf * 10_000 + number: HEALTHY for leaf in (1, 2, 3) for number in range(20)}
-"""Three leaves, each with the ledgers of one read request, which is sent at once for any rate."""
+"""Three leaves, each with the ledgers of one read request, which is sent immediately at any rate."""
 LARGE_LEAF = dict.fromkeys(range(200), HEALTHY)
 FOUND = {5: closed("a:1", "x:1"), 10_005: closed("b:1", "x:1"), 30_007: closed("a:1", "x:1")}
-"""One ledger of the leaf with interrupted reads, and two of leaves read before."""
+"""One ledger of the leaf whose reads are interrupted, and two of leaves that are read before."""
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
     assert published.tasks_changed == LEDGERS - len(before)
     assert place.marked() == {number: ["x:1"] for number in range(LEDGERS)}
     after = tasks(place)
-    assert {ledger_id: after[ledger_id] for ledger_id in before} == before, "marks that were there stay as they are"
+    assert {ledger_id: after[ledger_id] for ledger_id in before} == before, "existing marks were changed"
     assert place.do(place.tasks.locks.locked()) == frozenset()
     states = {record.run_id: record.state for record in place.do(runs.list(9, now_ms=0))}
     assert states.pop(result.run_id) is RunState.DONE
@@ -135,7 +135,7 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         finally:
             place.do(killed.stop())
         assert place.marked() == {}
-        assert place.do(small_leaves_are_read()), "and the large one was not"
+        assert place.do(small_leaves_are_read()), "the large leaf was read as well"
 
         lend_session(monkeypatch, spark)
         settings = AuditSettings(place.uri, place.report_dir)
@@ -143,14 +143,14 @@ def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_par
         result = run_one_shot(OneShot(RunKind.BOOKIES, replace(settings, incremental=True), SessionSettings(), "me"))
         carried = len(SMALL_LEAVES) - len(FOUND.keys() & SMALL_LEAVES.keys())
         assert result.summary.image.carried == carried
-        assert "lost" in result.summary.image.carried_problem, "the rest was not taken from the image"
+        assert "lost" in result.summary.image.carried_problem, "the rest was taken from the image"
         assert result.summary.is_complete
         assert result.summary.counts.ledgers == len(ledgers)
         assert findings(result) == findings(whole) != []
         assert whole.summary.image.carried == 0
         assert place.marked() == {number: ["x:1"] for number in FOUND}
         assert place.audited() == {"x:1"}
-        assert finished_parts(image) == [], "what was continued is not kept"
+        assert finished_parts(image) == [], "files of the interrupted run are left"
 
 
 def finished_parts(image: ImageFolder) -> list[str]:

@@ -1,4 +1,4 @@
-"""SIGKILL for a process at each step of a repair: the worker, a source, the target, ZooKeeper.
+"""SIGKILL at each step of a repair for the worker, a source, the target, or ZooKeeper.
 
 In each case the repair ends with every copy on its member, and nothing temporary remains (I17, I18, S11, S16).
 """
@@ -85,7 +85,7 @@ async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(
 
 
 async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_any_member(world: RepairWorld) -> None:
-    """It may be restarting, so the worker leaves it to the next mark by an audit after the delay."""
+    """The target may be restarting, so the worker does not replace it; an audit marks the ledger after the delay."""
     repair = await world.repair_at(Step.NAMED)
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
     target = world.bookie(new)
@@ -109,7 +109,7 @@ async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(worl
 
 @pytest.mark.long  # tests/unit/replicator/copying/test_several_targets.py shows that without faults, each is read once
 async def test_after_the_loss_of_two_of_three_members_both_targets_get_what_is_read_for_one(world: RepairWorld) -> None:
-    """A busy machine may delay an answer until the worker asks again, so fewer entries than for two copies are read."""
+    """A busy machine may delay an answer until the worker repeats its request, so some entries may be read twice."""
     await world.whole()
     ledger_id = await world.written(LedgerOptions(3, 3, 2))
     ledger = await world.client.ports.ledgers.read(ledger_id)

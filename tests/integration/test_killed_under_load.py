@@ -1,4 +1,4 @@
-"""The simultaneous death of every bookie during writes, as by a power failure or by a failing disk."""
+"""All bookies die at the same time during writes, as by a power failure or a failing disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEDGERS = 3
 ENOUGH = 300
 """Acknowledged entries of each ledger before the bookies die: some batches of each."""
 JOURNAL_BYTES = 1 << 20
-"""Size of some hundred entries of each ledger, larger than any other file of a bookie during the test."""
+"""Size of several hundred entries of each ledger; no other file of a bookie becomes as large during the test."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def assert_all_is_there(cluster: EmbeddedCluster, acknowledged: Mapping[Le
         await bookie.wait_ready()
     async with await connect(cluster.metadata_uri, session_timeout_s=LONG_SESSION_S) as client:
         for ledger_id, entries in acknowledged.items():
-            assert entries == list(range(len(entries))), "acknowledged in order"
+            assert entries == list(range(len(entries))), "the acknowledgements are not in order"
             reader = await client.open_ledger(ledger_id, recover=True)
             found = [entry.payload async for entry in reader.read_all()]
             assert len(found) >= len(entries)

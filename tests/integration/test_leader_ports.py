@@ -21,7 +21,7 @@ RUN = "20261120T101500Z-0a1b2c"
 
 
 def auditor_on(cluster: EmbeddedCluster, directory: Path, host: str, ports: tuple[int, int, int]) -> AuditorProcess:
-    """Start an auditor on its own address, because all auditors of a service have the same ports."""
+    """Start an auditor on a separate address, because all auditors of a service have the same ports."""
     directory.mkdir()
     http, grpc, leader_http = map(str, ports)
     return AuditorProcess(
@@ -56,14 +56,14 @@ async def test_a_standby_leads_clients_to_the_leader_and_after_its_end_to_the_ne
             async def leads_to(auditor: AuditorProcess) -> bool:
                 try:
                     code, body = await through.get("/api/v1/status")
-                except OSError:  # no leader now
+                except OSError:  # there is no leader at the moment
                     return False
                 return code == 200 and json.loads(body)["process"] == names[auditor]
 
             assert names[first] != names[second]
             await when(lambda: leads_to(first))
             assert not (tmp_path / "second" / "reports" / RUN).exists()
-            for auditor in (second.served, through):  # the one asks the first for it, the other leads to the first
+            for auditor in (second.served, through):  # the second auditor requests it from the first
                 assert await auditor.get(f"/reports/{RUN}/summary.json") == (200, '{"written": "by the first"}')
             assert (await second.get("/reports/20261120T101500Z-ffffff/summary.json"))[0] == 404
 

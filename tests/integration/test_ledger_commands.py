@@ -55,7 +55,7 @@ def document(uri: str, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
 
 
 def process(uri: str, *arguments: str, stdin: bytes = b"") -> str:
-    """Return the output of a process. Each command runs so once; other runs are in this process."""
+    """Return the output of a process. Each command runs once as a process; the other runs are in this process."""
     return commands.output(started(uri, *arguments, stdin=stdin))
 
 
@@ -262,7 +262,7 @@ def recorded(uri: str) -> list[tuple[str, str]]:
 
 
 def test_a_log_from_creation_to_deletion(uri: str) -> None:
-    assert bkheal(uri, "log", "append", "shop/orders", stdin=b"x\n").returncode == 1  # not created yet
+    assert bkheal(uri, "log", "append", "shop/orders", stdin=b"x\n").returncode == 1  # the log does not exist yet
     process(uri, "log", "create", "shop/orders", "-e", "3", "-w", "3", "-a", "2", "--ledger-bytes", "40")
     again = bkheal(uri, "log", "create", "shop/orders")
     assert (again.returncode, b"already" in again.stderr) == (1, True)
@@ -298,7 +298,7 @@ def test_a_log_from_creation_to_deletion(uri: str) -> None:
         assert set(ledgers) & set(client.ledgers()) == set()
     assert bkheal(uri, "log", "show", "shop/orders").returncode == 1
     kept = [action for action, detail in recorded(uri) if detail.startswith("log shop/orders")]
-    assert kept == ["log delete", "log truncate", "log create"], "what was refused is not a change"
+    assert kept == ["log delete", "log truncate", "log create"], "a refused change must not be recorded"
 
 
 def log_names(uri: str) -> list[str]:
@@ -345,7 +345,7 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
             b"699"
         ]
         for entry in reader.read_all():
-            if entry.entry_id == 3:  # an early end stops the reads ahead
+            if entry.entry_id == 3:  # leaving the loop stops the reads ahead
                 break
         assert [entry.entry_id for entry in reader.tail()] == list(range(700))
         assert client.ledgers(custom={"app": b"sync"}) == [ledger.ledger_id]
@@ -358,7 +358,7 @@ def test_the_synchronous_client_has_everything(uri: str) -> None:
 
 
 def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -> tuple[int, bytes]:
-    """Interrupt a command in its wait for a second line. Return its exit code and standard error."""
+    """Interrupt a command that waits for a second line. Return its exit code and standard error."""
     reading, writing = os.pipe()
     running = subprocess.Popen(
         command(*arguments), env=environment(uri), stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -367,8 +367,8 @@ def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -
         os.write(writing, b"one\n")
         deadline_s = time.monotonic() + PROGRAM_S
         while not (is_drained(reading) and until()):
-            assert time.monotonic() < deadline_s, "the line was not taken"
-            time.sleep(0.05)  # between two looks
+            assert time.monotonic() < deadline_s, "the command did not read the line"
+            time.sleep(0.05)  # between two attempts
         running.send_signal(signal.SIGINT)
         told = running.communicate(timeout=PROGRAM_S)[1]
         return running.returncode, told
@@ -380,7 +380,7 @@ def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -
 
 
 def is_drained(pipe: int) -> bool:
-    """Whether a pipe has no unread data."""
+    """Return whether a pipe has no unread data."""
     waiting = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, waiting)
     return waiting[0] == 0
@@ -442,7 +442,7 @@ def test_asking_beyond_the_end_says_where_the_end_is(uri: str) -> None:
     for bounds in (("--first", "3"), ("--last", "2")):
         result = bkheal(uri, "ledger", "read", ledger, *bounds)
         assert (result.returncode, b"ends with entry 1" in result.stderr) == (1, True)
-    assert output(uri, "ledger", "read", ledger, "--first", "2") == ""  # the start for a reader with all entries
+    assert output(uri, "ledger", "read", ledger, "--first", "2") == ""  # a reader that has all entries starts here
     assert bkheal(uri, "ledger", "read", ledger, "--first", "1", "--last", "0").returncode == 2
     tail = bkheal(uri, "ledger", "tail", ledger)
     assert (tail.returncode, tail.stdout, b"closed with 2 entries" in tail.stderr) == (0, b"", True)
@@ -499,7 +499,7 @@ def test_a_ledger_is_shown_for_people(uri: str) -> None:
 
 
 def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: EmbeddedCluster, uri: str) -> None:
-    """Apache's client creates such a ledger, unless it is set to store the time."""
+    """Apache's client creates such a ledger, unless it is configured to store the time."""
     ledger = document(uri, "ledger", "write", stdin=b"x\n")["ledger_id"]
 
     async def forget_moment() -> None:

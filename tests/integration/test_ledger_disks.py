@@ -1,6 +1,6 @@
 """A real bookie with three ledger directories, each on its own file system: one fills up and others fail.
 
-The file systems are small tmpfs, which root may mount. The test is skipped if they cannot be mounted.
+Each file system is a small tmpfs, which root may mount. The test is skipped if they cannot be mounted.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class DiskBookie:
         return reply.status, len(reply.entries)
 
     async def shown(self) -> list[dict[str, Any]]:
-        """Return the ledger directories in the output of ``bkheal bookie status``."""
+        """Return the ledger directories that ``bkheal bookie status`` prints."""
         at = f"{self.address.host}:{self.address.port}"
         command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
@@ -134,7 +134,7 @@ async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_o
     assert await bookie.flush() == [0, 1, 0]
 
     filler = disks[1] / "of-another-program"
-    with filler.open("wb") as file:  # leaves less space than on the others
+    with filler.open("wb") as file:  # leaves less space than the other directories have
         file.write(bytes(100 * MIB))
     assert await bookie.flush() == [0, 1, 1]
     assert bookie.bookie in (await machine.registrations.list()).writable
@@ -146,12 +146,12 @@ async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_o
     run("mount", "--bind", entries, entries)
     run(
         "mount", "-o", "remount,bind,ro", entries
-    )  # of the file system itself only the kernel can, as its files are open
+    )  # while files are open, only the kernel can make the file system itself read-only
     assert await bookie.flush() == [0, 2, 2]
     assert bookie.process.is_running
     assert bookie.bookie in (await machine.registrations.list()).writable
-    assert await bookie.statuses() == [Status.OK] * 4 * PART, "a read-only directory is read on"
-    assert await bookie.listed() == (Status.CORRUPT, 2 * PART), "and is not relied on"
+    assert await bookie.statuses() == [Status.OK] * 4 * PART, "entries of a read-only directory are not served"
+    assert await bookie.listed() == (Status.CORRUPT, 2 * PART), "entries of a read-only directory are listed"
     first, second, third = await bookie.shown()
     assert [disk["path"] for disk in (first, second, third)] == [str(path) for path in bookie.directories]
     assert "Read-only file system" in second["problem"]
@@ -160,14 +160,14 @@ async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_o
     assert await bookie.process.stop(STATE_S) == 0
     run("umount", entries)
     run("mount", "-o", "remount,ro", str(disks[1]))
-    await bookie.start()  # the directory cannot be locked, so nothing in it is used
+    await bookie.start()  # the directory cannot be locked, so it is not used
     assert (
         await bookie.statuses()
         == [Status.IO_ERROR] * PART + [Status.OK] * PART + [Status.IO_ERROR] * PART + [Status.OK] * PART
     )
     assert await bookie.flush() == [0, 2, 3]
     copy = [bookie.entry(number) for number in range(PART)]
-    assert await machine.add(bookie.bookie, *copy) is Status.OK, "as a replicator does it"
+    assert await machine.add(bookie.bookie, *copy) is Status.OK, "a copy like that of a replicator was refused"
     assert await bookie.listed() == (Status.CORRUPT, 4 * PART)
 
     assert await bookie.process.stop(STATE_S) == 0

@@ -33,10 +33,10 @@ def test_what_was_in_a_lost_directory_is_found_and_repaired_in_place(spark: Spar
     ledger_id, first = world.do(world.written()), world.bookies[0]
     more = first.directory / "more"
     first.options = ("--ledger-dir", f"{first.directory / 'ledgers'},{more}")
-    world.do(world.settle(first))  # adds the directory, and moves the journal to the entry logs
+    world.do(world.settle(first))  # adds the directory, and moves the entries of the journal to the entry logs
     assert (more / CURRENT / "VERSION").exists()
     for log in (current(first) / DIRECTORY).glob("*.log"):
-        log.rename(more / CURRENT / DIRECTORY / log.name)  # both are on one disk, so placement is not certain
+        log.rename(more / CURRENT / DIRECTORY / log.name)  # both are on one disk, so the bookie may use either
     world.do(world.start_again(first))
     assert world.do(world.listed(first, ledger_id)) == (Status.OK, [*range(ENTRIES)])
 

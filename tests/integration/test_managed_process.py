@@ -40,7 +40,7 @@ signal.pause()
 
 
 def group_of(process: ManagedProcess) -> list[psutil.Process]:
-    """The process and everything in its session, its watch included."""
+    """Return the process and all processes in its session, including its watch."""
     return [other for other in psutil.process_iter() if _session(other.pid) == process.pid]
 
 
@@ -86,7 +86,7 @@ async def test_stop_lets_it_end_by_itself_and_leaves_nothing(tmp_path: Path) -> 
     group = group_of(process)
     assert await process.stop(STATE_S) == 7
     assert_gone(group)
-    assert await process.stop() == 7, "a second stop only reports"
+    assert await process.stop() == 7, "a second stop does not return the exit code"
 
 
 async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
     assert process.is_running
     assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     assert await process.stop(STATE_S) == 7
-    process.pause()  # of no effect after its end
+    process.pause()  # has no effect after the end of the process
 
 
 async def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:

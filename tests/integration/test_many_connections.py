@@ -23,9 +23,9 @@ __all__ = ["machine"]
 pytestmark = pytest.mark.integration
 
 SPARE = 200
-"""Files that this process may still open while the bookie starts with the same soft limit."""
+"""Number of files that this process may still open while the bookie starts with the same soft limit."""
 ROOM = 100
-"""Files that the bookie may still open when the connections come."""
+"""Number of files that the bookie may still open when the clients connect."""
 
 FEW = 20
 REFUSALS_MAX = 100

@@ -118,7 +118,7 @@ async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKee
         copied = await newcomer.values()
         added = copied["bkheal_bookie_added_entries_total",]
         assert added >= values["bkheal_replicator_copied_entries_total",] >= ENTRIES
-        # The worker saw no entry: the target read each one from the source, once, and was sent none.
+        # The worker neither read nor sent an entry: the target read each entry once from the source.
         assert values["bkheal_replicator_pulled_bytes_total",] == values["bkheal_replicator_copied_bytes_total",]
         assert copied["bkheal_bookie_requests_total", "copy", "ok"] >= 1
         assert copied["bkheal_bookie_requests_total", "add", "ok"] == 0

@@ -1,4 +1,4 @@
-"""Moves of copies to another rack keep them readable. The racks are in a topology file; all else is processes."""
+"""Moves of copies to another rack keep them readable. The racks are in a topology file; the processes are real."""
 
 from __future__ import annotations
 

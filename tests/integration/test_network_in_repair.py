@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Linked(RepairWorld):
-    """A world with a lost bookie without a link, and four bookies with one each."""
+    """A world with a lost bookie, which has no link, and four bookies with a link each."""
 
     linked: list[LinkedBookie]
 
@@ -38,7 +38,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Linke
 
 
 async def begun(world: Linked) -> tuple[Repair, list[LinkedBookie], LinkedBookie]:
-    """Return a repair in the middle of its copy, the sources and the target."""
+    """Return a repair that is in the middle of its copy, with its sources and its target."""
     await world.whole()
     lost = world.cluster.bookies[0]
     while True:

@@ -1,4 +1,4 @@
-"""A real bookie in a control group that allows it no further thread. Needs root and the controller of processes."""
+"""A real bookie in a control group that permits no further thread. Needs root and the ``pids`` controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["machine"]
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROOTS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-"""Of the first and of the second version of control groups."""
+"""The folders of the first and of the second version of control groups."""
 
 
 @pytest.fixture

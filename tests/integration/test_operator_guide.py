@@ -47,7 +47,7 @@ def assert_complete(run: RunRecord, verdict: Verdict) -> None:
 
 
 async def assert_repaired(site: Site, lost: BookieId, old: Mapping[LedgerId, Versioned]) -> set[LedgerId]:
-    """Wait for the repair. The copies of the lost bookie are whole again elsewhere, and no other ledger changed."""
+    """Wait for the repair. The ledgers of the lost bookie have all copies again; no other ledger has changed."""
     await when(site.is_repaired)
     await site.prove(lost)
     now = await site.metadata()
@@ -153,7 +153,7 @@ async def test_a_paused_run_does_not_delay_what_follows_the_loss_of_a_bookie(sit
     leader, old = site.auditors[await site.leader()], await site.metadata()
     await site.told("audit", "pause", "--kind", "bookies", "--for", "1h")
     run_id = (await leader.served.send("POST", "/api/v1/runs", {"kind": "bookies"}))["run"]["run_id"]
-    await leader.served.send("PUT", f"/api/v1/runs/{run_id}/state/paused")  # at once: a run takes less than a second
+    await leader.served.send("PUT", f"/api/v1/runs/{run_id}/state/paused")  # at once, as a run takes less than 1 s
     before = await site.published()
     assert (await site.run(run_id)).state is RunState.PAUSED
 
@@ -186,13 +186,13 @@ async def test_a_maintenance_window_holds_marks_back_until_it_is_ended(site: Sit
         assert await site.published() == before
     finally:
         await site.asked("maintenance", "end", victim)
-    await site.asked("recovery", "delay", str(SHORT_DELAY_S - 1))  # seen at once, and windows at each look
+    await site.asked("recovery", "delay", str(SHORT_DELAY_S - 1))  # seen at once; windows only at each read
     run = await site.run_after(before, RunKind.BOOKIES, RunCause.BOOKIE_LOSS)
     assert_complete(run, Verdict.UNDER_REPLICATED)
     await assert_repaired(site, victim, old)
 
 
-@pytest.mark.long  # test_prometheus_exporter.py has the exporter and its alerts without an audit
+@pytest.mark.long  # test_prometheus_exporter.py tests the exporter and its alerts without an audit
 async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(site: Site) -> None:
     """The auditors are stopped. A real Prometheus has the chart's rules, with shorter times."""
     find_program("prometheus")
@@ -312,6 +312,6 @@ async def test_after_an_outage_of_zookeeper_everything_comes_back_and_nothing_wa
     victim = site.cluster.bookies[3]
     await site.kill9(victim)
     await site.until_down(victim.bookie_id)
-    await site.press(RunKind.BOOKIES)  # after an outage the auditor itself waits for two sessions
+    await site.press(RunKind.BOOKIES)  # after an outage the auditor would wait for the time of two sessions
     assert_complete(await site.run_after(before, RunKind.BOOKIES, RunCause.SPARK_UI), Verdict.UNDER_REPLICATED)
     await assert_repaired(site, victim.bookie_id, old)

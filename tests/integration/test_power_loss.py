@@ -21,13 +21,13 @@ UNSYNCED = (
     "import os, runpy, sys; os.fsync = os.fdatasync = lambda descriptor: None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-"""Runs a program without its own file syncs."""
+"""Runs a program whose file syncs have no effect."""
 
 
 def life_until_power_loss(
     disk: FragileDisk, command: list[str], life: int, count: int, layout: Layout = (1, 1)
 ) -> list[list[str]]:
-    """Start the child, cut the power after ``count`` acknowledgements, and return these.
+    """Start the child, cut the power after ``count`` acknowledgements, and return these acknowledgements.
 
     Later acknowledgements of the child do not count: without power it would not run. During its shutdown, ext4 may
     report success for a sync that is not durable.

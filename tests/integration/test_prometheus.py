@@ -1,6 +1,6 @@
 """A real Prometheus scrapes a real cluster in which a bookie is killed: the alerts fire, and clear with its repair.
 
-The chart's rules are unchanged, with shorter times. The replicator starts late, to show the backlog.
+The rules are those of the chart, with shorter times. The replicator starts late, so that a backlog appears.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOOKIES: Final = 4
 LEDGERS: Final = 5
 BOARDS: Final = ("overview", "run", "replicator", "bookie")
 MAY_BE_EMPTY: Final = re.compile(r"> 0")
-"""The end of queries that leave out values of 0."""
+"""The ending of queries that omit values of 0."""
 BACKLOG: Final = ("BkhealLedgersUnderReplicated", "BkhealReplicatorMissing")
 GONE: Final = ("BkhealBookiesLost", "BkhealTargetDown")
 SETTINGS: Final[Mapping[str, object]] = {
@@ -94,7 +94,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
         prometheus.start()
         async with prometheus.running:
             members = await write_ledgers(client)
-            once = launch_replicator(cluster, tmp_path, "--once")  # a writer marks what a slow bookie lacks
+            once = launch_replicator(cluster, tmp_path, "--once")  # a writer marks ledgers if a bookie is slow
             assert await once.wait(PROGRAM_S) == 0, once.log_tail()
             ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", STATE_S)
             prometheus.scrape("auditor", ready[1])
@@ -123,7 +123,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
                 name = alert["labels"]["alertname"]
                 assert alert["annotations"]["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
             assert [alert["annotations"]["summary"] for alert in fired["BkhealBookiesLost"]] == ["1 bookies are lost"]
-            down = [alert["labels"]["instance"] for alert in fired["BkhealTargetDown"]]  # others may just be slow
+            down = [alert["labels"]["instance"] for alert in fired["BkhealTargetDown"]]  # others may only be slow
             assert prometheus.targets[victim.name] in down
 
             async with launch_replicator(cluster, tmp_path) as replicator:

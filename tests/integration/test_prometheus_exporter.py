@@ -1,4 +1,4 @@
-"""A real Prometheus and ``bkheal exporter``: alerts work without an auditor of bkheal, and beside one.
+"""A real Prometheus and ``bkheal exporter``: alerts work without an auditor of bkheal, and with one.
 
 No audit runs here: the tests mark ledgers and record runs as ``bkheal audit run`` does, which other tests cover.
 """
@@ -41,7 +41,7 @@ DATA = ("BkhealBookiesLost", "BkhealLedgersUnderReplicated", "BkhealReplicatorMi
 HELD_BACK = ("BkhealMarksHeldBack", "BkhealMaintenanceEndsSoon")
 DETECTED = "sum(bkheal_time_to_detect_seconds_count)"
 AT_ONCE = {"detect_slack_seconds": -1}
-"""A loss that is marked before the exporter sees it takes 0 s."""
+"""A loss that is marked before the exporter sees it counts as detected after 0 s."""
 ELSEWHERE = BookieId("x1:1")
 AUDITORS = ("BkhealAuditorLeaderMissing", "BkhealAuditorNeverScraped", "BkhealClusterStateMissing")
 
@@ -58,7 +58,7 @@ async def session(cluster: EmbeddedCluster) -> AsyncIterator[ZooKeeperStore]:
 async def lose_one(
     cluster: EmbeddedCluster, client: ConnectedBookKeeper, records: FirstSeenDown | None = None
 ) -> LedgerId:
-    """Kill a bookie, note its loss as audits of bkheal do if there are ``records``, and mark one of its ledgers."""
+    """Kill a bookie, record its loss in ``records`` as audits of bkheal do, and mark one of its ledgers."""
     async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         await writer.submit(b"entry")
     await kill_bookies(cluster, victim := cluster.bookies[0])
@@ -125,7 +125,7 @@ async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or
             async with await launch_exporter(cluster.metadata_uri, tmp_path, prometheus):
                 await prometheus.until_fire(*DATA)
                 await prometheus.until_clear(*AUDITORS)
-                assert await prometheus.value(DETECTED) == 0, "that loss had begun before"
+                assert await prometheus.value(DETECTED) == 0, "an earlier loss is counted"
                 await ensure_path(store, cookie_path(LEDGERS_ROOT, ELSEWHERE))
                 await client.ports.tasks.marking.mark(ledger_id, [ELSEWHERE])
                 await prometheus.until_fire("BkhealDetectionSlow")

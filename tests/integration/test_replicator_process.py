@@ -1,4 +1,4 @@
-"""Replicator processes on a real cluster: a graceful stop, a kill in the middle, and a repair finished by the next."""
+"""Replicator processes on a real cluster: a graceful stop, and a kill during a repair that the next one finishes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def payload(entry: int) -> bytes:
 
 
 async def marked_ledger(cluster: EmbeddedCluster, client: ConnectedBookKeeper) -> tuple[LedgerId, BookieId]:
-    """Write a closed ledger of several MiB, end one of its bookies, and mark the ledger for repair."""
+    """Write a closed ledger of several MiB, stop one of its bookies, and mark the ledger for repair."""
     async with await client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         for entry in range(ENTRIES):
             await writer.submit(payload(entry))

@@ -50,15 +50,15 @@ class Browser:
         self._chrome.get(page.as_uri())
 
     def run(self, script: str) -> Any:
-        """Return the value of a script in the page. WebDriver's scripts are exempt from the page's policy."""
+        """Return the value of a script in the page. The page's policy does not apply to scripts of WebDriver."""
         return self._chrome.execute_script(script)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """Return the log lines since the last look."""
+        """Return the log lines since the last call."""
         return cast("list[dict[str, Any]]", self._chrome.execute("getLog", {"type": kind})["value"])
 
     def requests(self) -> list[str]:
-        """Return the requested addresses since the last look."""
+        """Return the addresses requested since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
@@ -71,7 +71,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of each situation, after some earlier runs."""
+    """A page for each situation, with some earlier runs."""
     made = {}
     for name, run in SITUATIONS.items():
         directory = tmp_path_factory.mktemp("reports")
@@ -140,7 +140,7 @@ def test_markup_in_names_stays_text(browser: Browser, pages: dict[str, Path]) ->
 
 
 def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    """The markup enters a page without the templates."""
+    """The test inserts markup into a page without the templates, which would escape it."""
     evil = (
         "<script>document.title='run'</script><img src='http://127.0.0.1:9/x'><p style='color:red' id='p'>p</p></main>"
     )

@@ -1,4 +1,4 @@
-"""A byte of an entry log is flipped on the disk of a real bookie, and its scrub fetches the entry back."""
+"""A byte of an entry log is flipped on the disk of a real bookie; its scrub restores the entry from another bookie."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def entry(entry_id: int) -> bytes:
 
 
 async def first_entry(machine: Machine, bookie: BookieId) -> EntryResult:
-    """Entry 0, from a bookie that may be starting."""
+    """Read entry 0 from a bookie that may still be starting."""
     async with asyncio.timeout(STATE_S):
         while not (reply := await machine.transport.ask(bookie, Read(LEDGER, [EntryId(0)]), STATE_S)).results:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)

@@ -1,7 +1,6 @@
-"""The whole path on a ZooKeeper with TLS, logins and nodes of their creator: bookies, an audit in Spark, a replicator.
+"""Bookies, an audit in Spark and a replicator on a ZooKeeper with TLS, logins and nodes closed to other users.
 
-Every process has the access of its environment, and keeps bkheal's own state below the root in it. Their nodes are
-closed to others, and the password appears nowhere.
+Each process takes its credentials and the root of bkheal's own state from its environment. No output has the password.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def test_a_lost_bookie_is_replaced_on_a_locked_down_zookeeper(
             uri = cluster.metadata_uri
             ledger_id = await write_ledger(uri)
             lost = (await members(uri, ledger_id))[0]
-            await next(each for each in cluster.bookies if each.bookie_id == lost).stop()  # and unregister it
+            await next(each for each in cluster.bookies if each.bookie_id == lost).stop()  # a stop also unregisters it
             said = await asyncio.to_thread(bkheal, uri, "audit", "run", "--report-dir", str(tmp_path / "reports"))
             said += await asyncio.to_thread(bkheal, uri, "replicator", "--once")
             assert lost not in await members(uri, ledger_id)

@@ -76,7 +76,7 @@ async def add(machine: Machine, bookie: BookieId, ledger_id: LedgerId, number: i
 
 
 async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: int) -> bool:
-    """Whether the bookie has the entries. Waits for the address of a restarted bookie."""
+    """Return whether the bookie has the entries, after a wait for the address of a restarted bookie."""
     read = Read(ledger_id, [EntryId(number) for number in range(count)])
     async with asyncio.timeout(STATE_S):
         while (reply := await machine.transport.ask(bookie, read, STATE_S)).status is Status.UNREACHABLE:
@@ -85,14 +85,14 @@ async def whole(machine: Machine, bookie: BookieId, ledger_id: LedgerId, count: 
 
 
 async def started(machine: Machine, **options: object) -> tuple[ManagedProcess, BookieId, str]:
-    """Start a bookie, and return it with its id and its address after it serves."""
+    """Start a bookie, wait until it serves, and return it with its id and its address."""
     process = machine.start(bookie_id="two", **options)
     ready = await process.wait_for_line(READY, STATE_S)
     return process, BookieId(ready[1]), f"{ready[2]}:{ready[3]}"
 
 
 async def shown(at: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the read-only reasons and the problem of each journal in the output of ``bkheal bookie status``."""
+    """Return the read-only reasons and the problem of each journal that ``bkheal bookie status`` prints."""
     command = [sys.executable, "-m", "auditor.cli.main", "bookie", "status", "--at", at, "--output", "json"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=PROGRAM_S)
     document = json.loads(done.stdout)
@@ -124,11 +124,11 @@ async def test_both_journals_are_replayed_after_a_kill_and_none_may_be_missing_o
     assert "made with journal" in await machine.refused(
         ExitCode.CONFIGURATION, journal_dir=listed(first), bookie_id="two"
     )
-    move(second, aside)  # as if its disk were not mounted
+    move(second, aside)  # the state if its disk is not mounted
     assert f"{second}/journal of bookie two has no file VERSION" in await machine.refused(
         ExitCode.CONFIGURATION, **options
     )
-    move(first, second)  # each disk at the place of the other
+    move(first, second)  # each disk is mounted in the place of the other
     move(aside, first)
     assert "has journal 2 of 2, and is given as journal 1 of 2" in await machine.refused(
         ExitCode.STORAGE_FAILED, **options

@@ -1,4 +1,4 @@
-"""``bkheal audit shadow`` for an operator, beside an auditor with all marks and one with a missing mark."""
+"""``bkheal audit shadow`` as an operator runs it, with an auditor that marks everything and one that misses a mark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Twenty ledgers with a lost bookie, and a leading auditor."""
+    """Twenty ledgers with a lost bookie, twenty without, and a leading auditor."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.add_cookies("a:1", "b:1", "c:1", "x:1")
@@ -47,7 +47,7 @@ def mark(place: Place, *numbers: int) -> None:
     place.do(place.tasks.marking.mark_many([(LedgerId(number), [BookieId("x:1")]) for number in numbers]))
 
 
-@pytest.mark.long  # a process with its own Spark; tests/spark/test_shadow.py compares the same
+@pytest.mark.long  # a process with its own Spark; tests/spark/test_shadow.py tests the comparison
 @pytest.mark.usefixtures("quick_spark")
 def test_a_process_tells_by_its_exit_code_that_both_sides_differ(place: Place) -> None:
     """``tests/spark/test_shadow.py`` checks the exit code for equal sides, in an existing Spark session."""

@@ -11,5 +11,5 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
 def test_spark_does_not_take_ctrl_c_over(spark: SparkSession) -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Spark's handler breaks the call under way"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Spark's handler of Ctrl-C is installed"
     assert spark.range(3).count() == 3

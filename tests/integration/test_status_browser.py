@@ -36,10 +36,10 @@ async def test_a_person_reads_the_status_and_follows_a_run_to_its_report(browser
             text = browser.find_element(By.TAG_NAME, "body").text
             for words in (run_id, "rack:/r1", "critical", f"d{EVIL}"):
                 assert words in text, text
-            assert browser.find_elements(By.TAG_NAME, "script") == [], "a name is text"
+            assert browser.find_elements(By.TAG_NAME, "script") == [], "a name became markup"
             assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
             styled = "return getComputedStyle(document.querySelector('table')).borderCollapse"
-            assert browser.execute_script(styled) == "collapse", "the policy allows the page's own style"
+            assert browser.execute_script(styled) == "collapse", "the policy blocks the page's own style"
             assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
             browser.find_element(By.LINK_TEXT, "findings").click()
             assert browser.current_url == f"{world.url}/reports/{run_id}/"
@@ -63,6 +63,6 @@ async def test_the_page_fits_a_narrow_screen_and_its_tables_scroll(browser: Chro
             assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", heading)
             hidden = "return [...document.querySelectorAll('table')].filter(e => e.getBoundingClientRect().right > 390"
             hidden += " && getComputedStyle(e.parentElement).overflowX != 'auto').length"
-            assert browser.execute_script(hidden) == 0, "the rest of a wide table can be scrolled to"
+            assert browser.execute_script(hidden) == 0, "a wide table cannot be scrolled"
 
         await asyncio.to_thread(read)

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.integration
 CHILD = Path(__file__).with_name("storage_kill9_child.py")
 LIVES = 3
 Layout = tuple[int, int]
-"""The number of journals and of ledger directories."""
+"""The number of journals and the number of ledger directories."""
 LAYOUTS = [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), (2, 2)]
 ACKNOWLEDGEMENTS = (300, 1500, 700)
-"""Numbers of acknowledgements before the kill: some megabytes, hence several flushes and journal files."""
+"""Numbers of acknowledgements before the kill: several megabytes, and so several flushes and journal files."""
 
 
 def child_module() -> ModuleType:

@@ -1,4 +1,4 @@
-"""The tutorial's Python blocks, run unchanged, one after the other, on a real cluster."""
+"""The Python blocks of the tutorial run unchanged, one after another, on a real cluster."""
 
 from __future__ import annotations
 

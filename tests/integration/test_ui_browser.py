@@ -1,4 +1,4 @@
-"""The tab in a real Chromium: its place in the navigation bar, a press of a button, and the display of the run."""
+"""The tab in a real Chromium: its place in the navigation bar, a click on a button, and the display of the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ui_url() -> Iterator[str]:
         yield url
     finally:
         try:
-            child.communicate(timeout=STATE_S)  # closes standard input, which ends it
+            child.communicate(timeout=STATE_S)  # closes standard input, which ends the child
         finally:
             child.kill()
             child.wait(STATE_S)
@@ -51,7 +51,7 @@ def has_come_far(text: str) -> bool:
 
 
 def keep_picture(browser: Chrome, name: str) -> None:
-    """Save a picture of the whole page in the directory named by the environment, if any.
+    """Save a picture of the whole page in the directory in ``BKHEAL_PICTURES``, if it is set.
 
     ``docs/images/spark-ui-auditor.png`` is the first one.
     """
@@ -102,7 +102,7 @@ def test_a_person_runs_watches_and_cancels_audits(browser: Chrome, ui_url: str) 
         "return [...document.querySelectorAll('table')].filter(e => e.getBoundingClientRect().right > innerWidth)"
         ".map(e => [e.id, getComputedStyle(e.parentElement).overflowX])"
     )
-    assert ["auditor-runs", "auto"] in beyond, "the table is wider than this window, and can be scrolled"
+    assert ["auditor-runs", "auto"] in beyond, "the table is not wider than the window, or cannot be scrolled"
     assert {scrolling for _, scrolling in beyond} == {"auto"}
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

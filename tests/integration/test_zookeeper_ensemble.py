@@ -1,7 +1,7 @@
 """Three ZooKeeper servers, of which some fail, under bookies, an auditor, a replicator and a writer.
 
-Sessions have their default timeouts, and the lost-bookie delay is zero: a bookie without its session would be marked at
-once.
+Sessions have their default timeouts, and the lost-bookie delay is zero, so the ledgers of a bookie without a session
+would be marked immediately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RUNS_MAX = 100
 
 
 class EnsembleWorld(RepairWorld):
-    """A world whose sessions end by their timeout."""
+    """A world in which sessions end only by their timeout."""
 
     async def kill9(self, *killed: Killable | ManagedProcess) -> None:
         """Kill these with SIGKILL, and return when the bookies among them are no longer registered."""
@@ -90,7 +90,7 @@ async def world(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) ->
     store = await ZooKeeperStore.connect(ensemble.connect_string)
     await format_cluster(store, LEDGERS_ROOT, rng=random.Random(1))
     await store.close()
-    # Of the server, a cluster uses the address and its end.
+    # A cluster uses only the address of its server, and stops it at the end.
     cluster = EmbeddedCluster(home, cast(EmbeddedZooKeeper, ensemble), serves_metrics=True)
     try:
         await cluster.add_bookies(BOOKIES)
@@ -131,7 +131,7 @@ async def test_servers_that_are_killed_one_after_another_cost_no_mark_no_copy_an
     is_over.set()
     metadata = await world.metadata(await writing)
 
-    assert len(metadata.fragments) == 1, "no bookie was replaced"
+    assert len(metadata.fragments) == 1, "a bookie was replaced"
     assert await world.marks() == before
     causes = {
         run.cause for run in await Runs(world.client.store, LEDGERS_ROOT).list(RUNS_MAX, SystemClock().epoch_ms())
@@ -144,7 +144,7 @@ async def test_servers_that_are_killed_one_after_another_cost_no_mark_no_copy_an
 async def test_a_repair_outlives_the_leader_of_the_servers(
     world: EnsembleWorld, ensemble: Ensemble, sent: signal.Signals
 ) -> None:
-    """A paused leader keeps its connections, so clients leave it by their own deadline."""
+    """A paused leader keeps its connections, so clients leave it only after their own deadline."""
     repair = await world.repair_at(Step.COPYING)
     [target] = await world.targets(repair)
     assert 0 < await world.held(target, repair.ledger_id) < ENTRIES

@@ -1,6 +1,6 @@
-"""An audit from a snapshot made and sent by the admin server of a real ZooKeeper.
+"""An audit from a snapshot that the admin server of a real ZooKeeper creates and sends.
 
-pyspark carries ZooKeeper, and Pulsar carries Jetty, on which the admin server runs.
+ZooKeeper comes from pyspark. The admin server runs on Jetty, which comes from Pulsar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IDENTITY = "digest super:hunter2"
 HEALTHY = closed("a:1", "b:1", "c:1")
 LEDGERS = dict.fromkeys([*range(100), *range(10_000, 10_050)], HEALTHY) | {200: closed("a:1", "x:1")}
 INTERVAL = 2_000_000_000
-"""Releases up to 3.9.5 take the number for microseconds."""
+"""ZooKeeper up to 3.9.5 takes this number as microseconds."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def test_the_admin_server_of_zookeeper_sends_what_is_audited(
         with pytest.raises(StoreUnavailableError, match="limits how often"):
             audit(snapshot_authorization_file=identity)
         monkeypatch.setenv("BKHEAL_SNAPSHOT_AUTHORIZATION", IDENTITY)
-        asyncio.run(admin.server.restart())  # it may make a snapshot again
+        asyncio.run(admin.server.restart())  # the limit on snapshots does not outlast a restart
         place.create({201: closed("b:1", "x:1")})
         result = audit(is_dry_run=True)
         live = place.audit(spark, is_dry_run=True)

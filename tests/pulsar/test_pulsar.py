@@ -47,11 +47,11 @@ pytestmark = pytest.mark.pulsar
 
 T = TypeVar("T")
 TOPICS_MAX = 50
-"""Maximum number of topics to create until the ledger of one is on a certain bookie; every second one is."""
+"""Maximum number of topics to create until the ledger of one is on a certain bookie, as every second one is."""
 
 
 async def ids_of(client: ConnectedBookKeeper) -> list[LedgerId]:
-    """All ledgers."""
+    """Return the ids of all ledgers."""
     parents = [parent for parent, _ in await client.ports.ledgers.leaf_parents()]
     return [one for found in await client.ports.ledgers.ids_under_many(parents) for one in found]
 
@@ -76,13 +76,13 @@ async def owners_of(client: ConnectedBookKeeper) -> dict[LedgerId, Owner]:
 
 
 async def open_topics(client: ConnectedBookKeeper, bookie: ApacheBookie) -> set[str]:
-    """The topics with an open ledger on the bookie."""
+    """Return the topics with an open ledger on the bookie."""
     found, _ = await holdings_of(client.ports.ledgers, [bookie.bookie_id], lambda done: None)
     return found.open_topics
 
 
 async def repaired(uri: str, directory: Path) -> None:
-    """Repair until nothing is left."""
+    """Run a replicator until no task is left."""
     replicator = await Replicator.start(uri, directory, "--once", "--open-ledger-grace", "1")
     assert await replicator.wait() == 0
 
@@ -165,7 +165,7 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
         subscription = messages.subscribe("named", "a/b", initial_position=pulsar.InitialPosition.Earliest)
         for _ in range(10):
             subscription.acknowledge(subscription.receive(timeout_millis=round(1000 * PROGRAM_S)))
-        wanted = {  # acknowledgements are sent later, and a cursor still in creation would outlive the unloading
+        wanted = {  # acknowledgements are delayed, and an unfinished cursor would outlive the unloading
             (f"persistent://{NAMESPACE}/named", Component.MANAGED_LEDGER),
             (f"persistent://{NAMESPACE}/named", Component.CURSOR),
             (f"persistent://{NAMESPACE}/odd name+%", Component.SCHEMA),
@@ -190,7 +190,7 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_re
         return owner.topic is not None and owner.topic.name == gone_topic
 
     await here.unload(gone_topic)
-    left = await until(  # an unloaded cursor is kept in its node
+    left = await until(  # the state of an unloaded cursor is in its node
         lambda: owners_of(client),
         lambda found: all(owner.component is not Component.CURSOR for owner in found.values() if of_gone(owner)),
         "the broker has deleted the ledger of the cursor",
@@ -295,7 +295,7 @@ async def test_one_auditor_leads_ours_or_pulsars_whichever_came_first(
         again = await cluster.start_auto_recovery()
         node = await client.store.get(leader_path(root))
         victim = cluster.bookies[2]
-        await victim.stop()  # Pulsar's auditor would mark its ledgers at once
+        await victim.stop()  # Pulsar's auditor would mark the ledgers of this bookie at once
         await gone(client, victim.bookie_id)
         assert again.running.is_running
         assert await leader() == "ours"
@@ -334,7 +334,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     async def watch() -> None:
         seen = await client.ports.registrations.list()
         while True:
-            # ten times slower: beside all other tests, a change may take longer than the rule allows
+            # time runs ten times slower, because on a busy machine a change may take longer than the rule allows
             absent = changing.look(known, seen.registered, clock.monotonic_s() / 10)
             lost.append(set(known) - seen.registered - absent)
             seen = await client.ports.registrations.wait_changed(seen)
@@ -362,9 +362,9 @@ async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_clu
         await asyncio.to_thread(topic.send, 10)
         bookies = cluster.bookies
         await kill9(cluster.zookeeper, *bookies)
-        for path in (f"{registered}/readonly", registered):  # Pulsar's set-up tool made them, and ZooKeeper keeps them
+        for path in (f"{registered}/readonly", registered):  # created as ordinary nodes by Pulsar's set-up tool
             await client.store.delete(path)
-        await asyncio.gather(*(bookie.start() for bookie in bookies))  # the driver makes containers
+        await asyncio.gather(*(bookie.start() for bookie in bookies))  # the driver creates container nodes
         await kill9(cluster.zookeeper, *bookies)
         await until(
             lambda: client.store.stat(registered),
@@ -387,11 +387,11 @@ async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_clu
 
 
 async def _busy_and_idle(messages: pulsar.Client, client: ConnectedBookKeeper, bookie: ApacheBookie) -> list[Topic]:
-    """Topics; the last one is idle, and its open ledger is on the bookie."""
+    """Return topics, of which the last one is idle and has an open ledger on the bookie."""
     topics, idle = [Topic.make(messages, "busy")], ""
-    while idle not in await open_topics(client, bookie):  # the writer of a busy one may leave the bookie by itself
+    while idle not in await open_topics(client, bookie):  # the writer of a busy topic may replace the bookie by itself
         assert len(topics) < TOPICS_MAX
-        topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle one keeps its ledger open
+        topics.append(Topic.make(messages, f"idle-{len(topics)}"))  # only an idle topic keeps its ledger open
         await asyncio.to_thread(topics[-1].send, 20)
         idle = f"persistent://{NAMESPACE}/{topics[-1].name}"
     return topics
@@ -484,7 +484,7 @@ async def test_a_broker_answers_each_role_that_may_log_in_before_a_drain_and_no_
             await TopicUnloading(admin, SystemClock(), notes.append).look({topic}, frozenset(), None)
             (note,) = notes
             assert f"topic {topic} is not unloaded" in note
-            assert note.endswith("; the drain continues"), "the lack of a permission is no refused login"
+            assert note.endswith("; the drain continues"), "a missing permission was handled like a refused login"
         for token in (None, _token("admin", b"another key" * 3)):
             async with _admin(broker, token) as admin:
                 with pytest.raises(AdminLoginError):

@@ -1,4 +1,4 @@
-"""Scans of metadata on a lagging server see everything from before their call."""
+"""Scans of metadata on a lagging server see every change made before their call."""
 
 from __future__ import annotations
 

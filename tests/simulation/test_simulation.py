@@ -1,6 +1,6 @@
 """Fixed histories, old failures, planted defects, and the simulator's own promises.
 
-They are the same in every run. Searches for new failures use fresh seeds: ``make simulate``, and the suites of
+The histories are the same in every run. Searches for new failures use other seeds: ``make simulate``, and the suites of
 ``make test-long``.
 """
 
@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process, with a fixed order of sets. The limit of the test stops a hang."""
+    """Run the command in a separate process, with a fixed iteration order of sets. The test's timeout ends a hang."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -60,7 +60,7 @@ def test_what_failed_once_does_not_fail_again() -> None:
     assert ended.stdout.count("digest") == len(read_corpus())
 
 
-@pytest.mark.timeout(1800)  # some hundred histories, of which some end at the limit of turns
+@pytest.mark.timeout(1800)  # several hundred histories, some of which end at the limit of turns
 def test_each_planted_defect_shows_exactly_as_the_published_table_says() -> None:
     ended = simulate("defects", "--known", "--jobs", "1")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]

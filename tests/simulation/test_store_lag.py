@@ -105,7 +105,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
 
 
 class Parts:
-    """The parts of a cluster's metadata that promise to be no older than a call, over one session."""
+    """The parts of a cluster's metadata whose reads are never older than the call, over one session."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self.store = store

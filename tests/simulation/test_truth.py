@@ -1,4 +1,4 @@
-"""What the oracles count as knowable: a disk that is lost, and what is done before that can be noticed."""
+"""What the oracles assume that a process can know: a lost disk, and actions before the loss can be noticed."""
 
 from __future__ import annotations
 

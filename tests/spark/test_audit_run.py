@@ -71,7 +71,7 @@ LOST = {2: ["x:1"], 3: ["x:1", "y:1"], 4: ["x:1"], 5: ["y:1"], 1 << 33: ["y:1"]}
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers of which ``LOST`` name the bookies x and y, which no longer exist; ro is read-only."""
+    """A cluster in which the ledgers of ``LOST`` name x and y, which no longer exist; the bookie ro is read-only."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.register("ro:1", is_read_only=True)
@@ -126,7 +126,7 @@ def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkS
     assert place.marked() == LOST
     assert "cannot make the report directory" in result.report_problem
     assert (result.summary.verdict, result.exit_code()) == (Verdict.NO_LIVE_COPY, ExitCode.CONFIGURATION)
-    assert place.audited() == {"x:1", "y:1"}, "the loss is dealt with: no other scan is due"
+    assert place.audited() == {"x:1", "y:1"}, "another audit of the loss is due"
     with pytest.raises(report.ReportDirError):  # the report is the only purpose of a dry run
         place.audit(spark, is_dry_run=True)
 
@@ -167,7 +167,7 @@ def test_while_auto_recovery_is_disabled_nothing_is_marked(spark: SparkSession, 
 def test_damage_recorded_by_a_worker_is_marked_after_the_ledger_is_closed(spark: SparkSession, place: Place) -> None:
     notes = DamageNotes(place.store, place.cluster.root)
     place.do(notes.add(LedgerId(1), names("b:1")))
-    place.do(notes.add(LedgerId(5), names("a:1")))  # not closed
+    place.do(notes.add(LedgerId(5), names("a:1")))  # this ledger is not closed
     place.audit(spark, is_dry_run=True)
     assert (place.marked(), len(place.do(notes.all()))) == ({}, 2)
     place.audit(spark)
@@ -201,7 +201,7 @@ def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession,
 @pytest.mark.parametrize("cookies", [("p:1", "q:1", "r:1", "s:1", "t:1"), ()])
 def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: Place, cookies: Sequence[str]) -> None:
     place.add_cookies(*cookies)
-    if not cookies:  # then only the metadata names the lost bookies
+    if not cookies:  # without cookies, only the metadata names the lost bookies
         place.create({6: closed("p:1", "q:1", "r:1")})
     result = place.audit(spark)
     assert place.marked() == {}
@@ -248,7 +248,7 @@ def test_bookies_that_keep_leaving_make_the_run_incomplete(
     result = place.audit(spark, missing_share_max=0.6)
     assert "b:1 left while ledgers were read" in result.summary.problems[0]
     assert result.exit_code(FailOn.ANY) is ExitCode.PARTIAL
-    assert set(place.marked()) >= set(LOST), "what was found is marked all the same"
+    assert set(place.marked()) >= set(LOST), "the findings were not marked"
 
 
 def test_ledgers_that_were_not_listed_make_the_run_incomplete(
@@ -266,7 +266,7 @@ def test_ledgers_that_were_not_listed_make_the_run_incomplete(
     result = place.audit(spark)
     assert "ledgers exist and were not listed" in result.summary.problems[0]
     assert result.exit_code() is ExitCode.PARTIAL
-    assert place.marked() == LOST | of_a_deleted_ledger, "a partial run adds marks, and withdraws none"
+    assert place.marked() == LOST | of_a_deleted_ledger, "a partial run may add marks, and must withdraw none"
 
 
 def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> None:
@@ -367,7 +367,7 @@ def test_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
     after_listing(monkeypatch, 2, lambda: place.unregister("b:1"))
     result = place.audit(spark, missing_share_max=0.9)
     assert result.summary.is_complete
-    assert 1 not in place.marked(), "its ledgers were passed over"
+    assert 1 not in place.marked(), "the ledgers of the bookie were marked"
     noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())
     assert {bookie: down.audited_ms > 0 for bookie, down in noted.items()} == {"b:1": False, "x:1": True}
 
@@ -408,9 +408,9 @@ def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place:
 def test_an_accepted_loss_is_marked_again_when_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
     other = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("x:1 y:1")), Fragment(EntryId(10), names("a:1 b:1"))))
     place.create({9: other.closed(EntryId(19), 2000), 10: closed("x:1", "y:1", "z:1")})
-    place.register("d:1", "e:1")  # more live bookies release the brake
+    place.register("d:1", "e:1")  # with more live bookies, the brake does not act
     accept(place, 9, ACCEPTED)
-    accept(place, 10, ACCEPTED)  # z, at the third position, is not part of it
+    accept(place, 10, ACCEPTED)  # the accepted loss does not include z, at the third position
     place.audit(spark)
     assert (9 in place.marked(), place.marked()[10]) == (False, ["x:1", "y:1", "z:1"])
     place.unregister("b:1")
@@ -492,7 +492,7 @@ def test_a_run_sends_its_report_to_the_store_also_if_findings_come_through_a_fol
 
     assert not result.report_problem
     assert folder.is_dir()
-    assert list(folder.iterdir()) == [], "nothing stays there"
+    assert list(folder.iterdir()) == [], "files are left in the folder"
     assert {row["ledger_id"] for row in read_findings(place.report_dir, result.run_id, 100).rows} >= set(LOST)
     there = tmp_path / "elsewhere"
     store = opened_store(f"file://{tmp_path}/store")
@@ -518,7 +518,7 @@ def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here
 def test_a_store_that_hangs_delays_no_mark(
     place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store answers after the run has marked: a run waiting for the answer would not mark."""
+    """The store answers only after the run has marked, so a run that waits for the answer would not mark."""
     marked, waited = threading.Event(), []
 
     def answer(store: ReportStore, folder: str = "", **how: bool) -> tuple[list[StoredFile], list[str]]:
@@ -538,7 +538,7 @@ def test_a_store_that_hangs_delays_no_mark(
 
 
 def of_many_fragments(*members: str) -> bytes:
-    """Sound metadata close to the maximum size of a node; its last fragment is of these members."""
+    """Return valid metadata of nearly the maximum size of a node, whose last fragment has these members."""
     fragments = [Fragment(EntryId(number), names("a:1 b:1")) for number in range(15_000)]
     fragments.append(Fragment(EntryId(15_000), tuple(map(BookieId, members))))
     filler = (("filler", b"x" * 700_000),)

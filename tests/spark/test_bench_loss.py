@@ -1,4 +1,4 @@
-"""The benchmark of the reaction to a loss runs, and both ways mark the same."""
+"""The benchmark of the reaction to a loss runs, and both kinds of reaction mark the same ledgers."""
 
 from __future__ import annotations
 

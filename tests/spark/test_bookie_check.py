@@ -1,4 +1,4 @@
-"""The bookie check on literal tables: one shape of ledger after the other."""
+"""The bookie check on literal tables, for one shape of ledger after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ledger(
     length: int | None = 1000,
     ledger_id: int = 1,
 ) -> tuple[Any, ...]:
-    """A row; members are one letter each."""
+    """Return the row of a ledger; each member is one letter."""
     size = len(fragments[0][2])
     last = fragments[-1][1]
     rows = [(first, end, list(members)) for first, end, members in fragments]
@@ -66,7 +66,7 @@ def test_a_finding_names_fragment_positions_and_bookies(spark: SparkSession) -> 
             "severity": "no_live_copy",
             "severity_rank": 1,
             "entries": 5,
-            # 5 entries of 100 bytes, two of three positions, each with two thirds of the entries
+            # 5 entries of 100 bytes; two of three positions are missing, each with two thirds of the entries
             "bytes_estimate": 667,
             "detail": None,
             "write_quorum": 2,
@@ -151,7 +151,7 @@ def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:
 
 
 def test_registered_bookies_may_come_as_a_table(spark: SparkSession) -> None:
-    # Read-only bookies are registered: the table holds both kinds.
+    # Read-only bookies are registered, so the table has both kinds.
     bookies = spark.createDataFrame([("a", "writable"), ("b", "read_only")], "bookie_id string, state string")
     rows = table(spark, ledger([(0, 9, "ab")]), ledger([(0, 9, "ax")], ledger_id=2))
     assert [row["ledger_id"] for row in bookie_check(rows, bookies).collect()] == [2]

@@ -24,7 +24,7 @@ DRAINING = frozenset({"live-2", "live-3", "gone-1"})
 
 @st.composite
 def fragment_row(draw: st.DrawFn) -> tuple[Any, ...]:
-    """A ledger of one fragment: ensembles up to 7, short, long, empty and unknown ranges, few and huge entry ids."""
+    """Draw a ledger of one fragment: up to 7 members, a short, long, empty or unknown range, small or huge ids."""
     size = draw(st.integers(1, 7))
     write_quorum = draw(st.integers(1, size))
     ack_quorum = draw(st.integers(0, write_quorum))
@@ -86,4 +86,4 @@ def test_severity_and_bytes_equal_the_pure_functions(spark: SparkSession) -> Non
         for ledger_id, row in found.items()
     }
     assert actual == expected
-    assert len({severity for _, _, severity, *_ in expected.values()}) == 6, "every severity of this check was drawn"
+    assert len({severity for _, _, severity, *_ in expected.values()}) == 6, "a severity of this check was not drawn"

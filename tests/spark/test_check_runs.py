@@ -1,4 +1,4 @@
-"""Runs of every kind on a real ZooKeeper: placement, the delay of lost bookies, gates, and runs side by side."""
+"""Runs of every kind on a real ZooKeeper: placement, the delay of lost bookies, gates, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NOBODY = encode_service_info(ServiceInfo((Endpoint("bookie", "127.0.0.1", 1, PRO
 
 
 class Later(SystemClock):
-    """Two hours ahead."""
+    """A clock that is two hours ahead."""
 
     def epoch_ms(self) -> int:
         return super().epoch_ms() + 2 * HOUR_MS
@@ -67,10 +67,10 @@ class Later(SystemClock):
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """Ledgers: two lie in a single rack, and one names the bookie x, which no longer exists."""
+    """A cluster in which two ledgers are in a single rack, and one names the bookie x, which no longer exists."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register(*TOPOLOGY)
-        for bookie in TOPOLOGY:  # addresses without a process; their names must not be looked up
+        for bookie in TOPOLOGY:  # addresses without a process, so that no names are looked up
             path = bookie_path(place.cluster.root, BookieId(bookie), is_read_only=False)
             place.do(place.store.set(path, NOBODY, ANY_VERSION))
         place.create(LEDGERS)
@@ -96,7 +96,7 @@ def check_time(place: Place, kind: CheckKind) -> int:
 def test_misplaced_ensembles_are_counted_and_nothing_is_marked(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement_run, "CHUNK_LEDGERS", 1)  # a chunk for each node of the tree
+    monkeypatch.setattr(placement_run, "CHUNK_LEDGERS", 1)  # one chunk per node of the tree
     store_topology(place, **{"x:1": "/r9"})
     events: list[ProgressEvent] = []
     result = run_check(spark, RunKind.PLACEMENT, AuditSettings(place.uri, place.report_dir), events.append)
@@ -160,7 +160,7 @@ def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, pla
 
     dry = place.audit(spark, is_dry_run=True)
     assert [bookie.bookie_id for bookie in dry.summary.waiting] == ["x:1"]
-    assert place.do(down.read()) == {}, "a dry run notes nothing"
+    assert place.do(down.read()) == {}, "a dry run recorded the loss"
 
     first = place.audit(spark)
     assert (place.marked(), first.summary.published.ledgers_waiting) == ({}, 1)
@@ -203,7 +203,7 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
         explained.append({row["ledger_id"] for row in rows if "(limit)" in (row["detail"] or "")})
         held = result.summary.published.held_back
         assert (place.audited(), held) == (set(), {"limit": 4 - len(marked[-1])}) or not held
-    assert marked == [{3, 4}, {3, 4, 5, 6}], "one copy left comes first, and no worker ran between the two"
+    assert marked == [{3, 4}, {3, 4, 5, 6}], "ledgers with one copy left must be marked first"
     assert explained == [{5, 6}, set()]
     assert place.audited() == {"x:1"}
 
@@ -295,7 +295,7 @@ def test_a_stop_ends_marking_between_two_batches(
 
     with pytest.raises(RunStoppedError, match="1 are enough"):
         run_check(spark, RunKind.BOOKIES, AuditSettings(place.uri, place.report_dir), gate=Twice())
-    assert len(place.marked()) == 1, "what was marked stays"
+    assert len(place.marked()) == 1, "the mark before the stop must stay"
 
 
 def test_a_stop_cancels_a_spark_job_in_the_middle_and_no_other(spark: SparkSession) -> None:
@@ -353,14 +353,14 @@ def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: P
 
 
 def test_a_dry_run_does_not_queue_with_the_runs_that_mark(spark: SparkSession, place: Place) -> None:
-    """Jobs of one pool run one after another: the reaction to a loss would wait for the dry run's."""
+    """Jobs of one pool run one after another, so the reaction to a loss would wait for the dry run."""
     pools: dict[bool, set[str]] = {False: set(), True: set()}
     for is_dry_run, seen in pools.items():
         settings = AuditSettings(place.uri, place.report_dir, is_dry_run=is_dry_run)
 
         def note(event: ProgressEvent, seen: set[str] = seen) -> None:
             pool = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-            if event.phase is Phase.CHECK and pool is not None:  # the thread for the progress has none
+            if event.phase is Phase.CHECK and pool is not None:  # the thread that reports progress has no pool
                 seen.add(pool)
 
         run_check(spark, RunKind.BOOKIES, settings, note)
@@ -395,7 +395,7 @@ def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkS
     place.damage(1)
 
     def fill(event: ProgressEvent) -> None:
-        """Prevent the writing of the table of bookies: a directory has its name."""
+        """Prevent the writing of the table of bookies, by a directory with its name."""
         for run in place.report_dir.glob("2*") if event.phase is Phase.ASK else ():
             (run / report.BOOKIES).mkdir(exist_ok=True)
 
@@ -405,7 +405,7 @@ def test_a_replicas_run_whose_last_write_fails_keeps_what_it_found(spark: SparkS
     assert not result.summary_path.exists()
     assert (result.summary.counts.ledgers, result.summary.counts.unreadable) == (4, 1)
     assert f"the findings of this run that were written are in {findings}" in result.report_problem
-    assert result.exit_code() is ExitCode.PARTIAL, "not every bookie answered, which is the stronger result"
+    assert result.exit_code() is ExitCode.PARTIAL, "the result must be that not every bookie answered"
 
 
 def test_a_replicas_run_that_cannot_write_its_report_still_marks(spark: SparkSession, place: Place) -> None:
@@ -413,5 +413,5 @@ def test_a_replicas_run_that_cannot_write_its_report_still_marks(spark: SparkSes
     result = place.check(spark, RunKind.REPLICAS)
     assert (result.summary.counts.ledgers, result.report_problem != "") == (4, True)
     store_topology(place)
-    with pytest.raises(report.ReportDirError):  # the report is its only purpose
+    with pytest.raises(report.ReportDirError):  # the report is the only purpose of this run
         place.check(spark, RunKind.PLACEMENT)

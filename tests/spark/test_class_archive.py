@@ -30,7 +30,7 @@ with spark_session(SessionSettings(master="local[1]")) as spark:
 
 @pytest.fixture
 def archive(quick_spark: None) -> Path:
-    """The archive used by the tests of this machine."""
+    """The archive that the tests on this machine use."""
     path = archive_path(find_java(), os.environ)
     if not path.exists():
         pytest.skip("this Java cannot make an archive of classes")
@@ -38,7 +38,7 @@ def archive(quick_spark: None) -> Path:
 
 
 def started(archive: Path) -> tuple[str, str]:
-    """Return Java's mapped files after a session has started with this archive, and the error output."""
+    """Return Java's mapped files after a session has started with this archive, and its error output."""
     environment = {name: value for name, value in os.environ.items() if name != SUBMIT_OPTIONS}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -41,7 +41,7 @@ LEDGERS = {
 }
 ON_X = {2, 3, 5, 6, 10_001, 1 << 33}
 CRITICAL = ON_X - {6}
-"""The others have entries with two copies, of which one is on x."""
+"""The ledgers of ``ON_X`` whose entries have two copies, one of them on x."""
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_the_driver_marks_a_small_cluster_before_spark_reads_it(spark: SparkSess
     assert place.audited() == {"x:1"}
 
     again, _ = audited(spark, place)
-    assert again.summary.driver_marks.ledgers == 0, "the loss was audited, so nothing is read twice"
+    assert again.summary.driver_marks.ledgers == 0, "an audited loss must not be read again"
 
 
 def test_ledgers_are_judged_by_what_is_read_last(spark: SparkSession, place: Place) -> None:
-    """Also: an accepted loss, a deleted ledger and damaged metadata are left to the pass over all ledgers."""
+    """An accepted loss, a deleted ledger and damaged metadata are also left to the pass over all ledgers."""
     lost = LostFragment(EntryId(0), EntryId(9), (1,), (BookieId("x:1"),))
     accepted = Decision(LedgerId(3), Decided.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
 
@@ -123,7 +123,9 @@ def test_what_holds_marks_back_holds_the_driver_too(spark: SparkSession, place: 
 
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     result, first = audited(spark, place, marks_max=1, with_image=False)
-    assert (first, result.summary.driver_marks.ledgers) == (CRITICAL, 0), "a limit is for the worst of all findings"
+    assert (first, result.summary.driver_marks.ledgers) == (CRITICAL, 0), (
+        "with a limit, all ledgers must be read before the first mark"
+    )
 
 
 def test_a_larger_cluster_is_left_to_spark(spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,7 @@ def test_a_session_that_has_started_reads_all_ledgers_at_once(spark: SparkSessio
 
 
 def test_an_implausible_loss_stops_the_driver_before_its_first_mark(spark: SparkSession, place: Place) -> None:
-    """Bookies without a cookie, named by metadata alone, count for the brake as in the pass over all ledgers."""
+    """Bookies without a cookie, which only metadata names, count for the brake as in the pass over all ledgers."""
     place.create({100 + number: closed(f"gone-{number}:1", "a:1") for number in range(9)})
     result, first = audited(spark, place)
     assert (first, place.marked()) == (set(), {})

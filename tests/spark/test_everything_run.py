@@ -1,4 +1,4 @@
-"""Bookies, placement and the metadata lint with one reading, on a real ZooKeeper."""
+"""The bookie check, the placement check and the metadata lint with one read of the metadata, on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.spark.audit_world import Place, closed, opened
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 GROUPS = {"red": {"a:1": {"rack": "/r1"}, "b:1": {"rack": "/r1"}}, "blue": {"c:1": {"rack": "/r2"}}, "x:1": "/r2"}
-"""As Pulsar writes it: the same racks, with groups."""
+"""A topology as Pulsar writes it: the racks of ``TOPOLOGY``, with groups."""
 TOPOLOGY = {"a:1": "/r1", "b:1": "/r1", "c:1": "/r2", "x:1": "/r2"}
 NO_LAST_ENTRY = b"BookieMetadataFormatVersion\t2\nquorumSize: 2\nensembleSize: 2\nlength: 0\nstate: CLOSED\n"
 
@@ -51,7 +51,7 @@ def recovering(*members: str) -> LedgerMetadata:
 
 
 def asking_for(groups: str) -> tuple[tuple[str, bytes], ...]:
-    """Custom metadata of a ledger whose namespace has these bookie groups."""
+    """Return the custom metadata of a ledger whose namespace has these bookie groups."""
     name = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
     policy = {"policyClass": name, "properties": {"isolationBookieGroups": groups}}
     return ("application", b"pulsar"), (POLICY_KEY, json.dumps(policy).encode())
@@ -69,7 +69,7 @@ LEDGERS = {
 
 @pytest.fixture
 def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iterator[Place]:
-    """The bookie x is lost; placement and metadata have faults; the bookie y never had a ledger, and is also lost."""
+    """The bookie x is lost; placement and metadata have faults; the bookie y, also lost, never had a ledger."""
     with opened(zookeeper.connect_string, fresh_root, tmp_path) as place:
         place.register("a:1", "b:1", "c:1")
         place.add_cookies("a:1", "b:1", "c:1", "x:1", "y:1")
@@ -115,7 +115,9 @@ def test_one_reading_finds_what_the_single_checks_find(
     readings.clear()
     summary = run(RunKind.EVERYTHING, is_dry_run=True)
 
-    assert [list(reading.totals.listed.values()) for reading in readings] == [[(5,), (1,)]], "each node once"
+    assert [list(reading.totals.listed.values()) for reading in readings] == [[(5,), (1,)]], (
+        "a node was not listed exactly once"
+    )
     assert packets[RunKind.EVERYTHING] < packets[RunKind.BOOKIES] + packets[RunKind.PLACEMENT]
     faults = {(4, "DUPLICATE_MEMBER"), (10_001, "LENGTH_MISMATCH")}
     cookie = {(None, "DANGLING_COOKIE")}
@@ -164,14 +166,14 @@ def test_it_counts_for_the_checks_that_it_contains(spark: SparkSession, place: P
 
 
 class Later(SystemClock):
-    """Two hours ahead."""
+    """A clock that is two hours ahead."""
 
     def epoch_ms(self) -> int:
         return super().epoch_ms() + 7_200_000
 
 
 def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSession, place: Place) -> None:
-    """The run has no topology, and unreadable metadata: its fault is named, and nothing is marked because of it."""
+    """The run has no topology, and unreadable metadata, whose fault is reported and causes no mark."""
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     path = ledger_path(place.cluster.kind, place.cluster.root, 1)
     segment = b'segment {\n  ensembleMember: "a:1"\n  ensembleMember: "c:1"\n  firstEntryId: 0\n}\n'
@@ -188,7 +190,7 @@ def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSessi
 
     found = findings(place, summary)
     assert {each for each in found if each[0] == 1} == {(1, "UNREADABLE_METADATA"), (1, "NO_LAST_ENTRY")}
-    assert (5, "STUCK_RECOVERY") in found, "its metadata has not changed for two hours"
+    assert (5, "STUCK_RECOVERY") in found, "a recovery that has not changed for two hours was not found"
     lint = summary.lint
     assert lint is not None
     assert (lint.faults["STUCK_RECOVERY"], lint.dangling_cookies) == (1, ())

@@ -1,7 +1,7 @@
-"""A report directory on a mount whose server is gone: every call on it fails with "not connected".
+"""A report directory on a mount whose server has ended: every call on it fails with "not connected".
 
-The mount is one of FUSE without a process that serves it, which root may make. The tests are skipped if it cannot be
-made.
+It is a FUSE mount without a process that serves it, which root may create. The tests are skipped if it cannot be
+created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOST = {number: ["x:1"] for number in range(0, 20, 5)}
 
 @contextmanager
 def without_server(directory: Path) -> Iterator[None]:
-    """Cover ``directory`` with such a mount during the block."""
+    """Mount such a file system over ``directory`` during the block."""
     directory.mkdir(parents=True, exist_ok=True)
     system = ctypes.CDLL(None, use_errno=True)
     try:

@@ -44,7 +44,7 @@ def requests(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def endpoint(requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server with a bucket, and settings of Spark with its address. The credentials are only in the environment."""
+    """A server with a bucket, and Spark settings with its address. The credentials are only in the environment."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with s3_server(requests) as endpoint:
@@ -105,7 +105,7 @@ async def test_findings_that_spark_wrote_to_s3_are_read_on_other_machines(
     assert not [path for path in kept if SECRET.encode() in path.read_bytes()]
     selector = fs.FileSelector(f"{BUCKET}/findings", allow_not_found=True, recursive=True)
     left = fs.S3FileSystem(endpoint_override=endpoint).get_file_info(selector)
-    assert not [info for info in left if info.type is fs.FileType.File], "and the driver took them from there"
+    assert not [info for info in left if info.type is fs.FileType.File], "the driver left findings in the bucket"
 
     there = ("--report-dir", str(tmp_path / "there"))
     output(typed(None, "report", "fetch", store, *there))
@@ -156,7 +156,7 @@ def test_executors_of_a_cluster_write_findings_and_image_to_s3_and_the_driver_al
     run_id = json.loads(output(ended))["run_id"]
     assert json.loads(output(ended))["image"]["carried"] == 5
     assert not (place.report_dir / "image").exists()
-    assert written_findings(requests, run_id), "the driver of a cluster runs no tasks"
+    assert written_findings(requests, run_id), "the executors did not write the findings"
     assert place.marked() == {number: ["x:1"] for number in LOST}
     found = document(typed(None, "report", "findings", run_id, "--report-dir", str(place.report_dir), "-o", "json"))
     assert sorted(row["ledger_id"] for row in found["items"]) == sorted(LOST)

@@ -32,7 +32,7 @@ def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
-    foreign.client.delete(f"{foreign.root}/available/readonly")  # while no bookie is read-only
+    foreign.client.delete(f"{foreign.root}/available/readonly")  # a container, absent if no bookie is read-only
     before = foreign.tree()
     uri = foreign.uri.replace("zk://", "zk+hierarchical://")
     code, said = bkheal("shadow", uri, foreign.directory)

@@ -24,7 +24,7 @@ LEDGERS = 800
 
 
 def ledger(rng: random.Random) -> LedgerMetadata:
-    """Up to three fragments, empty and short ones too, of up to five positions; a bookie may occur twice."""
+    """Draw a ledger of up to three fragments, some empty or short, of up to five members; a bookie may occur twice."""
     size = rng.randint(1, 5)
     write_quorum = rng.randint(1, size)
     starts = sorted(rng.sample(range(12), rng.randint(1, 3)))

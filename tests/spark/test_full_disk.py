@@ -1,4 +1,4 @@
-"""Runs with the report or image on a full disk: the marks are made, and the exit code and the summary name the rest.
+"""Runs with the report or image on a full disk: the run marks, and its exit code and summary show the failure.
 
 The disk is a small tmpfs, which root may mount. The tests are skipped if it cannot be mounted.
 """
@@ -50,7 +50,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 
 def fill(disk: Path, left_kib: int) -> Path:
-    """Fill the disk except for ``left_kib``; return the file which takes the space."""
+    """Fill the disk except for ``left_kib``; return the file that takes the space."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         free = os.statvfs(disk)
@@ -69,7 +69,7 @@ def test_a_report_without_room_costs_no_mark_and_the_exit_code_shows_it(
     assert place.audited() == {"x:1"}
     assert "No space left on device" in result.report_problem
     assert (result.summary.verdict, result.exit_code()) == (Verdict.UNDER_REPLICATED, ExitCode.CONFIGURATION)
-    assert list(place.report_dir.glob("*/summary.json")) == [], "a summary would call the report whole"
+    assert list(place.report_dir.glob("*/summary.json")) == [], "there is a summary, although the report is incomplete"
     filler.unlink()
     result = place.audit(spark, image_dir=str(image))
     assert (result.report_problem, result.exit_code(), place.marked()) == ("", ExitCode.OK, LOST)

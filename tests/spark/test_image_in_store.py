@@ -1,4 +1,4 @@
-"""Audits with the image of ledger metadata in an S3 store: the store costs time, never a finding or a mark."""
+"""Audits with the image of ledger metadata in an S3 store: a bad store delays findings and marks, and changes none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.integration,
     pytest.mark.long,
-]  # tests/contract/test_image_contract.py is in the gate
+]  # the short suite has tests/contract/test_image_contract.py
 
 HEALTHY = closed("a:1", "b:1", "c:1")
 LEDGERS = {leaf * 10_000 + number: HEALTHY for leaf in range(4) for number in range(20)} | {

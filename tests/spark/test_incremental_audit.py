@@ -48,7 +48,7 @@ LEDGERS = (
 )
 DAY_S = 86_400
 CARRIED = len(LEDGERS) - 4
-"""All ledgers except the open ones and those with x, which is lost."""
+"""The number of ledgers that are closed and do not name x, which is lost."""
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
     place.unregister("x:1")
     first = again(spark, place, clock)
     assert first.summary.image.carried == 0
-    assert "lost" in first.summary.image.carried_problem, "the audit of a loss reads everything"
+    assert "lost" in first.summary.image.carried_problem, "the audit of a loss must read everything"
     assert (set(place.marked()), place.audited()) == ({5, 10_005}, {"x:1"})
 
     ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
@@ -117,7 +117,7 @@ def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
     assert comparable(found) == comparable(expected.summary)
     assert result.summary.is_complete
     assert set(place.marked()) == {5, 30_050, 70_001}
-    assert result.summary.published.withdrawn, "what was repaired has no reason for a mark any more"
+    assert result.summary.published.withdrawn, "the mark of a repaired ledger was not withdrawn"
     image = result.summary.image
     assert (image.carried, image.carried_problem, image.written_ledgers) == (CARRIED - 1, "", len(LEDGERS) + 2)
     assert 0 < image.carried_from_ms < result.summary.started_ms
@@ -260,7 +260,7 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
         path.write_bytes(path.read_bytes()[:-20])
 
     def wrong() -> None:
-        """Write sound files, in which every ledger is healthy."""
+        """Write valid files, in which every ledger is healthy."""
         put(manifest)
         made = []
         for file in manifest.files:
@@ -291,7 +291,9 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
             clock.now_s = start_s + 7 * DAY_S
             result = again(spark, place, clock)
         assert (make.__name__, set(place.marked())) == (make.__name__, {5, 10_005, 60_001})
-        assert (result.summary.image.carried > 0) is (make is flipped), "one row group of a file was damaged"
+        assert (result.summary.image.carried > 0) is (make is flipped), (
+            "only an image with one damaged row group is used"
+        )
         assert bool(result.summary.image.carried_problem)
 
 
@@ -317,12 +319,12 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
     assert isinstance(left, LocalImageFolder)
     (part, *others) = sorted(left.path.glob("part-*.json"))
     assert others
-    part.unlink()  # it died before this part was complete
+    part.unlink()  # as if the run had died before this part was complete
     clock.now_s += 3600
     result = again(spark, place, clock)
     image = result.summary.image
     assert 0 < image.carried < CARRIED
-    assert "lost" in image.carried_problem, "the rest was not taken from the image"
+    assert "lost" in image.carried_problem, "the rest was taken from the image"
     assert (set(place.marked()), place.audited()) == ({5, 10_005}, {"x:1"})
     assert image.written_ledgers == len(LEDGERS)
     assert files.unfinished(parent) == []
@@ -335,7 +337,7 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
     clock.now_s += 3600
     place.unregister("c:1")
     result = again(spark, place, clock, missing_share_max=0.9)
-    assert result.summary.image.carried == 0, "what was read before a bookie was lost is read again"
+    assert result.summary.image.carried == 0, "reads from before the loss of a bookie were used"
     assert {40_001, 40_002} <= set(place.marked())
 
 
@@ -348,7 +350,7 @@ def test_two_runs_that_mark_and_write_the_image_at_once_find_the_same_and_leave_
     kinds = (RunKind.BOOKIES, RunKind.EVERYTHING)
     with ThreadPoolExecutor(len(kinds)) as threads:
         twice = threads.map(lambda kind: [run_check(spark, kind, settings).summary for _ in range(2)], kinds)
-        runs = list(itertools.chain.from_iterable(twice))  # the lock of a kind allows one run after another
+        runs = list(itertools.chain.from_iterable(twice))  # runs of one kind exclude each other
     assert place.marked() == {5: ["x:1"], 10_005: ["x:1"]}
     assert {(run.counts.ledgers, run.is_read, run.image.write_problem) for run in runs} == {(len(LEDGERS), True, "")}
     assert len({tuple(run.severities) for run in runs}) == 1

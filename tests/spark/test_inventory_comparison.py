@@ -49,7 +49,7 @@ def test_suspects_equal_the_pure_function(spark: SparkSession) -> None:
         if copy[1] > 400
         or (copy[1] < 400 and not is_placed(metadata[copy[1]], Copy(BookieId(copy[0]), copy[2], copy[3])))
     }
-    assert 6 < len(expected) < len(copies) - 6, "both kinds were drawn"
+    assert 6 < len(expected) < len(copies) - 6, "the draw has too few of one kind"
     assert found == expected
 
     damage = damage_findings(held, ledgers)

@@ -1,4 +1,4 @@
-"""A run of everything requests lists of ledgers from bookies: one of bkheal over gRPC, and others without lists."""
+"""A run of everything requests lists of ledgers from bookies: one of bkheal over gRPC, and others that have none."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def register(place: Place, bookie: str, port: int) -> None:
 
 
 def fill(place: Place, bookie: Administered) -> None:
-    """Ledger 11 has a damaged entry, 14 is marked, 15 is unreadable, 20 was deleted, and 22 is only fenced."""
+    """Fill a bookie. Ledger 11 has a damaged entry, 14 is marked, 15 is unreadable, 20 is deleted, 22 only fenced."""
     register(place, US, bookie.port)
     place.create(LEDGERS | {20: closed(US, "a:1")})
     place.do(LedgerStore(place.store, place.cluster, random.Random(1)).delete(LedgerId(20)))

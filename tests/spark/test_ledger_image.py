@@ -1,4 +1,4 @@
-"""The image of ledger metadata in whole audit runs: what it marks first, and that no image changes the marks."""
+"""The image of ledger metadata in whole audit runs: what is marked first, and that no image changes the marks."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ LEDGERS = {
     1 << 33: closed("x:1", "b:1", "c:1"),
     8: closed("x:1", "c:1"),
 } | dict.fromkeys(range(100, 140), HEALTHY)
-"""All bookies are registered when the image is written."""
+"""The ledgers when the image is written. All bookies are registered then."""
 FINAL = {3, 4, 5, 7, 9, 10_001, 1 << 33}
-"""The ledgers without a copy on x after ``changed``."""
+"""The ledgers that lack their copy on x after ``changed``."""
 BY_IMAGE = {3, 4, 5, 7, 1 << 33}
 
 
@@ -61,7 +61,7 @@ def moved(place: Place, ledger_id: int, metadata: LedgerMetadata) -> None:
 
 
 def changed(place: Place) -> None:
-    """After the image: a ledger was repaired, one deleted, one has an accepted loss, others were created."""
+    """Change the cluster after the image: repair a ledger, delete one, accept the loss of one, and create others."""
     ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
     moved(place, 6, closed("a:1", "c:1"))
     place.do(ledgers.delete(LedgerId(2)))
@@ -138,7 +138,7 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     changed(place)
     result, first = audited(spark, place)
     image = result.summary.image
-    assert first == BY_IMAGE, "each was confirmed: ledger 2 is deleted, 6 was repaired, the loss of 8 is accepted"
+    assert first == BY_IMAGE, "2 is deleted, 6 is repaired, the loss of 8 is accepted: none may be marked"
     assert (image.read_from_ms, image.suspects, image.marked, image.problem) == (read_from_ms, 8, 5, "")
     assert result.summary.started_ms <= image.first_mark_ms <= image.last_mark_ms <= result.summary.finished_ms
     tasks = pq.read_table(result.summary_path.parent / TASKS).to_pylist()
@@ -149,7 +149,7 @@ def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: Sp
     assert place.audited() == {"x:1"}
 
     again, first = audited(spark, place)
-    assert (first, again.summary.image.suspects) == (FINAL, 0), "the loss was audited, so nothing is read twice"
+    assert (first, again.summary.image.suspects) == (FINAL, 0), "an audited loss must not be read again"
 
 
 def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spark: SparkSession, place: Place) -> None:
@@ -157,7 +157,7 @@ def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spar
     changed(place)
 
     def repair(event: ProgressEvent) -> None:
-        if event.phase is Phase.CHECK and 3 in place.marked():  # the pass has read all ledgers
+        if event.phase is Phase.CHECK and 3 in place.marked():  # by now the pass has read all ledgers
             moved(place, 3, closed("a:1", "b:1", "c:1"))
             for ledger_id in (3, 4):  # the mark of 4 is deleted without a repair
                 place.do(place.store.delete(task_path(place.cluster.root, LedgerId(ledger_id)), ANY_VERSION))
@@ -185,7 +185,9 @@ def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: P
     place.unregister("x:1")
     critical = {2, 3, 4, 6, 7, 8, 1 << 33}
     result, first = audited(spark, place, critical_delay_s=0)
-    assert (first, set(place.marked())) == (critical, critical), "5 stores nothing on x, and 10 has two other copies"
+    assert (first, set(place.marked())) == (critical, critical), (
+        "5 has no entries on x, 10 has two other copies: not critical"
+    )
     assert result.summary.image.suspects == 8
     forget(place)
 
@@ -260,7 +262,7 @@ def test_any_image_leads_to_the_same_marks(
         path.write_bytes(path.read_bytes()[:-20])
 
     def wrong() -> None:
-        """Write sound files with ledgers on live bookies, and ledgers that never existed."""
+        """Write valid files with ledgers on live bookies, and ledgers that never existed."""
         put(manifest)
         part = ImagePart(LocalImageFolder(directory))
         for ledger_id in (1, 3, 6, 77, 10_000_000, 1 << 40):

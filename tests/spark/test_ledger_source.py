@@ -61,7 +61,7 @@ OLD = LedgerMetadata(
 
 
 class Place:
-    """One cluster in the shared ZooKeeper."""
+    """A cluster in the shared ZooKeeper."""
 
     def __init__(self, hosts: str, root: str) -> None:
         self.root = root
@@ -69,7 +69,7 @@ class Place:
         self._hosts = hosts
 
     def close_to_others(self, path: str) -> None:
-        """From now on only an identity unused in this process may access the node."""
+        """Permit access to the node only to an identity that this process does not use."""
         client = KazooClient(self._hosts)
         client.start()
         try:
@@ -168,7 +168,7 @@ def test_a_range_is_an_option(spark: SparkSession, filled: Place) -> None:
     table = filled.table(spark, first_ledger=8, last_ledger=20_000)
     assert sorted(row["ledger_id"] for row in table.collect()) == [8, 9, 20_000]
     assert table.where("ledger_id = 9").count() == 1
-    assert table.count() == 3, "a filter must not stick to the source"
+    assert table.count() == 3, "a filter of an earlier query must not apply"
 
 
 def test_each_load_reads_anew(spark: SparkSession, filled: Place) -> None:
@@ -229,7 +229,7 @@ def test_a_scan_of_no_nodes_finds_nothing(spark: SparkSession, place: Place, tmp
 
 
 def test_an_unreachable_store_is_said_as_such(spark: SparkSession, tmp_path: Path) -> None:
-    # Nothing listens on the discard port.
+    # No process listens on the discard port.
     settings = AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2)
     with pytest.raises(StoreUnavailableError, match="nothing was marked"):
         scan_ledgers(spark, settings, [LeafParent("/ledgers/00/0000", 1)], frozenset())

@@ -46,7 +46,7 @@ def lose_blocks(spark: SparkSession) -> None:
 
 
 def move(place: Place) -> None:
-    """Let a new bookie join and take a fragment over."""
+    """Register a new bookie, and move a fragment to it."""
     place.register("n:1")
     path = ledger_path(place.cluster.kind, place.cluster.root, MOVED)
     place.do(place.store.set(path, encode(closed("n:1", "b:1")), -1))

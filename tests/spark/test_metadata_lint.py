@@ -64,7 +64,7 @@ def test_faults_equal_the_pure_functions(spark: SparkSession) -> None:
     rows += [(len(rows) + number, *[None] * 10, reason, *NO_OWNER, None) for number, reason in enumerate(REFUSED)]
     table = spark.createDataFrame(rows, LEDGER_DDL)
     lint = metadata_faults(table)
-    assert lint.dtypes == bookie_check(table, []).dtypes, "the columns are those of every check"
+    assert lint.dtypes == bookie_check(table, []).dtypes, "the columns differ from those of the other checks"
     found = lint.collect()
     expected = {
         (number, fault.label, index) for number, metadata in enumerate(readable) for fault, index in faults(metadata)
@@ -75,11 +75,11 @@ def test_faults_equal_the_pure_functions(spark: SparkSession) -> None:
         if (fault := fault_of(reason)) is not None
     }
     assert {(each["ledger_id"], each["kind"], each["fragment_index"]) for each in found} == expected
-    assert len(found) == len(expected), "a fault is reported once for each ledger and fragment"
+    assert len(found) == len(expected), "a fault is reported more than once for a ledger and fragment"
     assert {name for _, name, _ in expected} == {
         fault.label for fault in MetadataFault if fault is not MetadataFault.STUCK_RECOVERY
-    }, "every fault was drawn"
-    assert not any(each["severity"] or each["missing"] for each in found), "nothing could be marked"
+    }, "a fault was not drawn"
+    assert not any(each["severity"] or each["missing"] for each in found), "a fault would lead to a mark"
     assert all(each["detail"] for each in found)
 
 

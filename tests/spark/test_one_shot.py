@@ -1,4 +1,4 @@
-"""One-shot runs beside others: the lock, the record, waiting, cancelling, and signals."""
+"""One-shot runs with other runs: the lock, the record, waiting, cancelling, and signals."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_signals_that_the_process_ignores_stay_ignored() -> None:
 
 
 def two_signals() -> None:
-    """Send them in the order of their numbers, which is that of their handlers if both are pending."""
+    """Send both in the order of their numbers, in which their handlers run if both are pending."""
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(os.getpid(), number)
 
@@ -186,7 +186,7 @@ def a_record(place: Place) -> RunRecord:
 
 
 def stopped(gate: RunGate) -> Stop:
-    """Wait until the gate stops a run, as a paused run does."""
+    """Wait at the gate as a paused run does, until it stops the run."""
     gate.pause()
     with pytest.raises(RunStoppedError):
         gate.pass_through()
@@ -212,14 +212,14 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
 
 
 def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> None:
-    """This also holds if it has to wait first; the start by a schedule is not recorded."""
+    """This also holds if the run has to wait first. A start by a schedule is not recorded."""
     runs, by = runs_of(place), f"me@{socket.gethostname()}"
     settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
     changes = Changes(place.store, place.cluster.root, SystemClock())
     other = place.do(runs.acquire(RunLane(RunKind.REPLICAS), "the-other-run", "elsewhere:1"))
     with pytest.raises(RunLockedError):
         RunKeeper(settings, a_record(place), RunGate(), SystemClock()).begin(0)
-    assert place.do(changes.newest(9)) == [], "it did not begin"
+    assert place.do(changes.newest(9)) == [], "a run that did not begin is recorded"
     waited = threading.Event()
     keeper = RunKeeper(settings, a_record(place), RunGate(), SystemClock(), lambda event: waited.set())
     waiting = threading.Thread(target=lambda: keeper.begin(STATE_S))

@@ -92,7 +92,7 @@ def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> No
             row(1, [(0, 9, "ac")]),
             row(2, [(0, 9, "ab")]),
             row(3, [(0, 9, "ab"), (10, None, "cd")]),
-            row(4, [(0, 9, "ac"), (10, 19, "ab")], last=9),  # its second fragment lies beyond the end
+            row(4, [(0, 9, "ac"), (10, 19, "ab")], last=9),  # the second fragment is beyond the end
             row(5, [(0, 9, ["a", "unknown"])]),
             row(6, [(0, -1, "ab")]),
             row(7, [(0, 9, "ab")], write_quorum=1),

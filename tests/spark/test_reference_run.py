@@ -1,4 +1,4 @@
-"""The references check: ledgers without a reference in Pulsar, references to missing ledgers, and the unknown."""
+"""The references check: ledgers without a reference in Pulsar, references to missing ledgers, and undecided ones."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_every_kind_of_reference_counts_and_everything_else_is_reported(
     }
     assert file.read_text(encoding="ascii").split() == ["11", "12", "13", "14", "15", "20"]
     (worst,) = summary.worst_ledgers
-    # Of several references the most demanding one counts.
+    # If a ledger has several references, the one with the worst effect counts.
     assert (worst.ledger_id, worst.severity, worst.topic) == (40, Severity.LOST, "persistent://t/n/orders")
     assert (summary.verdict, summary.is_complete) == (Verdict.LOST, True)
     assert [(row.topic, row.severity) for row in summary.impact.topics] == [(worst.topic, Severity.LOST)]
@@ -201,7 +201,7 @@ def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(
     assert "and 1 more" in result.summary.problems[0]
 
     pulsar.put("managed-ledgers/t/n/persistent/%zz", b"\xff")
-    assert counts(pulsar.check(spark)) == (1, 0, 0, 5), "it may belong to any topic"
+    assert counts(pulsar.check(spark)) == (1, 0, 0, 5), "an unreadable name may belong to any topic"
 
 
 def test_what_changes_during_the_run_and_what_another_pulsar_refers_to_is_not_reported(
@@ -267,7 +267,7 @@ def test_without_pulsar_or_a_place_for_the_ids_or_a_permission_the_run_says_why(
         pulsar.check(spark, "/elsewhere/")
     with pytest.raises(ExportError, match="cannot write the ids"):
         pulsar.check(spark, export=tmp_path / "absent" / "ids.txt")
-    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # the topics are unknown then
+    deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # without this permission the topics are unknown
     with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
         pulsar.check(spark)
 

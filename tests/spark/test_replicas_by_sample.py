@@ -49,7 +49,7 @@ class Unlisted:
 
 @contextmanager
 def serving(*bookies: Unlisted) -> Iterator[list[int]]:
-    """Serve on a thread, as the test's own is busy with Spark; yields the ports."""
+    """Serve on a separate thread, because that of the test waits for Spark; yield the ports."""
     ports: list[int] = []
     is_ready, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
@@ -97,7 +97,7 @@ def test_ledgers_of_bookies_without_lists_are_judged_by_their_ends(
 
         served[1].lost = {(1, 0), (2, 5)}
         found = place.check(spark, RunKind.REPLICAS).summary
-        assert place.marked() == {1: [B]}, "an entry between the ends is not looked at"
+        assert place.marked() == {1: [B]}, "an entry between the ends must not be read"
         assert (found.verdict, found.is_complete) == (Verdict.UNDER_REPLICATED, True)
         assert found.replicas is not None
         assert (found.replicas.absent, len(found.replicas.sampled)) == (1, 3)

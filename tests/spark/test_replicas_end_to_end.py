@@ -1,4 +1,4 @@
-"""Entries that vanish unnoticed from a bookie: found by the replicas check, repaired by a worker, clean afterwards."""
+"""Entries that vanish unnoticed from a bookie: the replicas check finds them, and a worker repairs them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def forget(bookie: EmbeddedBookie, entries: Sequence[tuple[LedgerId, int]]
     index = await RocksIndex.open(bookie.directory / "ledgers" / CURRENT / "index")
     try:
         keys = [pack_entry_key(*each) for each in entries]
-        assert all(value is not None for value in await index.get_many(keys)), "it held them"
+        assert all(value is not None for value in await index.get_many(keys)), "the bookie did not hold the entries"
         await index.write([], keys)
     finally:
         await index.close()
@@ -91,7 +91,7 @@ async def read_all(cluster: EmbeddedCluster, ids: Sequence[LedgerId]) -> list[li
 
 
 def fill_at_the_end(spark: SparkSession, settings: AuditSettings) -> AuditResult:
-    """Run an audit whose report disk is full when the summary is written, after everything else."""
+    """Run an audit whose report disk is full when it writes the summary, which is the last file."""
 
     def fill(event: ProgressEvent) -> None:
         for run in settings.report_dir.glob("2*") if event.phase is Phase.ASK else ():
@@ -102,7 +102,7 @@ def fill_at_the_end(spark: SparkSession, settings: AuditSettings) -> AuditResult
 
 
 def assert_kept_without_room(result: AuditResult, ledgers: set[LedgerId]) -> None:
-    """The findings are on the disk, the record has the counts and the reason, and the run counts as done."""
+    """Check that the findings are on the disk, and that the run counts as done, with its counts and the reason."""
     assert not result.summary_path.exists()
     findings = result.summary_path.parent / FINDINGS
     assert {row["ledger_id"] for row in pq.read_table(findings).to_pylist()} == ledgers
@@ -136,7 +136,7 @@ def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: Spar
             all_of, one_of = ids[0], ids[1]
             runner.run(forget(victim, [*((all_of, entry) for entry in range(ENTRIES)), (one_of, 7)]))
             assert_kept_without_room(fill_at_the_end(spark, settings), {all_of, one_of})
-            assert runner.run(check_time(cluster)) > before.summary.finished_ms, "the run is not repeated"
+            assert runner.run(check_time(cluster)) > before.summary.finished_ms, "the run would be repeated"
             assert runner.run(marked(cluster)) == {all_of: [victim.bookie_id], one_of: [victim.bookie_id]}
 
             found = check()
@@ -179,7 +179,7 @@ def test_an_accepted_loss_is_reported_until_anything_else_is_lost(spark: SparkSe
             for bookie in cluster.bookies:
                 runner.run(forget(bookie, [(ledger, 7)]))
             assert run_check(spark, RunKind.REPLICAS, settings).summary.verdict is Verdict.LOST
-            runner.run(repair(cluster, tmp_path))  # the ledger is parked
+            runner.run(repair(cluster, tmp_path))  # the worker parks the ledger
             assert accept_loss(cluster, ledger) == "accepted"
             after = run_check(spark, RunKind.REPLICAS, settings).summary
             assert (after.verdict, after.published.outcome) == (Verdict.CLEAN, PublishOutcome.NOTHING_TO_PUBLISH)

@@ -20,7 +20,7 @@ LIVE = ["a", "b", "c"]
 
 
 def row(ledger_id: int, *ensembles: str) -> tuple[Any, ...]:
-    """A closed ledger of ten entries per ensemble, each of which is a text of one-letter bookies."""
+    """Return a closed ledger with ten entries per ensemble. An ensemble is a text of one-letter bookies."""
     last = 10 * len(ensembles) - 1
     fragments = [(10 * number, 10 * number + 9, list(members)) for number, members in enumerate(ensembles)]
     return (ledger_id, "CLOSED", 2, 2, 2, last, 1000, "CRC32C", None, 3, fragments, None)

@@ -33,7 +33,7 @@ LEDGERS = 5
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
-    """A cluster with nodes readable only by their creator."""
+    """A cluster whose nodes only their creator may read."""
     made = asyncio.run(start_secured(tmp_path))
     try:
         asyncio.run(_fill(made))

@@ -34,7 +34,7 @@ def test_workers_run_this_python_in_utc_and_try_again(spark: SparkSession) -> No
 def test_the_slots_of_a_session_are_the_cores_of_its_master(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users set the default parallelism (``spark.default.parallelism``)."""
+    """The default parallelism is no measure, because users set it (``spark.default.parallelism``)."""
     monkeypatch.setattr(SparkContext, "defaultParallelism", 64)
     assert session_slots(spark) == Slots(2, 2)
 
@@ -57,7 +57,7 @@ def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkS
 
 @pytest.mark.spark
 def test_workers_import_compiled_modules(spark: SparkSession) -> None:
-    """Spark's own path has an archive of sources, which each process would have to compile."""
+    """The path that Spark sets has an archive of sources, which each process would have to compile."""
 
     def places(_: Iterable[int]) -> Iterable[str]:
         for name in ("py4j", "pyspark"):
@@ -102,7 +102,7 @@ def test_spark_submit_keeps_its_master_and_memory(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.spark
 def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
-    """Spark's own file of settings names it, as with the chart."""
+    """The directory is named in Spark's configuration file, as in the chart."""
     events = tmp_path / "reports" / "all events"
     (tmp_path / "spark-defaults.conf").write_text(
         f"spark.eventLog.enabled TRUE\nspark.eventLog.dir {events.as_uri()}\n"

@@ -97,7 +97,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def place_alone(tmp_path: Path, fresh_root: str) -> Iterator[Place]:
-    """A place in its own ZooKeeper: only the test can cause changes in it."""
+    """A place in a separate ZooKeeper, in which only the test can cause changes."""
     with asyncio.Runner() as runner:
         server = runner.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
         try:
@@ -109,7 +109,7 @@ def place_alone(tmp_path: Path, fresh_root: str) -> Iterator[Place]:
 
 @contextmanager
 def a_place(zookeeper: EmbeddedZooKeeper, root: str, directory: Path) -> Iterator[Place]:
-    """Ledgers 1 to 4 lost a bookie, 5 and 6 did not. An auditor leads."""
+    """Open a place in which ledgers 1 to 4 have a lost bookie, 5 and 6 do not, and an auditor leads."""
     with opened(zookeeper.connect_string, root, directory) as place:
         place.register("a:1", "b:1")
         place.add_cookies("a:1", "b:1", "x:1")
@@ -139,7 +139,7 @@ def reasons(document: dict[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def whole_tree(place: Place, path: str = "/") -> dict[str, tuple[bytes, int, int, int]]:
-    """Every node of the server but ZooKeeper's own: data, version, creation, owner."""
+    """Return data, version, creation and owner of every node except ZooKeeper's own."""
 
     async def read(path: str) -> dict[str, tuple[bytes, int, int, int]]:
         node = await place.store.get(path)

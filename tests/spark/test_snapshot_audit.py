@@ -45,7 +45,7 @@ from tests.worlds.admin_server import Answer, serving
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 ROOTS = [f"/{number}/ledgers" for number in range(11)]
-"""Each test has a cluster of its own; one snapshot has them all."""
+"""Each test has a separate cluster; one snapshot has all of them."""
 HEALTHY = closed("a:1", "b:1", "c:1")
 
 
@@ -70,11 +70,11 @@ LEDGERS = {
     30_001: closed("a:1", "x:1"),
     1 << 33: closed("y:1", "b:1", "c:1"),
 } | dict.fromkeys(range(100, 600), HEALTHY)
-"""x and y are lost when the audits run. Ledger 10 is damaged."""
+"""When the audits run, x and y are lost. Ledger 10 is damaged."""
 
 
 def newest(server: EmbeddedZooKeeper) -> Path:
-    """Return the newest snapshot: a server writes one when it starts."""
+    """Restart the server, which writes a snapshot at its start; return the newest one."""
     asyncio.run(server.restart())
     found = (server.log_path.parent / "data" / "version-2").glob("snapshot.*")
     return max(found, key=lambda file: (int(file.name.split(".")[1], 16), file.stat().st_mtime_ns))
@@ -89,7 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeep
 
 @pytest.fixture(scope="module")
 def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A snapshot of the clusters with ``LEDGERS``; a copy, as a server keeps only its last snapshots."""
+    """A snapshot of the clusters with ``LEDGERS``. It is a copy, because a server keeps only its last snapshots."""
 
     async def fill() -> None:
         store = await ZooKeeperStore.connect(server.connect_string, session_timeout_s=LONG_SESSION_S)
@@ -109,7 +109,7 @@ def snapshot(server: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def unused(snapshot: Path) -> list[str]:
-    """Roots not yet used by a test."""
+    """The roots that no test has used yet."""
     return list(ROOTS)
 
 
@@ -173,15 +173,15 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
         version = place.do(ledgers.read(LedgerId(ledger_id)))
         place.do(ledgers.write(LedgerId(ledger_id), metadata, version.version))
 
-    place.do(ledgers.delete(LedgerId(2)))  # in the snapshot it lacks a copy
+    place.do(ledgers.delete(LedgerId(2)))  # in the snapshot this ledger lacks a copy
     place.do(ledgers.delete(LedgerId(20_002)))
-    place.do(ledgers.delete(LedgerId(30_001)))  # the last one of its node
+    place.do(ledgers.delete(LedgerId(30_001)))  # the last ledger of its node
     write(7, closed("a:1", "c:1"))  # repaired
     moved = (
         Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:1"))),
         Fragment(EntryId(5), (BookieId("a:1"), BookieId("y:1"))),
     )
-    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # its writer replaced a bookie by a lost one
+    write(5, replace(growing("a:1", "b:1"), fragments=moved))  # the writer replaced a bookie by one that is lost now
     write(6, growing("a:1", "b:1").closed(EntryId(3), 30))
     counts = assert_as_live(spark, place, snapshot)
     assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 11, 0)
@@ -198,7 +198,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
     assert (marked[5], marked[3]) == (["y:1"], ["x:1", "y:1"])
     assert result.summary.severities == expected.summary.severities
     assert (result.summary.verdict, result.exit_code()) == (Verdict.NO_LIVE_COPY, ExitCode.OK)
-    assert place.audited() == set(), "only a run without a snapshot is the audit of a loss"
+    assert place.audited() == set(), "a run from a snapshot must not count as the audit of a loss"
     place.audit(spark)
     assert place.audited() == {"x:1"}
     assert place.marked() == marked

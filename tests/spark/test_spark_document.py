@@ -45,7 +45,7 @@ def test_the_cells_of_the_notebook_run(spark: SparkSession, place: Place, capsys
         exec(compile(code, DOCUMENT.name, "exec"), known)
         shown.append(capsys.readouterr().out)
     assert "1 ledgers are on these bookies only" in shown[3]
-    assert re.search(r"\|4 +\|", shown[4]), "the damaged ledger is shown"
+    assert re.search(r"\|4 +\|", shown[4]), "the damaged ledger is not shown"
     assert "bk-1:3181" in shown[5]
     assert "no live copy" in shown[6] or "under-replicated" in shown[6]
     assert "0 of the ledgers that it found are repaired or deleted" in shown[7]

@@ -34,9 +34,9 @@ from tests.spark.standing_driver import STANDS_STILL
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 LOST, MOVED = range(0, 20_000, 1000), range(1, 20_000, 1000)
-"""Ids under two metadata nodes, which two tasks read."""
+"""Ids of ledgers under two metadata nodes, which two tasks read."""
 RATE = 5.0
-"""Nodes per second of all tasks together: each task reads for some seconds."""
+"""Nodes per second for all tasks together, so that each task reads for several seconds."""
 IDLE = "10s"
 """After this time dynamic allocation ends an idle executor; it is longer than a pause between two stages of an audit
 on a busy machine."""
@@ -51,7 +51,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(quick_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """Its workers have different hosts, since Spark starts no second attempt on the host of the first one."""
+    """A cluster whose workers have different hosts, as Spark starts no second attempt on the host of the first one."""
     with started_cluster(tmp_path_factory.mktemp("spark-cluster"), ("127.0.0.1", "127.0.0.2")) as cluster:
         yield cluster
 
@@ -67,7 +67,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def started(place: Place) -> Iterator[list[ManagedProcess]]:
-    """Stop the drivers of a test at its end."""
+    """The drivers that a test has started; they are stopped at its end."""
     processes: list[ManagedProcess] = []
     yield processes
     for process in processes:
@@ -91,12 +91,12 @@ def driver(
 def until(is_reached: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + STATE_S
     while not is_reached():
-        assert time.monotonic() < end_s, f"there are not {what}"
+        assert time.monotonic() < end_s, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 
 def move(place: Place) -> None:
-    """Let a new bookie join and take fragments over, in both tasks."""
+    """Register a new bookie, and move fragments to it, in the ledgers of both tasks."""
     place.register("n:1")
     for number in MOVED:
         path = ledger_path(place.cluster.kind, place.cluster.root, number)
@@ -119,7 +119,7 @@ def readers(cluster: StandaloneCluster, port: int) -> set[psutil.Process]:
         for process in executor.children(recursive=True):
             try:
                 connections = process.net_connections("tcp")
-            except psutil.Error:  # it has ended
+            except psutil.Error:  # the process has ended
                 continue
             if any(one.raddr and one.raddr.port == port for one in connections):
                 found.add(process)
@@ -134,7 +134,7 @@ def test_what_speculation_read_twice_is_not_mixed(
     tmp_path: Path,
     started: list[ManagedProcess],
 ) -> None:
-    """One of two tasks is suspended until a second attempt has read the same and the bookies were listed."""
+    """One of two tasks is suspended until a second attempt has read the same nodes and the bookies were listed."""
     (events := tmp_path / "events").mkdir()
     go = tmp_path / "go"
     process = driver(

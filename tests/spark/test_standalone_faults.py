@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 LEDGERS = 20
 _LEAF = 10_000
-"""Ids from one metadata node to the next; the ledgers are read in two partitions."""
+"""Distance of the ids of two metadata nodes; the ledgers are read in two partitions."""
 READ_AGAIN = "metadata was lost with an executor, so it is read again"
 
 
@@ -83,10 +83,10 @@ class StandingRun:
             directory=folder,
         )
         found = place.do(self.process.wait_for_line(rf"{STANDS_STILL}, code of (\S+)", PROGRAM_S))
-        assert Path(found[1]).is_relative_to(python.parent.parent), "the code is that of the wheel"
+        assert Path(found[1]).is_relative_to(python.parent.parent), "the code is not that of the wheel"
 
     def go_on(self) -> int:
-        """Continue it, and return its exit code."""
+        """Continue the audit, and return its exit code."""
         self._go.touch()
         return self._place.do(self.process.wait(PROGRAM_S))
 
@@ -97,7 +97,7 @@ class StandingRun:
 
 @pytest.fixture
 def standing(cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path) -> Iterator[list[StandingRun]]:
-    """Cancels the runs of a test."""
+    """The runs that a test has started; they are stopped at its end."""
     started: list[StandingRun] = []
     yield started
     for run in started:
@@ -150,7 +150,7 @@ def test_an_audit_that_is_cancelled_leaves_its_executors(
     paused = cluster.executors()
     assert len(paused) == 2
     for executor in paused:
-        executor.suspend()  # new executors of the run do not end by themselves
+        executor.suspend()  # executors that the run starts later would not end by themselves
     runs = Runs(place.store, place.cluster.root)
     (record,) = place.do(runs.list(9, now_ms=0))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])

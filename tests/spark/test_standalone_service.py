@@ -22,7 +22,7 @@ from tests.spark.standalone import LOOPBACK, ROOT, StandaloneCluster, executor_c
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 SESSION_S = 10
-"""A paused auditor loses its session soon; the others have longer ones."""
+"""A short timeout, for the auditor that is paused until it loses its session; the others have a longer one."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Leader:
         self.place.do(auditor.process.wait_until(auditor.leads, "an auditor that leads", STATE_S))
         ran = CliRunner().invoke(audit_cli.app, ["run", "--kind", "bookies", "--at", auditor.base, "--wait"])
         assert ran.exit_code == ExitCode.OK, ran.output
-        assert self.place.do(self.cores_used()) == 2, "its executors stay for the next run"
+        assert self.place.do(self.cores_used()) == 2, "its executors must stay for the next run"
 
     def java(self) -> psutil.Process:
         """Return the process of its Spark."""
@@ -99,7 +99,7 @@ def test_an_auditor_whose_spark_hangs_ends_and_gives_its_executors_back(leader: 
 
 
 def test_an_auditor_that_leads_no_more_gives_its_executors_back(leader: Leader, tmp_path: Path) -> None:
-    """It is suspended for longer than its session lasts; another one leads by then."""
+    """It is suspended for longer than its session lasts; then another one leads."""
     stopped = psutil.Process(leader.auditor.process.pid)
     stopped.suspend()
 

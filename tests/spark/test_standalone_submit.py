@@ -84,7 +84,7 @@ class Submitting:
             env={**os.environ, **driver_environment(self._python, executor_python)},
             cwd=self.folder,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # like spark-submit with the output of a Python driver
+            stderr=subprocess.STDOUT,  # spark-submit merges the output of a Python driver like this
             text=True,
             timeout=PROGRAM_S,
         )
@@ -104,7 +104,7 @@ def assert_marked_and_reported(place: Place, ended: subprocess.CompletedProcess[
     directory = place.report_dir / summary["run_id"]
     assert (directory / "summary.json").is_file()
     assert (directory / "report.html").is_file()
-    assert list((directory / "findings.parquet").glob("*.parquet")), "the executors wrote the findings"
+    assert list((directory / "findings.parquet").glob("*.parquet")), "the executors did not write the findings"
 
 
 def test_an_audit_from_a_wheel_marks_and_reports_on_a_cluster(place: Place, submitting: Submitting) -> None:

@@ -1,4 +1,4 @@
-"""The topics of a run's findings: columns of findings, the summary, the page, the command."""
+"""The topics of a run's findings: in the columns of findings, the summary, the page and the command."""
 
 from __future__ import annotations
 

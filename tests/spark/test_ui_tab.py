@@ -63,7 +63,7 @@ public class UserFilter implements Filter {
     }
 }
 """
-"""Stands for any login filter; it trusts a header."""
+"""A filter that represents any login filter; it trusts a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ def connect(spark: SparkSession) -> http.client.HTTPConnection:
 
 @contextmanager
 def crowd(spark: SparkSession, size: int) -> Iterator[list[http.client.HTTPConnection]]:
-    """Open connections, each with a first answer already received.
+    """Open connections, and receive a first answer on each of them.
 
-    Spark's server lets one new connection or two wait; of many at once, Linux may reset some before Spark sees them.
+    Spark's server queues only one or two new connections. If many arrive at once, Linux may reset some of them.
     """
     with ExitStack() as stack:
         connections = [stack.enter_context(closing(connect(spark))) for _ in range(size)]
@@ -99,7 +99,7 @@ def ask(spark: SparkSession, path: str, *, method: str = "GET", body: Any = None
 def exchange(
     connection: http.client.HTTPConnection, path: str, *, method: str = "GET", body: Any = None, **headers: str
 ) -> Reply:
-    """Send one request unchanged; redirects are not followed. Underscores in header names stand for hyphens."""
+    """Send one request, and follow no redirects. Underscores in header names stand for hyphens."""
     is_chunked = not isinstance(body, str | bytes | None)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, names, encode_chunked=is_chunked)
@@ -108,7 +108,7 @@ def exchange(
 
 
 def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **headers: str) -> Reply:
-    """Post the form of a button, with the token of the page unless given."""
+    """Post the form of a button. Without ``token``, the token of the page is used."""
     if token is None:
         token = json.loads(ask(spark, "/auditor/api/v1/token").body).get("csrf_token", "")
     with closing(connect(spark)) as connection:
@@ -116,7 +116,7 @@ def press(spark: SparkSession, path: str = RUNS, *, token: str | None = None, **
 
 
 def press_on(connection: http.client.HTTPConnection, path: str = RUNS, *, token: str, **headers: str) -> Reply:
-    """The same, on an existing connection."""
+    """Post the form of a button on an existing connection."""
     form = urlencode({"token": token, "kind": "bookies"})
     headers["Content_Type"] = "application/x-www-form-urlencoded"
     return exchange(connection, path, method="POST", body=form, **headers)
@@ -134,7 +134,7 @@ def attached(spark: SparkSession, actions: Any, settings: TabSettings = OPEN) ->
 
 @pytest.fixture
 def twin(spark: SparkSession) -> Iterator[AuditorTwin]:
-    """An auditor whose runs end with the test."""
+    """An auditor whose runs end at the end of the test."""
     made = AuditorTwin(spark)
     yield made
     for run in made.snapshot().runs:
@@ -284,7 +284,7 @@ def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession,
         assert press(spark, token=token).status == 403
         assert press(spark, token=token, X_Forwarded_User=" ").status == 403
         assert press(spark, token=token, X_Remote_User="ann").status == 403
-        with closing(connect(spark)) as connection:  # an appending proxy, for a client with a name of its choice
+        with closing(connect(spark)) as connection:  # a proxy that appends to a header that the client has sent
             connection.putrequest("GET", "/auditor/api/v1/token")
             connection.putheader("X-Forwarded-User", "admin")
             connection.putheader("X-Forwarded-User", "ann")
@@ -350,7 +350,7 @@ def test_pages_are_framed_by_nobody_else_and_cached_nowhere(spark: SparkSession,
 
 
 class Broken(AuditorTwin):
-    """Fails at everything."""
+    """An auditor whose methods all fail."""
 
     def snapshot(self) -> TabState:
         raise RuntimeError("no state today")
@@ -369,7 +369,7 @@ def test_an_auditor_that_fails_breaks_no_page_of_spark(spark: SparkSession) -> N
 
 
 class Slow(AuditorTwin):
-    """Answers only after the test permits it."""
+    """An auditor that answers only after the test permits it."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__(spark)

@@ -33,7 +33,7 @@ _LEAF = 10_000
 LEDGERS = {leaf * _LEAF + number: closed("a:1", "b:1") for leaf in range(2) for number in range(600)}
 LOST = {leaf * _LEAF + number: ["x:1"] for leaf in range(2) for number in range(0, 600, 40)}
 RATE = 200.0
-"""Nodes per second of all tasks: they read for about six seconds."""
+"""Nodes per second for all tasks, which then read for about six seconds."""
 
 
 def fill(place: Place) -> None:
@@ -54,7 +54,7 @@ def readers(ports: Sequence[int]) -> dict[int, int]:
     for process in psutil.Process().children(recursive=True):
         try:
             connections = process.net_connections("tcp")
-        except psutil.Error:  # it has ended
+        except psutil.Error:  # the process has ended
             continue
         for one in connections:
             if one.raddr and one.raddr.port in ports and one.status == psutil.CONN_ESTABLISHED:
@@ -64,7 +64,7 @@ def readers(ports: Sequence[int]) -> dict[int, int]:
 
 @contextmanager
 def once_tasks_read(ports: Sequence[int], act: Callable[[dict[int, int]], None]) -> Iterator[None]:
-    """Run ``act`` as soon as two tasks are connected to these ports, beside the context. It must happen."""
+    """Run ``act`` during the block, when two tasks are connected to these ports. Fail if this does not happen."""
     done, end_s = list[bool](), time.monotonic() + STATE_S
 
     def watch() -> None:
@@ -80,7 +80,7 @@ def once_tasks_read(ports: Sequence[int], act: Callable[[dict[int, int]], None])
     thread.start()
     yield
     thread.join(STATE_S)
-    assert done, "no tasks were seen while they read"
+    assert done, "two tasks never read at the same time"
 
 
 def assert_complete(place: Place, summary: RunSummary) -> None:
@@ -117,7 +117,7 @@ def test_sessions_of_tasks_that_end_while_they_read_change_no_mark(
 def test_a_run_whose_driver_loses_its_session_marks_everything_or_nothing(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, place: Place, monkeypatch: pytest.MonkeyPatch, listing: int
 ) -> None:
-    """The fault is after the first listing of the bookies, and between the reading of the metadata and the marks."""
+    """The fault is after the first listing of the bookies, or between the reading of the metadata and the marks."""
     me = psutil.Process(os.getpid())
     before, ended = set(asyncio.run(sessions_of(zookeeper, me))), list[int]()
 

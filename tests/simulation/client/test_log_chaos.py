@@ -1,7 +1,7 @@
 """Logs under random crashes, takeovers, truncations, lost answers and slow answers: the properties of reliability T13.
 
-AllNonEmptyLedgersInLedgerList, EntryOrderMaintained, OnlyOneLedgerOpenAtATime; and that nothing acknowledged is lost,
-nothing occurs twice, and no ledger is leaked.
+AllNonEmptyLedgersInLedgerList, EntryOrderMaintained, OnlyOneLedgerOpenAtATime; and: no acknowledged entry
+is lost, no entry occurs twice, and no ledger is leaked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHAOS_S = 120.0
 
 @dataclass(slots=True)
 class Session:
-    """What one writer handed in, and what was acknowledged to it."""
+    """The entries that one writer submitted, and those acknowledged to it."""
 
     name: str
     submitted: list[bytes] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Chaos:
                 try:
                     future = await writer.submit(payload)
                 except TransientError:
-                    session.submitted.pop()  # surely not admitted, by contract: handing in the next one is in order
+                    session.submitted.pop()  # by contract not admitted, so the next one may be submitted
                     break
                 pending.append(asyncio.create_task(self.note(session, payload, future)))
             if self.rng.random() < 0.3:
@@ -107,7 +107,7 @@ class Chaos:
             await writer.abandon()
         elif ending < 0.8:
             await writer.close()
-        else:  # left hanging: still a writer, until it is deposed
+        else:  # neither closed nor abandoned: it is a writer until another one takes over
             await asyncio.sleep(self.rng.random() * 60)
             await writer.append(b"late " + session.name.encode())
         await asyncio.gather(*pending)
@@ -175,7 +175,7 @@ class Chaos:
                 if position.ledger_id in listed.list.ledgers or position.ledger_id > listed.list.truncated_through:
                     assert found.get(position) == payload, f"acknowledged {position} {payload!r} is lost"
             ours = [entry.payload for entry in entries if entry.payload in set(session.submitted)]
-            if ours:  # a run without gaps, cut at its start by truncation alone
+            if ours:  # without gaps; only truncation may remove entries, at the start
                 start = session.submitted.index(ours[0])
                 assert ours == session.submitted[start : start + len(ours)]
                 assert start == 0 or listed.list.truncated_through >= 0
@@ -185,7 +185,7 @@ class Chaos:
         assert tailed == sorted(set(tailed))
         assert all(found.get(entry.position, entry.payload) == entry.payload for entry in self.tailed)
         missed = [place for place in positions if tailed and place >= tailed[0] and place not in set(tailed)]
-        assert missed == [], "a tail passed entries over"
+        assert missed == [], "a tail skipped entries"
 
 
 @pytest.mark.parametrize("seed", range(12))

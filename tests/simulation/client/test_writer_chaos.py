@@ -1,7 +1,7 @@
-"""Writers among failing bookies and lost answers, with every unlikely branch taken now and then, in virtual time.
+"""Writers with failing bookies, lost answers and randomly taken unlikely branches, in virtual time.
 
-Nothing may be acknowledged with fewer than ``Qa`` copies in the stored ensemble, out of order, or beyond the end; what
-was acknowledged is in the ledger once it is closed.
+No entry may be acknowledged with fewer than ``Qa`` copies in the stored ensemble, out of order, or beyond the end. All
+acknowledged entries are in the ledger after it is closed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ POINTS = {
     "writer.explicit_lac_now": 0.1,
     "writer.early_close": 0.3,
 }
-"""How often each fault point is taken."""
+"""The probability of each fault point."""
 
 
 async def trouble(world: WriterWorld, rng: random.Random) -> None:
-    """One thing after another goes wrong with some bookie, and ends again."""
+    """Give random bookies temporary faults, one after another."""
 
     async def one(bookie: ScriptedBookie) -> None:
         kind = rng.randrange(5)
@@ -86,7 +86,7 @@ async def check_end(world: WriterWorld, writer: LedgerWriter, metadata: LedgerMe
         positions = metadata.stripe.write_set(n)
         lacking = {members[p] for p in positions if (writer.ledger_id, n) not in world.bookies[members[p]].stored}
         assert len(lacking) <= metadata.write_quorum - metadata.ack_quorum
-        assert lacking <= marked, "a copy is missing and no mark asks for it"
+        assert lacking <= marked, "a copy is missing, and its bookie is not marked"
 
 
 async def scenario(seed: int, fired: Counter[str]) -> str:
@@ -125,7 +125,7 @@ async def scenario(seed: int, fired: Counter[str]) -> str:
         storm.cancel()
         is_store_bad = False
         metadata = await close(writer)
-    await asyncio.sleep(100)  # answers that are still on their way change nothing
+    await asyncio.sleep(100)  # answers that are still in flight change nothing
     assert world.violations == []
     await check_end(world, writer, metadata)
     return outcome

@@ -1,4 +1,4 @@
-"""The writer's bookkeeping against a slow, obvious twin, in any order of events; and the metadata it asks for."""
+"""The writer's state against a slow, simple twin, in any order of events; and the metadata changes it requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = [(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range
 
 @dataclass
 class TwinMember:
-    """The state of one position while one bookie holds it and is not tried again."""
+    """The state of one position for one bookie; a revival or a replacement begins a new state."""
 
     bookie: BookieId
     acked: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class WriterMachine(RuleBasedStateMachine):
         return sum(entry in self.members[p].acked for p in self.positions(entry)) >= self.ack
 
     def expect(self, returned: list[PendingAdd[int]]) -> None:
-        """Confirm in the twin what may be, and compare."""
+        """Confirm all entries in the twin that can be confirmed, and compare them with the returned ones."""
         first = self.confirmed
         while not self.state.is_changing and self.confirmed < self.admitted and self.has_quorum(self.confirmed):
             for position in self.positions(self.confirmed):
@@ -78,7 +78,7 @@ class WriterMachine(RuleBasedStateMachine):
             self.short.add(member.bookie)
 
     def taken_over_at(self, position: int) -> int:
-        """First entry that the member at this position was asked to store."""
+        """Return the first entry that the member at this position was to store."""
         return self.since.get(position, 0)
 
     @rule(count=st.integers(1, 4), size=st.integers(0, 9))
@@ -189,7 +189,7 @@ class WriterMachine(RuleBasedStateMachine):
         unsettled = 0
         for entry in range(self.admitted):
             waits = [p for p in self.positions(entry) if entry not in self.members[p].acked]
-            if entry < self.confirmed:  # given up where the member failed, or was not asked for it
+            if entry < self.confirmed:  # no copy is expected from a failed member, or from one that was not to store it
                 waits = [p for p in waits if not self.members[p].is_failed and entry >= self.taken_over_at(p)]
             unsettled += bool(waits)
         assert self.state.unsettled_entries == unsettled
@@ -197,7 +197,7 @@ class WriterMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_answers_everything_drains_the_writer(self) -> None:
-        """Every copy that is still expected is queued or in flight exactly once, on the lane that counts."""
+        """Every copy still expected is queued or in flight exactly once, on the lane of the current member."""
         if not hasattr(self, "members"):
             return
         for lane, member in zip(self.state.lanes, self.members, strict=True):
@@ -248,7 +248,7 @@ def test_a_change_appends_or_replaces_in_place_and_touches_nothing_else(
     kept = repaired.fragments if ahead else repaired.fragments[:-1]
     assert changed.fragments == (*kept, wanted)
     assert dataclasses.replace(changed, fragments=repaired.fragments) == repaired
-    assert with_new_ensemble(changed, LedgerId(1), before, wanted, [wanted]) is None  # ours, seen again
+    assert with_new_ensemble(changed, LedgerId(1), before, wanted, [wanted]) is None  # our own change is stored
 
 
 @given(ledger=ledgers(), state=st.sampled_from(LedgerState), data=st.data())
@@ -259,11 +259,11 @@ def test_a_change_of_what_is_not_the_writers_any_more_is_refused(
     wanted = Fragment(EntryId(before.first_entry_id + 3), (BookieId("w"),) * ledger.ensemble_size)
     found = ledger if state is not LedgerState.CLOSED else ledger.closed(EntryId(99), 1)
     found = dataclasses.replace(found, state=state)
-    if state is LedgerState.OPEN:  # the last fragment is another one
+    if state is LedgerState.OPEN:  # another client changed the last fragment
         found = found.with_member(len(found.fragments) - 1, 0, BookieId("stranger"))
     with pytest.raises(LedgerFencedError):
         with_new_ensemble(found, LedgerId(1), before, wanted, [wanted])
-    if state is not LedgerState.OPEN:  # also where our own change was stored before
+    if state is not LedgerState.OPEN:  # even if our own change was stored before
         ours = ledger.with_last_fragment(wanted.first_entry_id, wanted.members)
         ours = ours.closed(EntryId(99), 1) if state is LedgerState.CLOSED else dataclasses.replace(ours, state=state)
         with pytest.raises(LedgerFencedError):

@@ -1,4 +1,4 @@
-"""Two workers while sessions end, locks vanish, requests fail and bookies come and go: no seed may break a rule."""
+"""Two workers while sessions end, locks disappear, requests fail and bookies restart: no seed may break a rule."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.worlds.virtual_time import run_virtual, until
 
 LEDGERS = 4
 OPEN_LEDGER = LEDGERS
-"""One more, whose writer is gone."""
+"""An additional ledger, whose writer has ended."""
 COUNT = 30
 BOOKIES = "a b c d t u v"
 DISTURBANCES = 40
 
 
 class Chaos:
-    """Disturbs a world at random, within what three copies survive: never two bookies away at a time."""
+    """Disturbs a world at random. At most one bookie is lost at a time, so three copies suffice."""
 
     def __init__(self, world: RepairWorld, workers: list[Running], rng: random.Random) -> None:
         self.world = world
@@ -61,7 +61,7 @@ class Chaos:
                 continue
 
     async def flap(self) -> None:
-        """A bookie goes, and its ledgers are marked as an audit would; the one that was away is back."""
+        """Restart the lost bookie; if there is none, kill one and mark its ledgers as an audit would."""
         if self.away is not None:
             await self.world.register(self.away)
             self.away = None
@@ -82,7 +82,7 @@ class Chaos:
 async def assert_members_hold_what_they_should(world: RepairWorld, packets: dict[int, dict[EntryId, bytes]]) -> None:
     """I6 and I17: bookies never lose anything here, so a member that lacks an entry was named too early."""
     for ledger_id, expected in packets.items():
-        if ledger_id == OPEN_LEDGER:  # a recovery may leave members short, with a task
+        if ledger_id == OPEN_LEDGER:  # a recovery may leave members incomplete, and creates a task for them
             continue
         metadata = await world.metadata(ledger_id)
         for fragment in metadata.fragments:

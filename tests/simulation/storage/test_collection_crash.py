@@ -1,8 +1,8 @@
 """Power loss at every disk operation of histories that collect ledgers and compact entry logs.
 
-What was acknowledged after a ledger was marked is there, whatever was collected; what was acknowledged before may be
-gone or come back; other ledgers lose nothing; and a collected ledger stays fenced. When all ledgers are
-collected, no entry log is left.
+A collection keeps the entries acknowledged after their ledger was marked. Those acknowledged before may be absent, or
+may reappear. Other ledgers lose nothing, and a collected ledger stays fenced. After all ledgers are collected, no entry
+log is left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVERY_LOG = 2.0
 
 @dataclass
 class Book:
-    """What a client knows of one bookie."""
+    """The entries that a client sent to one bookie, and those that the bookie must serve."""
 
     sent: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
     must: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Book:
     collected: set[int] = field(default_factory=set)
 
     def copy(self) -> Book:
-        """What is known at this moment."""
+        """Return the current state."""
         sent = {place: set(entries) for place, entries in self.sent.items()}
         return Book(sent, dict(self.must), dict(self.marks), set(self.collected))
 
     def mark(self, ledger_id: int) -> None:
-        """From here on what was acknowledged before may go."""
+        """Record a mark: entries acknowledged before it may be deleted from now on."""
         self.marks[ledger_id] = self.marks.get(ledger_id, 0) + 1
         for place in [place for place in self.must if place[0] == ledger_id]:
             del self.must[place]
@@ -120,13 +120,13 @@ async def check(machine: Machine, book: Book) -> None:
                 assert ledger_id in await store.ledger_ids()
         await store.checkpoint()
         await store.compact()
-    for ledger_id in LEDGERS:  # whatever came back can be collected again
+    for ledger_id in LEDGERS:  # all entries that reappeared can be collected again
         assert await store.collect(ledger_id, store.mark(ledger_id))
         assert not (await store.list_entries(ledger_id)).entries
     assert await store.ledger_ids() == []
     await store.checkpoint()
     await store.compact()
-    assert await entry_log.log_ids(machine.ledgers) == [], "space of deleted entries is not given back"
+    assert await entry_log.log_ids(machine.ledgers) == [], "the space of deleted entries is not released"
     await store.close()
     assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
 
@@ -149,7 +149,7 @@ async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_
     machine, book = Machine(), Book()
     for life in range(8):
         switch = PowerSwitch(rng.randrange(300), full_seed=rng.choice((None, seed + life)))
-        with suppress(DiskFullError):  # too full to be opened
+        with suppress(DiskFullError):  # too full for the store to be opened
             await machine.run(history(machine, book, seed * 100 + life), switch)
         machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
         await check(machine.after_kill(), book)
@@ -157,7 +157,7 @@ async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_
 
 @dataclass
 class Turns:
-    """A ``before`` hook that gives way to other tasks, as disks do, for some turns of the loop."""
+    """A ``before`` hook that lets other tasks run for some turns of the loop, as disks do."""
 
     rng: random.Random
 
@@ -167,7 +167,7 @@ class Turns:
 
 
 async def busy(store: LedgerStorage, ledger_id: LedgerId, rng: random.Random, must: dict[int, bytes]) -> None:
-    """Add, store again, flush and collect entries of one ledger. After each step exactly ``must`` is served."""
+    """Add, overwrite, flush and collect entries of one ledger. After each step exactly ``must`` is served."""
     for step_number in range(40):
         entries = {number: entry(ledger_id, number, b"%d" % step_number * 30) for number in rng.sample(ENTRIES, 8)}
         reply = await store.add(AddBatch(ledger_id, key_of(ledger_id), list(entries.values()), is_recovery=True))
@@ -188,7 +188,7 @@ async def served(store: LedgerStorage, ledger_id: LedgerId) -> dict[int, bytes]:
 
 
 async def uncounted_bytes(machine: Machine) -> dict[int, int]:
-    """The bytes of each log that the index neither names nor counts as dead."""
+    """Return the bytes of each log that the index neither refers to nor counts as dead."""
     left = {
         log_id: len(machine.ledgers.content(entry_log.log_path(log_id))) - entry_log.HEADER_SIZE
         for log_id in await entry_log.log_ids(machine.ledgers)
@@ -230,7 +230,7 @@ async def test_compaction_beside_all_else_keeps_the_newest_entries_and_counts_ev
 
 
 async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: what comes between mark and deletion does not count."""
+    """Planted fault: entries added between the mark and the deletion are deleted."""
 
     async def always(self: Collection, ledger_id: LedgerId, mark: Any) -> bool:
         page: bool | bytes = entry_range(ledger_id)[0]
@@ -264,12 +264,12 @@ async def test_the_oracle_sees_copies_that_are_not_synced(monkeypatch: pytest.Mo
 
 
 async def planted_fault_is_found() -> bool:
-    for last in reversed(range(20, 600, 5)):  # long histories first: most of what can go wrong has happened in them
+    for last in reversed(range(20, 600, 5)):  # long histories first, as they are the most likely to show the fault
         for seed in range(6):
             machine, book = Machine(), Book()
             try:
                 await machine.run(history(machine, book, seed), PowerSwitch(last))
                 await check(machine.after_power_loss(seed * 1000 + last), book)
-            except Exception:  # noqa: BLE001 (whatever notices)
+            except Exception:  # noqa: BLE001 (any error shows that the fault was found)
                 return True
     return False

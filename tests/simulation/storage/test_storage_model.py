@@ -126,7 +126,7 @@ class StorageMachine(RuleBasedStateMachine):
     def everything_is_served(self) -> None:
         for ledger_id, known in self.entries.items():
             absent = Status.LIMBO if ledger_id in self.limbo else Status.NO_ENTRY
-            for numbers in (range(5), range(5, 9), range(9, 13)):  # from the second one on, entries are read ahead
+            for numbers in (range(5), range(5, 9), range(9, 13)):  # from the second range on, entries are read ahead
                 asked = [EntryId(number) for number in numbers]
                 for result in self.run(self.store.read(ledger_id, asked)).results:
                     if result.entry_id in known:

@@ -1,7 +1,8 @@
-"""Power loss at every single disk operation of seeded histories, and again while recovering from it.
+"""Power loss at every disk operation of seeded histories, and again during the recovery from it.
 
-After each: everything acknowledged is there, nothing is served that was never sent, nothing reads as damaged, and the
-store goes on working. Faults stay within what a disk may do; damage beyond that has its own tests.
+After each one, every acknowledged entry is served, no entry is served that was never sent, no entry is reported as
+damaged, and the store continues to work. The faults are those that a disk may cause without damage; damage has its own
+tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ENTRIES = range(40)
 
 @dataclass
 class Known:
-    """What a client knows: what it sent, and what was acknowledged."""
+    """The entries that a client sent, and those acknowledged to it; and the states of ledgers."""
 
     sent: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
     acknowledged: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -46,14 +47,14 @@ class Known:
     with_key: set[int] = field(default_factory=set)
 
     def copy(self) -> Known:
-        """What is known at this moment."""
+        """Return the current state."""
         sent = {place: set(entries) for place, entries in self.sent.items()}
         sets = map(set, (self.fenced, self.limbo, self.asked_limbo, self.with_key))
         return Known(sent, dict(self.acknowledged), *sets)
 
 
 async def history(machine: Machine, known: Known, seed: int) -> None:
-    """A client's life: adds, overwrites, fences, limbo, checkpoints, a clean restart in the middle."""
+    """Run a client's requests: adds, overwrites, fences, limbo, checkpoints, and clean restarts."""
     rng = random.Random(seed)
     for _ in range(3):
         store = await machine.open()
@@ -101,7 +102,7 @@ async def add(store: LedgerStorage, known: Known, rng: random.Random, ledger_id:
 
 
 async def check(machine: Machine, known: Known) -> None:
-    """The oracle."""
+    """Check a restarted store against the known entries: the oracle of these tests."""
     store = await machine.open()
     for ledger_id in LEDGERS:
         reply = await store.read(ledger_id, [EntryId(number) for number in ENTRIES])
@@ -138,7 +139,7 @@ async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -
 
 
 def settings_of(seed: int) -> StorageSettings:
-    """Every other history ends an entry log at its first sync, so that a flush fills several."""
+    """Return settings with which every other history ends an entry log at its first sync, so a flush fills several."""
     return replace(SMALL, entry_log_bytes=1) if seed % 2 else SMALL
 
 
@@ -149,7 +150,7 @@ async def moments(
     directories: int = 1,
     journals: int = 1,
 ) -> list[tuple[Machine, Known]]:
-    """What ``take`` makes of the machine before each operation and after the last one, with what is known by then."""
+    """Return the result of ``take`` before each operation and after the last one, with what the client knew then."""
     more = [MemoryDisk() for _ in range(directories - 1)]
     more_journals = [MemoryDisk() for _ in range(journals - 1)]
     machine = Machine(settings=settings, more=more, more_journals=more_journals)
@@ -202,7 +203,7 @@ async def test_a_ledger_directory_that_fails_at_any_write_loses_nothing_acknowle
         machine, known = Machine(settings=settings_of(seed), more=[MemoryDisk(), MemoryDisk()]), Known()
         switch = PowerSwitch(None)
         running = asyncio.create_task(machine.run(history(machine, known, seed), switch))
-        await asyncio.sleep(0)  # the run puts the switch before each disk
+        await asyncio.sleep(0)  # the run installs the switch at each disk
         machine.more[0].before = failing(switch, first)
         assert await running
         await check(machine.after_kill(), known)
@@ -212,7 +213,7 @@ async def test_a_ledger_directory_that_fails_at_any_write_loses_nothing_acknowle
 
 
 def failing(switch: PowerSwitch, first: int) -> Callable[[Operation, str], Awaitable[None]]:
-    """A disk that takes no writes any more from an operation on."""
+    """Return a hook that makes the writes of a disk fail from the given operation on."""
 
     async def before(operation: Operation, path: str) -> None:
         await switch(operation, path)
@@ -237,7 +238,7 @@ async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed
         try:
             is_done = await machine.run(history(machine, known, seed), PowerSwitch(last, full_seed=seed))
         except DiskFullError:
-            return  # too full to be opened
+            return  # too full for the store to be opened
         await check(machine.after_power_loss(seed * 1000 + last), known)
         if is_done:
             return
@@ -260,7 +261,7 @@ async def test_life_of_kills_power_losses_and_full_disks_loses_nothing(seed: int
     machine, known = Machine(settings=settings_of(seed)), Known()
     for life in range(8):
         switch = PowerSwitch(rng.randrange(150), full_seed=rng.choice((None, seed + life)))
-        with suppress(DiskFullError):  # too full to be opened
+        with suppress(DiskFullError):  # too full for the store to be opened
             await machine.run(history(machine, known, seed * 100 + life), switch)
         machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
         await check(machine.after_kill(), known)
@@ -271,7 +272,7 @@ async def recover(machine: Machine) -> None:
 
 
 async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
-    """A version that was acknowledged last is what is served, wherever the older ones are."""
+    """The last acknowledged version or a newer one is served, wherever older versions are stored."""
     versions = [entry(7, 1, b"version %d" % number) for number in range(4)]
 
     async def overwrite(machine: Machine, done: list[int]) -> None:
@@ -294,7 +295,7 @@ async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
 
 
 async def test_every_step_of_a_checkpoint_is_crashed_in() -> None:
-    """The histories above do stop between each pair of the steps whose order matters."""
+    """The histories above stop between each pair of steps whose order matters."""
     machine, switch = Machine(), PowerSwitch(None)
     await machine.run(history(machine, Known(), 1), switch)
     places = [(operation, path.partition("/")[0]) for operation, path in switch.trace]
@@ -313,7 +314,7 @@ async def test_every_step_of_a_checkpoint_is_crashed_in() -> None:
 
 
 async def test_the_oracle_sees_a_journal_that_is_trimmed_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: files go that the checkpoint does not cover."""
+    """Planted fault: files are deleted that the checkpoint does not cover."""
     trim = Journal.trim
     monkeypatch.setattr(Journal, "trim", lambda self, sequence: trim(self, self.durable_sequence))
     assert await planted_fault_is_found()
@@ -344,7 +345,7 @@ async def test_the_oracle_sees_an_index_that_is_ahead_of_the_entry_logs(monkeypa
 
 
 async def test_the_oracle_sees_a_cache_swapped_before_its_mark_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: the mark stands for more than the cache that is flushed."""
+    """Planted fault: the mark covers more entries than the flushed cache contains."""
     begin = Checkpointer._begin
     monkeypatch.setattr(
         Checkpointer, "_begin", lambda self, sequences: begin(self, tuple(each + 1 for each in sequences))
