@@ -30,7 +30,7 @@ CLIENT_DEFECTS = Registry()
 plants = CLIENT_DEFECTS.add
 
 
-@plants("acks-during-change", "#1591, #1592", "entries are acknowledged while the change of ensemble is not stored")
+@plants("acks-during-change", "#1591, #1592", "entries are acknowledged before the ensemble change is stored")
 def _(stack: ExitStack) -> None:
     def make(confirm: Any) -> Any:
         def careless(self: WriterState[Any]) -> Any:
@@ -45,7 +45,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, WriterState, "confirm", make)
 
 
-@plants("stale-acks", "#4097, #4194", "acks of a bookie that was replaced count for the one that took its place")
+@plants("stale-acks", "#4097, #4194", "acknowledgements of a replaced bookie count for the one that took its place")
 def _(stack: ExitStack) -> None:
     def acknowledge(self: WriterState[Any], lane: Any, batch: Any) -> Any:
         if batch in lane.in_flight:
@@ -62,7 +62,7 @@ def _(stack: ExitStack) -> None:
 @plants(
     "replaced-acks-kept",
     "docs/failure-model.md#recovery-rules",
-    "a change of ensemble keeps the acks of the replaced bookies",
+    "an ensemble change keeps the acknowledgements of the replaced bookies",
 )
 def _(stack: ExitStack) -> None:
     def make(unsettle: Any) -> Any:
@@ -92,7 +92,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, WriterState, "confirm", lambda _: careless)
 
 
-@plants("silence-is-an-ack", "I1", "an add that nobody answered counts as stored")
+@plants("silence-is-an-ack", "I1", "an add without an answer counts as stored")
 def _(stack: ExitStack) -> None:
     def make(offer: Any) -> Any:
         async def hopeful(self: Pipeline, lane: Any, batch: Any) -> AddReply:
@@ -107,7 +107,7 @@ def _(stack: ExitStack) -> None:
 @plants(
     "change-starts-late",
     "docs/formats.md#ensemble-change",
-    "a new fragment starts behind entries that were sent and not confirmed",
+    "a new fragment starts after entries that were sent but not confirmed",
 )
 def _(stack: ExitStack) -> None:
     def make(with_new: Any) -> Any:
@@ -166,7 +166,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerStore, "write", make)
 
 
-@plants("early-lac", "T9", "readers are told of entries before they are confirmed")
+@plants("early-lac", "T9", "readers learn of entries before they are confirmed")
 def _(stack: ExitStack) -> None:
     def make(admit: Any) -> Any:
         def early(self: Pipeline, packet: bytes, payload_bytes: int, waiter: Any) -> None:
@@ -181,7 +181,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, explicit_lac, "pack_lac", lambda _: careless)
 
 
-@plants("recovery-does-not-fence-reads", "#2614", "recovery fences with its first request to a bookie alone")
+@plants("recovery-does-not-fence-reads", "#2614", "recovery fences only with its first request to a bookie")
 def _(stack: ExitStack) -> None:
     def make(init: Any) -> Any:
         def unfenced(self: RecoveryReader, *arguments: Any, **named: Any) -> None:
@@ -193,7 +193,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryReader, "__init__", make)
 
 
-@plants("no-floor", "#2615", "recovery starts at entry 0 where its bookies know of no entry")
+@plants("no-floor", "#2615", "recovery starts at entry 0 if its bookies have no entry")
 def _(stack: ExitStack) -> None:
     swap(stack, recovery_fence, "_fenced", lambda fenced: lambda first, entries: fenced(EntryId(0), entries))
 
@@ -217,17 +217,17 @@ def _taken_for_denial(stack: ExitStack, *statuses: Status) -> None:
     swap(stack, Votes, "answer", make)
 
 
-@plants("silence-is-denial", "BK-365, #1067", "recovery takes a timeout for no such entry")
+@plants("silence-is-denial", "BK-365, #1067", 'recovery treats a timeout as "no such entry"')
 def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED)
 
 
-@plants("corruption-is-denial", "#2908", "recovery takes a corrupt copy for no such entry")
+@plants("corruption-is-denial", "#2908", 'recovery treats a corrupt copy as "no such entry"')
 def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.CORRUPT, Status.IO_ERROR)
 
 
-@plants("limbo-is-denial", "BP-46", "recovery takes a bookie that cannot know for one that never had the entry")
+@plants("limbo-is-denial", "BP-46", 'recovery treats "unknown" as "no such entry"')
 def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.LIMBO)
 
@@ -260,7 +260,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerTail, "closed", lambda _: anyway)
 
 
-@plants("recovered-lac-not-frozen", "R26, TLA+ 5d69fdd", "recovery packs entries anew, with its own last add confirmed")
+@plants(
+    "recovered-lac-not-frozen", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed"
+)
 def _(stack: ExitStack) -> None:
     def make(store: Any) -> Any:
         async def repacked(self: RecoveryWriter, block: Sequence[FoundEntry]) -> None:
@@ -278,7 +280,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "store", make)
 
 
-@plants("reader-trusts-any-entry", "T9", "a reader takes a bookie's greatest entry for confirmed")
+@plants("reader-trusts-any-entry", "T9", "a reader treats a bookie's greatest entry as confirmed")
 def _(stack: ExitStack) -> None:
     from bookie.client.reader import last_add_confirmed as lac
 

@@ -22,7 +22,9 @@ PLACEMENT_DEFECTS = Registry()
 plants = PLACEMENT_DEFECTS.add
 
 
-@plants("pull-ends-early", "S11", "a bookie acknowledges a whole copy when its source has answered a part of it")
+@plants(
+    "pull-ends-early", "S11", "a bookie acknowledges a whole copy although its source has returned only a part of it"
+)
 def _(stack: ExitStack) -> None:
     def make(stored: Any) -> Any:
         async def whole(copy: Any, *rest: Any) -> CopyReply:
@@ -46,7 +48,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, copying, "_sorted_out", make)
 
 
-@plants("pull-unverified", "S10", "a bookie stores what its source answers without verifying it")
+@plants("pull-unverified", "S10", "a bookie stores what its source returns without verifying it")
 def _(stack: ExitStack) -> None:
     def believed(digest: Any, ledger_id: Any, entry_id: EntryId, result: EntryResult) -> EntryResult:
         return result
@@ -54,7 +56,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, copying, "verified", lambda _: believed)
 
 
-@plants("pull-goes-on-behind", "R44", "a pull that was cut short goes on one entry behind its end")
+@plants("pull-goes-on-behind", "R44", "a pull that was cut short continues one entry too late")
 def _(stack: ExitStack) -> None:
     def make(bring: Any) -> Any:
         async def behind(self: Pull, *arguments: Any) -> Pulled:
@@ -87,7 +89,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Installer, "_lacking", make)
 
 
-@plants("moves-first", "R40", "ledgers whose copies are only to be moved come before those that lack some")
+@plants("moves-first", "R40", "ledgers whose copies only need to be moved come before ledgers that lack copies")
 def _(stack: ExitStack) -> None:
     def make(key: Any) -> Any:
         def first(candidate: Any, rng: Any) -> Any:
@@ -106,7 +108,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, install, "note_debts", lambda _: nothing)
 
 
-@plants("debt-never-paid", "R57", "nobody marks a ledger with a debt when a better place appears")
+@plants("debt-never-paid", "R57", "a ledger with a debt is not marked when a better place appears")
 def _(stack: ExitStack) -> None:
     async def nothing(self: Repayment) -> int:
         return 0

@@ -34,12 +34,12 @@ REPAIR_DEFECTS = Registry()
 plants = REPAIR_DEFECTS.add
 
 
-@plants("brake-ignored", "#2302, #2471, R35", "marks are published however many bookies have vanished")
+@plants("brake-ignored", "#2302, #2471, R35", "marks are published however many bookies are missing")
 def _(stack: ExitStack) -> None:
     swap(stack, services, "held_because", lambda _: lambda *arguments: None)
 
 
-@plants("task-deleted-blindly", "R13", "a task is deleted whatever its version, the lock and the ledger are by then")
+@plants("task-deleted-blindly", "R13", "a task is deleted without checking its version, the lock or the ledger")
 def _(stack: ExitStack) -> None:
     async def blindly(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
         try:
@@ -52,7 +52,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, repair.LedgerRepair, "_completing", lambda _: lambda *arguments: None)
 
 
-@plants("copies-packed-anew", "R26", "a worker packs what it copies anew, with the ledger's end as last add confirmed")
+@plants(
+    "copies-packed-anew", "R26", "a worker builds copied entries again, with the ledger's end as last add confirmed"
+)
 def _(stack: ExitStack) -> None:
     def make(init: Any) -> Any:
         def with_digest(
@@ -79,7 +81,11 @@ def _(stack: ExitStack) -> None:
     swap(stack, Target, "_add", make_add)
 
 
-@plants("open-fragment-copied", "R3, #3917", "a worker repairs the end of an open ledger as far as it is confirmed")
+@plants(
+    "open-fragment-copied",
+    "R3, #3917",
+    "a worker copies the last fragment of an open ledger up to the last add confirmed",
+)
 def _(stack: ExitStack) -> None:
     def make(last_of: Any) -> Any:
         def careless(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
@@ -91,7 +97,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerMetadata, "final_last_entry_id", make)
 
 
-@plants("boundary-one-short", "#3917", "a worker ends a fragment one entry early, where bookies put the confirmed end")
+@plants(
+    "boundary-one-short", "#3917", "a worker ends a fragment one entry early, at the last add confirmed of the bookies"
+)
 def _(stack: ExitStack) -> None:
     def make(last_of: Any) -> Any:
         def short(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
@@ -104,7 +112,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerMetadata, "final_last_entry_id", make)
 
 
-@plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as whole")
+@plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as complete")
 def _(stack: ExitStack) -> None:
     def careless(stripe: Stripe, position: int, listed: Any, first: int, last: int) -> bool:
         ends = (stripe.first_entry(position, first, last), stripe.last_entry(position, first, last))
@@ -113,7 +121,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, holdings, "_lacks", lambda _: careless)
 
 
-@plants("member-twice", "R10", "a bookie that is a member already takes another position of the fragment")
+@plants("member-twice", "R10", "a bookie that is already a member takes another position of the fragment")
 def _(stack: ExitStack) -> None:
     def careless(self: Any) -> Any:
         return sorted(self.bookies.writable - self.knowledge.failed_targets)
@@ -165,7 +173,9 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "repair-without-lock", "#4668", "copies are made as by Apache's admin: no lock, no reservation, no look at the end"
+    "repair-without-lock",
+    "#4668",
+    "copies are made as by Apache's admin tool: no lock, no reservation, no check at the end",
 )
 def _(stack: ExitStack) -> None:
     def make(lock: Any) -> Any:

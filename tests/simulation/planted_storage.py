@@ -33,7 +33,7 @@ STORAGE_DEFECTS = Registry()
 plants = STORAGE_DEFECTS.add
 
 
-@plants("ack-before-sync", "J1, NATS 2.12.1", "the journal acknowledges what it has written and not synced")
+@plants("ack-before-sync", "J1, NATS 2.12.1", "the journal acknowledges records that are written but not synced")
 def _(stack: ExitStack) -> None:
     swap(stack, _MemoryFile, "append_and_sync", lambda _: _MemoryFile.append)
 
@@ -68,7 +68,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading.EntryReader, "unreachable", lambda _: none)
 
 
-@plants("log-id-used-again", "R114", "a log that a ledger directory did not create leaves its id to the next one")
+@plants("log-id-used-again", "R114", "if a ledger directory fails to create a log, the next log gets the same id")
 def _(stack: ExitStack) -> None:
     def make(create: Any) -> Any:
         async def again(self: EntryLogs, log_id: int) -> EntryLogWriter:
@@ -92,7 +92,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, writing.LedgerWriter, "fence", lambda _: fence)
 
 
-@plants("checkpoint-mark-early", "#3329, #4105", "the mark is stored before the entries that it covers are")
+@plants("checkpoint-mark-early", "#3329, #4105", "the checkpoint mark is stored before the entries that it covers")
 def _(stack: ExitStack) -> None:
     def make(finish: Any) -> Any:
         async def early(self: Checkpointer, flush: Any) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, JournalReplay, "batches", make)
 
 
-@plants("corrupt-is-absent", "#2908", "an entry that does not verify is answered with no such entry")
+@plants("corrupt-is-absent", "#2908", 'a read of an entry that does not verify is answered with "no such entry"')
 def _(stack: ExitStack) -> None:
     def make(verified: Any) -> Any:
         def denied(ledger_id: Any, entry_id: Any, location: Any, data: Any) -> EntryResult:
@@ -146,7 +146,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, compaction, "end_of", lambda _: end_of_file)
 
 
-@plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies what the old ones held")
+@plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies entries that the old ones held")
 def _(stack: ExitStack) -> None:
     def denied(self: LedgerState) -> Status:
         return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
@@ -154,7 +154,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerState, "absent_status", lambda _: property(denied))
 
 
-@plants("no-limbo", "BP-46", "new disks under an old name serve without looking which ledgers name them")
+@plants("no-limbo", "BP-46", "new disks under an old name serve without checking which ledgers name the bookie")
 def _(stack: ExitStack) -> None:
     async def nothing(*arguments: Any, **named: Any) -> int:
         return 0
@@ -183,7 +183,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, collector, "comparing", lambda _: always)
 
 
-@plants("incarnation-unchecked", "#4812", "requests meant for the disks before are served by the new ones")
+@plants("incarnation-unchecked", "#4812", "requests for the former disks are served by the new ones")
 def _(stack: ExitStack) -> None:
     def make(refusal: Any) -> Any:
         return lambda self, incarnation: refusal(self, "")
@@ -213,7 +213,11 @@ def _(stack: ExitStack) -> None:
     swap(stack, Collection, "_set_collected", make)
 
 
-@plants("open-ledgers-collected", "I16", "a ledger is surplus as soon as no fragment names the bookie, closed or not")
+@plants(
+    "open-ledgers-collected",
+    "I16",
+    "a ledger is collected as soon as no fragment names the bookie, even if it is not closed",
+)
 def _(stack: ExitStack) -> None:
     def careless(metadata: Any, bookie: Any) -> Verdict:
         if metadata is None:
@@ -223,7 +227,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, collector, "verdict", lambda _: careless)
 
 
-@plants("only-last-fragment-kept", "I16", "a bookie that only older fragments name throws the ledger away")
+@plants("only-last-fragment-kept", "I16", "a bookie deletes a ledger in which only older fragments name it")
 def _(stack: ExitStack) -> None:
     def make(verdict: Any) -> Any:
         def careless(metadata: Any, bookie: Any) -> Any:

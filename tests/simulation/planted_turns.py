@@ -81,7 +81,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, frontier.Frontier, "_after_named", lambda _: nothing_after)
 
 
-@plants("absence-is-denial", "S6", "a member that is not registered counts as one without later entries")
+@plants("absence-is-denial", "S6", "a member that is not registered counts as having no later entries")
 def _(stack: ExitStack) -> None:
     def answer(bookie: BookieId, reply: ListReply | None) -> Answer:
         return Answer(bookie, Status.OK) if reply is None else Answer(bookie, reply.status, reply.detail)
@@ -105,7 +105,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, checkpoint, "superseded", lambda _: none)
 
 
-@plants("lock-left-behind", "S14", "a collector takes its own lock for that of another process, and leaves it")
+@plants("lock-left-behind", "S14", "a collector treats its own lock as that of another process, and does not delete it")
 def _(stack: ExitStack) -> None:
     async def discard(self: Collector) -> None:
         for ledger_id in sorted(self._unsettled):
@@ -122,7 +122,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, task_queue, "rank", lambda rank: lambda ledger, named, bookies: rank(ledger, (), bookies))
 
 
-@plants("delay-not-respected", "R39", "a worker replaces every member that is not registered, also one that restarts")
+@plants(
+    "delay-not-respected", "R39", "a worker replaces every member that is not registered, even one that is restarting"
+)
 def _(stack: ExitStack) -> None:
     async def all_of_them(self: Absences, bookies: Any, unregistered: Any) -> frozenset[BookieId]:
         return frozenset(unregistered)
@@ -197,7 +199,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, UnfinishedTurn, "fail_or_park", lambda _: again)
 
 
-@plants("disable-ignored", "S7", "workers go on although repair was switched off")
+@plants("disable-ignored", "S7", "workers continue although repair was switched off")
 def _(stack: ExitStack) -> None:
     async def never(self: RecoverySwitches) -> bool:
         return False
@@ -223,7 +225,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, Registrations, "check_writable", lambda _: lambda self, bookie: Check(ROOT))
 
 
-@plants("collected-at-first-look", "S13", "entries are deleted as soon as one server does not know their ledger")
+@plants(
+    "collected-at-first-look", "S13", "entries are deleted as soon as one ZooKeeper server does not have their ledger"
+)
 def _(stack: ExitStack) -> None:
     async def at_once(self: Collector, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
         for ledger_id in ledger_ids:
@@ -232,7 +236,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Collector, "_collect_deleted", lambda _: at_once)
 
 
-@plants("session-outlived", "S14", "a worker goes on with its turn in a new session")
+@plants("session-outlived", "S14", "a worker continues its turn in a new session")
 def _(stack: ExitStack) -> None:
     async def nothing(self: Lease) -> None:
         return None
