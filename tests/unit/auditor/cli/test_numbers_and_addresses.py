@@ -1,4 +1,4 @@
-"""Numbers that are too large, and addresses that are none, on a command line: wrong usage, and no traceback."""
+"""Numbers that are too large and invalid addresses on a command line are usage errors, without a traceback."""
 
 from __future__ import annotations
 
