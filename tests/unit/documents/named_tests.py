@@ -10,12 +10,12 @@ _NAMED = re.compile(r"`((?:bookie|replicator|spark_jobs|tests)/[\w/]+\.py)(?:::(
 
 
 def named_in(text: str) -> list[tuple[str, str]]:
-    """Each path with its test, or with an empty string, in the order of the text."""
+    """Return each path with its test, or with an empty string, in the order of the text."""
     return _NAMED.findall(text)
 
 
 def missing(named: list[tuple[str, str]]) -> list[str]:
-    """Those not found in the tree."""
+    """Return the paths and tests that do not exist in the tree."""
     return [
         f"{path}::{test}"
         for path, test in named
