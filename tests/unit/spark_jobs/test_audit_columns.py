@@ -221,7 +221,7 @@ def test_ledgers_that_share_a_shape_keep_their_own_numbers(metadata: LedgerMetad
     assert_like_reference([encode(metadata), *mixed])
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata(), min_size=1, max_size=2), st.data())
 def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
@@ -387,7 +387,7 @@ def test_metadata_with_a_live_name_that_is_no_bookie_id_is_unreadable() -> None:
     assert [error is None for error in columns.take_batch()["error"].to_pylist()] == [False]
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata([3, 3, 3, 3, 2]), min_size=1, max_size=3), st.sets(st.sampled_from(BOOKIES)), st.data())
 def test_what_is_left_out_and_counted_is_as_by_the_reference_decoder(

@@ -111,7 +111,7 @@ def test_periodic_groups_hold_what_the_rule_says(groups: list[tuple[int, int, in
     for entry_id in range(200):
         is_beyond_touching_runs = any(
             0 < period <= size and entry_id == last + size for _, last, size, period in groups
-        )  # here, Apache's implementation of the rule is wrong by one
+        )  # here, Apache's implementation of the rule is off by one
         if not is_beyond_touching_runs:
             assert (entry_id in runs) is is_present(entry_id, groups)
 

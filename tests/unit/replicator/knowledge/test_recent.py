@@ -31,7 +31,7 @@ class Reads:
 
 
 async def results(reads: Reads, callers: int) -> list[int | BaseException]:
-    """Return the results of this many callers that share a read."""
+    """Return the result of one caller, and those of the callers that arrive during its read."""
     shared = Shared(reads.read, VirtualClock(), 1.0)
     asking = [asyncio.create_task(shared.fresh()) for _ in range(callers)]
     await asyncio.sleep(0)

@@ -171,7 +171,7 @@ def test_the_trend_is_the_same_before_and_after_a_compaction(tmp_path: Path) -> 
 
 
 class _Crash(BaseException):
-    """The end of the process."""
+    """The simulated end of the process."""
 
 
 def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
