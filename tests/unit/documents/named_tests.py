@@ -15,7 +15,7 @@ def named_in(text: str) -> list[tuple[str, str]]:
 
 
 def missing(named: list[tuple[str, str]]) -> list[str]:
-    """Return those that the tree does not have."""
+    """Return the paths and tests that do not exist in the tree."""
     return [
         f"{path}::{test}"
         for path, test in named

@@ -1,4 +1,4 @@
-"""Every rule and section cited in the code can be opened in the repository."""
+"""Every rule and section that the code cites exists in the repository."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[3]
 FOLDERS = ("auditor", "bookie", "replicator", "spark_jobs", "tests", "helm", "docs", ".ci")
 SECTION = re.compile(r"docs/([\w-]+\.md)((?:(?:, | and )?#[\w-]+)+)")
 RULE = re.compile(r"\b(?:R\d\d?|J\d\d?|[ST]1?\d|S20|I1?\d|I2[0-4])\b(?![-.=\"'])")
-"""Names of rules. Python strings with such a name (S3, for example) stand in quotes and are not citations."""
+"""Names of rules. A Python string that equals such a name (S3, for example) is in quotes and not a citation."""
 OLD = re.compile(r"\b(?:formats?|reliability|design|findings?) (?:sections? )?\d+\.\d", re.IGNORECASE)
 OWN = Path(__file__).name
 
 
 @cache
 def texts() -> dict[str, str]:
-    """The text of each source file and document, by its path."""
+    """Return the text of each source file and document by path."""
     suffixes = {".py", ".md", ".proto", ".toml", ".yaml"}
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     paths += ROOT.glob("*.md")
@@ -30,7 +30,7 @@ def texts() -> dict[str, str]:
 
 
 def comments(text: str) -> Iterator[str]:
-    """Docstrings and comments of a Python file."""
+    """Return the docstrings and comments of a Python file."""
     yield from re.findall(r'"""(.*?)"""', text, re.DOTALL)
     yield from re.findall(r"#[^\n]*", text)
 

@@ -1,4 +1,4 @@
-"""A docstring has no repeated sentence: a rewritten sentence must not stay beside the old one."""
+"""No docstring contains a sentence twice, which happens when a sentence is rewritten and the old one remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED_MIN = 0.8
 
 
 def sentences(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
-    """The sentences of each docstring; code and fields of a list (``name: ...``) are none."""
+    """Return the sentences of each docstring, without code and list items (``name: ...``)."""
     for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             parts = re.split(r"(?<=[.)])\s+", " ".join(node.value.value.split()))

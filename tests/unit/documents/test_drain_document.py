@@ -1,4 +1,4 @@
-"""The commands in `docs/taking-a-bookie-out.md` exist, with their options; and each verb documents its exit codes."""
+"""The commands in `docs/taking-a-bookie-out.md` exist with their options, and each verb documents its exit codes."""
 
 from __future__ import annotations
 

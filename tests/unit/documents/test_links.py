@@ -15,7 +15,7 @@ CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """Explicit ids, and the heading slugs of GitHub and MkDocs."""
+    """Return the explicit ids, and the slugs that GitHub and MkDocs generate from headings."""
     text = page.read_text()
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {slug(heading) for heading in headings} | set(re.findall(r'id="([^"]+)"', text))

@@ -1,4 +1,4 @@
-"""The table of faults of metadata has every fault, with its weight, meaning and advice."""
+"""The table of metadata faults contains every fault with its weight, meaning and advice."""
 
 from __future__ import annotations
 

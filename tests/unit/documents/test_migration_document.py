@@ -1,4 +1,4 @@
-"""``docs/migration.md`` names commands, options and reasons that exist, and all reasons of shadow mode."""
+"""The commands, options and reasons in ``docs/migration.md`` exist, and it contains all reasons of shadow mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = {flag for command in ALL.values() for option in command.params for fla
 
 
 def named_commands() -> set[tuple[str, ...]]:
-    """The words after ``bkheal``, up to the end of the command's name."""
+    """Return the words after ``bkheal`` that form the name of the command."""
     found = set()
     blocks = "".join(re.findall(r"^```$(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^bkheal (.*)$", blocks, re.MULTILINE) + re.findall(r"`bkheal ([a-z][^`\n]*)`", TEXT)

@@ -1,4 +1,4 @@
-"""``docs/reports.md``: its examples of SQL run, and its tables are those of the code."""
+"""``docs/reports.md``: its SQL examples run, and its tables match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the tree beyond those of linters: which modules may touch the world, and what must not be in the text."""
+"""Rules about the tree that linters do not check: which modules may do I/O, and what texts must not contain."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ USERS = {
     },
     "rocksdict": {"bookie/storage/disks/rocks.py"},
 }
-"""Third-party libraries with a single adapter (benchmarks have kazoo as it comes as a baseline and as
-another client, httpx has an adapter for auditors, one for other programs, and one for snapshots of ZooKeeper)."""
+"""Third-party libraries with a single adapter.
+
+There are exceptions: benchmarks use kazoo directly as a baseline and as another client; httpx has an adapter for
+auditors, one for other programs, and one for snapshots of ZooKeeper.
+"""
 
 FOLDERS = {"grpc": ("bookie/wire/", "bookie/server/", "auditor/api/"), "pyspark": ("spark_jobs/", "auditor/bench/")}
 
 CORES = {
     "bookie/model": set(),
-    # The last two: environment and secrets.
+    # The last two modules read the environment and secrets.
     "bookie/metadata": {"kazoo_connection.py", "sockets.py", "lookup.py", "access.py", "credentials.py"},
     "bookie/client": {"sync_loop.py"},
     "bookie/storage": {"files.py", "directory_lock.py", "rocks.py"},
     "replicator": {"main.py", "__main__.py"},
 }
-"""Packages that run under a simulator, and their modules that do not."""
+"""Packages that run in the simulator, and their modules that do not."""
 
 WORLD = {"time", "threading", "socket", "os", "subprocess", "concurrent", "multiprocessing", "shutil", "tempfile"}
 
@@ -72,7 +75,10 @@ def test_package_files_hold_no_logic() -> None:
 
 
 def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None:
-    """Its functions on Arrow batches import pandas, which no import in our code shows and tests have anyway."""
+    """Spark's functions on Arrow batches import pandas.
+
+    No import in our code shows this, and the tests install pandas anyway.
+    """
     calls = {node.attr for source in sources("spark_jobs") for node in source.nodes if isinstance(node, ast.Attribute)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "mapInArrow" in calls
@@ -84,7 +90,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_no_part_of_a_product_decides_fault_points() -> None:
-    """Outside a simulation every fault point is constant false."""
+    """Outside a simulation, every fault point is false."""
     deciders = [
         source.path
         for source in sources()
@@ -97,7 +103,7 @@ def test_no_part_of_a_product_decides_fault_points() -> None:
 
 
 def test_fault_points_are_named_and_many() -> None:
-    """Each has a name of its own form, written in place, so a simulation can count how often it fires."""
+    """Each one has a name of its own form, written in place, so that a simulation can count how often it fires."""
     names = [
         node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         for source in sources("bookie", "replicator")

@@ -1,4 +1,4 @@
-"""``docs/scenarios.md`` names tests that exist and rules that are defined; each scenario has its own number."""
+"""The tests in ``docs/scenarios.md`` exist, its rules are defined, and the numbers of its scenarios are unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replicator counts its turns, its copies and the time until data is whole again."""
+"""A replicator measures its turns, its copies, and the time until all copies exist again."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_throttle_measures_the_time_for_which_copies_waited() -> None:
         await throttle.take(250)
         assert throttle.waited_s == 0
         await asyncio.gather(*(throttle.take(1000) for _ in range(4)))
-        assert throttle.waited_s == pytest.approx(3.0, abs=0.1)  # the last one leaves its debt to the next
+        assert throttle.waited_s == pytest.approx(3.0, abs=0.1)  # the last request leaves its debt to the next one
 
     run()
 

@@ -1,4 +1,4 @@
-"""``bkheal replicator``: what its output options mean for the process it becomes."""
+"""``bkheal replicator``: the effect of its output options on the process that it becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replicator's entry point: settings, exit codes, reports."""
+"""The entry point of the replicator: settings, exit codes, and reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_replicator_process_loads_no_spark_and_no_command_line_framework() -> 
 
 
 async def test_a_replicator_stops_when_the_metadata_migrates(caplog: pytest.LogCaptureFixture) -> None:
-    """R88; also if the session is lost while it watches."""
+    """R88; this holds even if the session is lost during the watch."""
     store, stopped = MemoryStore(MemoryCell()), asyncio.Event()
     worker = cast("Worker", SimpleNamespace(stop=stopped.set))
     guarding = asyncio.create_task(_stop_if_migrated(store, "/p/ledgers", worker))
@@ -98,7 +98,7 @@ def test_a_replicator_that_is_refused_is_not_ready_and_reports_the_reason() -> N
     def ready() -> str:
         return pages.page("/readyz?verbose", "", "", has_certificate=False).body.decode()
 
-    assert ready().splitlines()[1] == "[+]permissions ok", "no session yet: nothing was refused"
+    assert ready().splitlines()[1] == "[+]permissions ok", "without a session, nothing has been refused"
     worker = SimpleNamespace(problem="the tasks: list /ledgers/available: not allowed")
     telemetry.watch_worker(cast(Worker, worker))
     assert "[-]permissions: the tasks: list /ledgers/available: not allowed" in ready()
@@ -107,7 +107,7 @@ def test_a_replicator_that_is_refused_is_not_ready_and_reports_the_reason() -> N
 
 
 class _Written(io.StringIO):
-    """Contains only flushed output, as for a reader of a pipe."""
+    """An output that contains only flushed text, as the reader of a pipe would see it."""
 
     seen = ""
 

@@ -1,4 +1,4 @@
-"""What the runner of the rings makes of the reports of pytest's processes."""
+"""How the runner of the rings evaluates the reports of pytest's processes."""
 
 from __future__ import annotations
 

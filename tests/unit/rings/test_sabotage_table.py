@@ -1,4 +1,4 @@
-"""The table of sabotages fits the tree, and a report of pytest is judged as it should be."""
+"""The table of sabotages matches the tree, and a report of pytest is evaluated correctly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_test_outside_the_gate_is_refused(tmp_path: Path) -> None:
 
 
 def reported(**cases: str) -> ElementTree.Element:
-    """A report with one case of each test, with this outcome."""
+    """Return a report with one case for each test, with this outcome."""
     suite = ElementTree.Element("testsuite")
     for name, outcome in cases.items():
         case = ElementTree.SubElement(suite, "testcase", file="tests/test_x.py", name=name)

@@ -1,4 +1,4 @@
-"""The scan's fast decoder against the reference decoder: equal on metadata, equal on damage, never an exception."""
+"""The fast decoder of the scan compared with the reference decoder: equal on valid and on damaged metadata."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)]
 
 STATE_COUNTS = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in_recovery", LedgerState.CLOSED: "closed"}
 
-relaxed = settings(deadline=None)  # the first example also imports
+relaxed = settings(deadline=None)  # the first example also has to import modules
 
 
 def custom_metadata() -> st.SearchStrategy[tuple[tuple[str, bytes], ...]]:
-    """Anything, and what Pulsar writes, whole and damaged."""
+    """Arbitrary custom metadata, and Pulsar's, intact and damaged."""
     name = st.sampled_from([b"t/n/persistent/a", b"t/n/persistent/%zz", b"\xff"])
     anything = st.dictionaries(st.text(max_size=4), st.binary(max_size=3)).map(dict.items)
     pulsars = name.map(
@@ -221,7 +221,7 @@ def test_ledgers_that_share_a_shape_keep_their_own_numbers(metadata: LedgerMetad
     assert_like_reference([encode(metadata), *mixed])
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata(), min_size=1, max_size=2), st.data())
 def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
@@ -233,7 +233,7 @@ def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
         cut = data.draw(st.integers(0, len(whole)))
         flips = data.draw(st.dictionaries(st.integers(0, len(whole) - 1), st.integers(0, 255), max_size=3))
         damaged += [whole[:cut], bytes(flips.get(at, byte) for at, byte in enumerate(whole)), whole + whole[cut:]]
-    # The sound ones first, so the damaged ones meet a decoder that has seen their shape.
+    # The intact ones come first, so the decoder has seen their shape when it decodes the damaged ones.
     assert_like_reference([*encoded, *damaged])
 
 
@@ -284,10 +284,10 @@ def delimited(body: bytes, more: int = 0) -> bytes:
     ("what", "by"),
     [
         (b"\x08\x02", b"\x08\x03"),  # write quorum above the ensemble size
-        (b"\x08\x02", b"\x08\x00"),  # none
+        (b"\x08\x02", b"\x08\x00"),  # no write quorum
         (b"\x48\x01", b"\x48\x03"),  # ack quorum above the write quorum
-        (b"\x48\x01", b"\x48" + b"\xff" * 9 + b"\x01"),  # a negative one
-        (b"\x48\x01", b""),  # none
+        (b"\x48\x01", b"\x48" + b"\xff" * 9 + b"\x01"),  # negative ack quorum
+        (b"\x48\x01", b""),  # no ack quorum
         (b"\x10\x02", b"\x10\x03"),  # more positions than members
         (b"\x20\x05", b""),  # no last entry
         (b"\x28\x03", b"\x28\x04"),  # unknown state
@@ -300,13 +300,13 @@ def delimited(body: bytes, more: int = 0) -> bytes:
         (FRAGMENT, b"\x32\x06\x0a\x01a\x0a\x01b"),  # no first entry
         (FRAGMENT, FRAGMENT[:-2] + b"\x18\x00"),
         (FRAGMENT, FRAGMENT[:-1] + b"\x80"),
-        (FRAGMENT, b"\x32\x11\x0a\x01a\x0a\x01b\x10" + b"\xff" * 9 + b"\x01"),  # a negative one
-        (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie not in the cluster
-        (b"\x0a\x01b", b"\x0a\x01\xff"),  # no text
+        (FRAGMENT, b"\x32\x11\x0a\x01a\x0a\x01b\x10" + b"\xff" * 9 + b"\x01"),  # negative first entry
+        (b"\x0a\x01b", b"\x0a\x01c"),  # a bookie that is not in the cluster
+        (b"\x0a\x01b", b"\x0a\x01\xff"),  # not UTF-8
         (FRAGMENT, FRAGMENT + FRAGMENT.replace(b"\x10\x00", b"\x10\x01")),  # another fragment
         (FRAGMENT, b""),
         (b"\x50\x09", b"\x50\x09\x7a\x00"),  # an unknown field
-        (b"\x50\x09", b"\x50" + b"\x80" * 10 + b"\x00"),  # eleven bytes
+        (b"\x50\x09", b"\x50" + b"\x80" * 10 + b"\x00"),  # a varint of eleven bytes
     ],
 )
 def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
@@ -321,7 +321,7 @@ def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) 
 @pytest.mark.parametrize(
     ("what", "by"),
     [
-        (b"key", b"k\xffy"),  # no text
+        (b"key", b"k\xffy"),  # not UTF-8
         (b"\x0a\x03key", b""),  # no key
         (b"\x12\x02vv", b""),  # no value
         (b"\x12\x02vv", b"\x12\x01vv"),  # sizes that do not fit the following bytes
@@ -330,7 +330,7 @@ def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) 
         (b"\x5a\x09", b"\x5a\x0a"),
         (b"\x5a\x06", b"\x5a\x05"),
         (b"\x5a\x06", b"\x5a\x86\x80\x00"),  # a size of three bytes
-        (b"\x60\x05", b"\x60"),  # cut off
+        (b"\x60\x05", b"\x60"),  # cut
         (b"\x60\x05", b"\x5a"),
         (b"\x60\x05", b"\x60\x05\x7a\x00"),  # an unknown field
         (b"\x60\x05", b"\x7a\x00"),
@@ -340,7 +340,7 @@ def test_another_form_of_custom_metadata_is_not_taken_for_a_healthy_ledger(what:
     assert CUSTOM.count(what) == 1
     sound, other = delimited(SOUND + CUSTOM), delimited(SOUND + CUSTOM.replace(what, by))
     healthy = HealthyMetadata(frozenset("ab"))
-    for _ in range(2):  # a key is remembered
+    for _ in range(2):  # the second time, the key is cached
         assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
         assert healthy.look(other) is None
     assert_like_reference([sound, other])
@@ -387,7 +387,7 @@ def test_metadata_with_a_live_name_that_is_no_bookie_id_is_unreadable() -> None:
     assert [error is None for error in columns.take_batch()["error"].to_pylist()] == [False]
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf's reader of text, format 2
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata([3, 3, 3, 3, 2]), min_size=1, max_size=3), st.sets(st.sampled_from(BOOKIES)), st.data())
 def test_what_is_left_out_and_counted_is_as_by_the_reference_decoder(

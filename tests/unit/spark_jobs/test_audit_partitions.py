@@ -1,4 +1,4 @@
-"""Planning of scans: balance, options, completeness."""
+"""Planning of scans: balance, options, and completeness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on an ensemble: the policy, what the topology can offer, and what is unknown."""
+"""The verdict on an ensemble: the policy, what the topology makes possible, and what is unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN = tuple(map(BookieId, "abcdef"))
 
 
 def letters(text: str) -> list[BookieId]:
-    """One bookie for each letter."""
+    """Return one bookie for each letter."""
     return list(map(BookieId, text))
 
 
@@ -45,7 +45,7 @@ def rules(policy: PlacementPolicy, *, known: str = "abcdef", writable: str = "")
         ("ac", 2, Spread.MET),
         ("ab", 2, Spread.MISPLACED),
         ("ab", 1, Spread.MET),
-        ("acb", 2, Spread.MISPLACED),  # positions 2 and 0 are a write set
+        ("acb", 2, Spread.MISPLACED),  # positions 2 and 0 form a write set
         ("acd", 2, Spread.MET),
         ("ax", 2, Spread.UNKNOWN),
     ],
@@ -120,12 +120,12 @@ def test_a_member_outside_the_groups_is_misplaced_also_if_the_racks_are_enough()
     assert judged.detail == "f outside the bookie groups red; secondary blue"
     assert grouped("abcdefg").judge(letters("af"), 2).spread is Spread.MET
     assert grouped("abcdefg").judge(letters("ac"), 2, RED).spread is Spread.MET
-    assert grouped("abcdefg").judge(letters("adce"), 2, RED).spread is Spread.MET, "red has three bookies for four"
+    assert grouped("abcdefg").judge(letters("adce"), 2, RED).spread is Spread.MET, "red has only three bookies"
 
 
 def test_only_a_bookie_that_the_groups_permit_makes_it_fixable() -> None:
     assert not grouped("afg").judge(letters("af"), 2, RED).is_fixable
-    assert not grouped("de", "ade").judge(letters("af"), 2, RED).is_fixable, "secondary bookies would be strangers too"
+    assert not grouped("de", "ade").judge(letters("af"), 2, RED).is_fixable, "secondary bookies are outside too"
     assert grouped("c").judge(letters("af"), 2, RED).is_fixable
     thin = grouped("dg").judge(letters("ab"), 2, RED)
     assert (thin.spread, thin.is_outside, thin.is_fixable) == (Spread.MISPLACED, False, False)
@@ -137,7 +137,7 @@ def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other
     places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
     policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps(places))
     rules = PlacementRules.of(policy, topology, letters("abcefx"), listed("ab", "abcef"))
-    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the primary group, and a is not"
+    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is in the primary group, a is not"
 
 
 def test_a_bookie_of_a_secondary_group_does_not_stand_for_one_of_no_group_in_its_rack() -> None:
@@ -145,7 +145,7 @@ def test_a_bookie_of_a_secondary_group_does_not_stand_for_one_of_no_group_in_its
     places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
     policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps({**places, "a": "/r1"}))
     rules = PlacementRules.of(policy, topology, letters("abcefxy"), listed("ab", "abcef"))
-    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is of the secondary group, and a of none"
+    assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is in the secondary group, a is in no group"
 
 
 def test_unreadable_groups_are_not_taken_for_none() -> None:
@@ -189,7 +189,7 @@ def custom_of(wish: Isolation) -> tuple[tuple[str, bytes], ...]:
 
 
 def moves(members: list[BookieId], quorum: int, wish: Isolation, bookies: Bookies, policy: PlacementPolicy) -> bool:
-    """Whether a replicator would move a copy of a ledger with this ensemble."""
+    """Return whether a replicator would move a copy of a ledger with this ensemble."""
     plain = make_metadata((0, " ".join(members)), quorum=(quorum, quorum), last=9)
     ledger = Versioned(LedgerId(7), replace(plain, custom=custom_of(wish)), 0)
     where = Placement(policy, GROUPS, draining=bookies.draining)
@@ -221,7 +221,7 @@ def test_what_is_fixable_is_what_a_replicator_would_move(
     up: Bookies,
     draining: frozenset[BookieId],
 ) -> None:
-    """Of members that may move: a replicator first replaces lost and draining ones."""
+    """Only members that may move count: a replicator first replaces lost and draining ones."""
     policy = PlacementPolicy(min_racks=min_racks)
     bookies = Bookies(up.writable, up.read_only - up.writable).with_draining(draining)
     rules = PlacementRules.of(policy, GROUPS, letters("abcdefg"), bookies)

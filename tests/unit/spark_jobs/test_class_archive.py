@@ -1,4 +1,4 @@
-"""When a session uses an archive of Spark's classes, and when no archive can be made."""
+"""When a session uses an archive of Spark's classes, and when the archive cannot be created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def java(tmp_path: Path) -> Java:
 
 @pytest.fixture
 def environment(tmp_path: Path, java: Java) -> dict[str, str]:
-    """With an archive at its usual place."""
+    """Return an environment with an archive at the usual path."""
     environment = {"HOME": str(tmp_path)}
     path = archive_path(java, environment)
     path.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Common rules of all page templates: they escape, and a mistake in one is an error, not a hole in the page."""
+"""Rules for all page templates: they escape values, and a mistake in a template raises an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Spark's Python workers import from."""
+"""The places from which Spark's Python workers import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_package_replaces_the_archive_in_it(tmp_path: Path) -> None:
 
 
 def test_the_archive_of_a_distribution_stays(tmp_path: Path) -> None:
-    """Its version may differ from that of a package somewhere else."""
+    """Its version may differ from that of a package in another place."""
     (tmp_path / "spark/python/lib").mkdir(parents=True)
     paths = [str(tmp_path / "spark/python/lib/pyspark.zip"), "/code"]
     assert compiled_paths(paths) == paths

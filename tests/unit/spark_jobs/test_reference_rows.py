@@ -1,4 +1,4 @@
-"""The rows of Pulsar's nodes: none is lost, and an unknown reference is never taken for none."""
+"""The rows of Pulsar's nodes: none is lost, and an unknown reference is never treated as absent."""
 
 from __future__ import annotations
 

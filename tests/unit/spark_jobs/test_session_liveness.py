@@ -1,4 +1,4 @@
-"""Which errors of a call to Spark's driver show that it has ended."""
+"""Which errors of a call to Spark's driver show that the driver has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failing(error: Exception) -> SparkSession:
 
 
 def of_network(cause: OSError) -> Py4JNetworkError:
-    """The error of py4j for an error of its socket."""
+    """Return the error that py4j raises for an error of its socket."""
     error = Py4JNetworkError("An error occurred while trying to connect to the Java server")
     error.__context__ = cause
     return error
@@ -57,7 +57,7 @@ def test_a_stopped_session_is_not_alive() -> None:
 
 
 def connect_without_files() -> None:
-    """Print whether Spark counts as alive after py4j could open no socket in this process."""
+    """Print whether Spark counts as alive after py4j could not open a socket in this process."""
     room = [socket.socket() for _ in range(2)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (room[-1].fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     try:

@@ -1,4 +1,4 @@
-"""The metadata store's error that ended a Spark worker, recognized by the text received by the driver."""
+"""The error of the metadata store that ended a Spark worker, recognized in the text that the driver receives."""
 
 from __future__ import annotations
 

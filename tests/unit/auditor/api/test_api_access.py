@@ -1,4 +1,4 @@
-"""Which caller may use which route, and what is recorded about it."""
+"""Which caller may use which route, and what is logged about the caller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def path_of(route: Route, run_id: str) -> str:
 
 
 def allowed(caller: str, needed: Role | None, policy: tuple[bool, bool]) -> int:
-    """The rules, written a second time: 0 if the request is accepted, else the status."""
+    """The access rules, implemented a second time. Return 0 if the request is accepted, else the status."""
     if needed is None:
         return 0
     if caller in ("unknown token", "no bearer"):
@@ -141,7 +141,7 @@ async def test_metrics_are_never_too_many(tmp_path: Path) -> None:
         statuses = [(await world.ask("GET", "/metrics")).status for _ in range(10)]
         assert statuses == [200] * 10
         guesses = [(await world.ask("GET", "/metrics", token=f"bkheal_{each}")).status for each in range(5)]
-        assert guesses == [401, 401, 429, 429, 429], "but wrong tokens count"
+        assert guesses == [401, 401, 429, 429, 429], "requests with wrong tokens are limited"
 
 
 async def test_clients_behind_a_named_proxy_have_limits_of_their_own(tmp_path: Path) -> None:
@@ -153,13 +153,15 @@ async def test_clients_behind_a_named_proxy_have_limits_of_their_own(tmp_path: P
 
         assert await statuses("198.51.100.1") == [200, 200, 429]
         assert await statuses("198.51.100.2") == [200, 200, 429]
-        assert await statuses("203.0.113.9, 198.51.100.1") == [429] * 3, "what the client itself sent does not count"
+        assert await statuses("203.0.113.9, 198.51.100.1") == [429] * 3, (
+            "addresses that the client itself put into the header are ignored"
+        )
     async with running(tmp_path, requests_per_second=1.0) as world:
         limited = [
             (await world.ask("GET", "/version", headers={"X-Forwarded-For": f"198.51.100.{each}"})).status
             for each in range(3)
         ]
-        assert limited == [200, 200, 429], "from an address that is not named the header counts for nothing"
+        assert limited == [200, 200, 429], "the header is ignored if it does not come from a configured proxy"
 
 
 async def test_a_page_behind_a_named_proxy_is_the_same_site(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ ROWS = [
 
 
 def write_findings(directory: Path) -> None:
-    """The table of a run, as Spark leaves it: several files, in no order."""
+    """Write the table of a run as Spark does: several files, in no particular order."""
     table = directory / "findings.parquet"
     table.mkdir(parents=True)
     rows = random.Random(1).sample(ROWS, len(ROWS))

@@ -1,4 +1,4 @@
-"""The gRPC API over a real socket: every method, its permitted callers, health, and the cost of a watch."""
+"""The gRPC API over a real socket: every method, its permitted callers, health, and the limits of watches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 
 
 def trailing(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    metadata: Any = error.trailing_metadata()  # the stubs call it no sequence
+    metadata: Any = error.trailing_metadata()  # the type stubs do not declare it as a sequence
     return {str(key): value for key, value in metadata}
 
 
@@ -112,7 +112,7 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     async with serving(tmp_path) as world, AsyncExitStack() as stack:
 
         async def first_byte() -> bytes:
-            """Connect, and return what an accepted client gets without a request."""
+            """Connect, and return the first byte that an accepted client receives without a request."""
             reader, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
             stack.callback(writer.close)
             with suppress(ConnectionResetError):
@@ -158,12 +158,12 @@ async def test_watchers_are_bounded_and_those_who_go_make_room(tmp_path: Path) -
         assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         first.cancel()
         while (shown := await first_of(world.stub.WatchRun(request))) is None:
-            pass  # the server notices it a moment later
+            pass  # the server notices the end of the stream a moment later
         assert shown.run_id == run.run_id
 
 
 async def first_of(stream: Any) -> pb.Run | None:
-    """The first message of a stream; None if there are too many streams."""
+    """Return the first message of a stream, or None if there are too many streams."""
     try:
         shown: pb.Run = await stream.read()
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Every path of the HTTP API over a real socket; each answer fits its description."""
+"""Every path of the HTTP API over a real socket; each answer matches its description in OpenAPI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 
 def closed(schema: Any) -> Any:
-    """The schema with no members but the described ones, all the way down."""
+    """Return the schema with additional members forbidden at every level."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -38,7 +38,7 @@ def closed(schema: Any) -> Any:
 
 
 async def check(world: ApiWorld, method: str, path: str, reply: Reply) -> None:
-    """The answer to ``method path`` fits the description, member for member."""
+    """Check that the answer to ``method path`` matches its description exactly."""
     description = (await world.ask("GET", "/openapi.json")).json
     bare = path.partition("?")[0]
     patterns = {known: re.sub(r"\{[^}]+\}", "[^/]+", known) for known in description["paths"]}
@@ -57,7 +57,7 @@ async def check(world: ApiWorld, method: str, path: str, reply: Reply) -> None:
 
 
 async def good(world: ApiWorld, method: str, path: str, **options: Any) -> Reply:
-    """Ask as an operator, expect success, and check the answer against the description."""
+    """Send a request as an operator, expect success, and check the answer against the description."""
     reply = await world.operate(method, path, **options)
     assert reply.status < 400, reply.body
     await check(world, method, path, reply)
@@ -336,7 +336,7 @@ async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) ->
 async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     first = (await good(world, "GET", "/api/v1/underreplicated?limit=2")).json
     assert [task["ledger_id"] for task in first["items"]] == [3, 7]
-    assert (first["next_after"], first["total"]) == (7, 5), "the total is that of the last count"
+    assert (first["next_after"], first["total"]) == (7, 5), "the total is the one of the last count"
     assert first["counted"] == "2023-11-14T22:13:20.000Z"
     assert first["items"][0]["ledger_bytes"] == 4_096
     second = (await good(world, "GET", "/api/v1/underreplicated?limit=2&after=7")).json
@@ -345,7 +345,7 @@ async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     assert (second["items"][0]["park_reason"], second["items"][0]["detail"]) == ("no_live_copy", EVIL)
     missing = (await good(world, "GET", "/api/v1/underreplicated?missing=b:3181")).json
     assert [task["ledger_id"] for task in missing["items"]] == [7, 9]
-    assert missing["total"] is None, "only all marks are counted"
+    assert missing["total"] is None, "there is no count for a filter"
 
 
 async def test_bookies_come_with_state_address_and_space(world: ApiWorld) -> None:
@@ -371,12 +371,12 @@ async def test_apaches_paths_answer_in_apaches_shapes(world: ApiWorld) -> None:
         "9": ["a:3181", "b:3181"],
     }
     assert (await good(world, "GET", f"{root}/who_is_auditor")).body == b"Auditor: auditor-0:3181"
-    for _ in range(2):  # the second time, one is under way
+    for _ in range(2):  # the second time, a run is already active
         assert (await good(world, "PUT", f"{root}/trigger_audit")).body == b"Success trigger audit."
     assert world.control.started == 1
     delay = f"{root}/lost_bookie_recovery_delay"
     assert (await good(world, "GET", delay)).body == b"lostBookieRecoveryDelay value: 60"
-    curl = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    curl = {"Content-Type": "application/x-www-form-urlencoded"}  # the content type that curl -d sends
     changed = await good(world, "PUT", delay, data=b'{"delay_seconds": 120}', headers=curl)
     assert changed.body == b"Success set lostBookieRecoveryDelay to 120"
     assert world.operations.delay_s == 120

@@ -1,4 +1,4 @@
-"""Bounds: rates, sizes, deadlines, requests at once, and pages of other sites."""
+"""Limits on rates, sizes, deadlines, concurrent requests, and requests from pages of other sites."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Pat
         assert (refused.problem, refused.headers["Retry-After"]) == ("too-many-requests", "1")
         for path in ("/livez", "/readyz", "/healthz"):
             assert (await world.ask("GET", path)).status == 200
-        assert (await world.operate("GET", "/api/v1/status")).status == 200  # another client at this address
+        assert (await world.operate("GET", "/api/v1/status")).status == 200  # another client with the same address
         world.clock.now_s += 0.5
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(2)] == [200, 429]
 
@@ -150,7 +150,7 @@ async def test_connection_that_sends_no_whole_request_is_closed(tmp_path: Path) 
 
 
 async def raw(port: int, data: bytes) -> bytes:
-    """Everything a connection answers until it is closed."""
+    """Return everything that a connection receives until it is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -206,7 +206,7 @@ async def test_own_page_and_programs_may(tmp_path: Path) -> None:
 
 
 async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_path: Path) -> None:
-    """A page at such a name would be of the same site as this service, whatever browsers check."""
+    """For a browser, a page at such a name has the same origin as this service."""
     async with running(tmp_path, allow_anonymous_write=True, allowed_hosts=("auditor.example",)) as world:
         for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]", "["):
             rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
@@ -320,7 +320,7 @@ async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
         for _, writer in held:
             writer.close()
             await writer.wait_closed()
-        for _ in range(10):  # more than there are places
+        for _ in range(10):  # more than the limit of connections
             await until_accepted(world.api.port, tmp_path / "ca.pem" if is_tls else None)
 
 
@@ -348,7 +348,7 @@ async def test_a_client_that_does_not_read_its_answers_does_not_keep_its_place(
 
 
 async def until_accepted(port: int, ca: Path | None) -> None:
-    """Connect until there is an answer: a client sees the end of its connection before its place is free."""
+    """Connect until there is an answer: a client sees its connection close before the server frees its slot."""
     tls = None if ca is None else ssl.create_default_context(cafile=ca)
     async with asyncio.timeout(STATE_S):
         while True:

@@ -1,4 +1,4 @@
-"""Files of reports: which of them are sent, and which are not."""
+"""Report files: which of them are served, and which are not."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_di
         after = f"&after={page['next_after']}"
     assert [item["run_id"] for item in found] == sorted((RUN, *(run.run_id for run in written)), reverse=True)
     reports = {item["run_id"]: item["report"] for item in found}
-    assert reports.pop(RUN) is None, "its summary is not ours"
+    assert reports.pop(RUN) is None, "its summary.json is not a summary of a report"
     assert {report["verdict"] for report in reports.values()} == {"clean"}
 
 
@@ -120,7 +120,7 @@ async def test_a_page_reads_the_summaries_of_its_own_reports_alone(
 
 async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
     kinds = {"20261121T000000Z-aaaaaa": "placement", "20261122T000000Z-bbbbbb": "bookies"}
-    kinds["99981122T000000Z-cccccc"] = "bookies"  # of a run with a wrong clock
+    kinds["99981122T000000Z-cccccc"] = "bookies"  # from a run with a wrong clock
     for run_id, kind in kinds.items():
         (report_dir / run_id).mkdir()
         summary = {"apiVersion": "bkheal/v1", "kind": "AuditReport", "run_id": run_id, "run_kind": kind}
@@ -134,7 +134,7 @@ async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, repo
 
 
 async def test_auditors_on_one_volume_serve_each_others_reports(tmp_path: Path) -> None:
-    """A change of leader loses no report: the next one has the same directory, and so have all others."""
+    """A change of leader loses no report: all auditors use the same directory."""
     async with running(tmp_path) as second:
         async with running(tmp_path) as first:
             (tmp_path / "reports" / RUN).mkdir(parents=True)
@@ -187,7 +187,7 @@ TRAVERSALS = [
 
 @pytest.mark.parametrize("path", TRAVERSALS)
 async def test_nothing_else_is_sent(world: ApiWorld, path: str) -> None:
-    """Sent as raw bytes, because a client would tidy the path up."""
+    """The paths are sent as raw bytes, because a client would normalize them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     writer.write(head.encode("latin-1"))

@@ -1,6 +1,6 @@
-"""Operators' requests over a real socket, on a cluster in memory: what changes, and what is recorded and refused.
+"""Operators' requests over a real socket, on a cluster in memory: what they change, and what is recorded or refused.
 
-Bookies c and d are registered. Ledgers 7 and 8 lost every copy and are parked; 9 is marked.
+Bookies c and d are registered. Ledgers 7 and 8 have no live copy and are parked; 9 is marked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 
 async def changes(world: ApiWorld) -> list[tuple[str, str]]:
-    """Action and detail of each recorded change, the newest first."""
+    """Return the action and the detail of each recorded change, newest first."""
     items = (await good(world, "GET", "/api/v1/changes")).json["items"]
     assert all((item["by"], item["via"]) == ("somebody-who-may-administer", "http") for item in items)
     return [(item["action"], item["detail"]) for item in items]
@@ -171,7 +171,7 @@ async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld) -> N
 
 
 class Beginning:
-    """A request to drain c and d, stopped before one of its steps until ``go_on`` is set."""
+    """A request to drain c and d, paused before one of its steps until ``go_on`` is set."""
 
     def __init__(self, world: ApiWorld, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
         self.world = world
@@ -186,7 +186,7 @@ class Beginning:
         monkeypatch.setattr(operating_drains, step, stopped)
 
     async def begin(self) -> asyncio.Task[Reply]:
-        """Send the request and return when it is at the step."""
+        """Send the request, and return when it has reached the step."""
         keeper = self.world.upkeep.cluster.keeper
         registrations = Registrations(keeper, await open_cluster(keeper, ROOT))
         await registrations.register(BookieId("e"), service_info("e"), is_read_only=False, takeover_deadline_s=1)
@@ -393,7 +393,7 @@ async def test_a_schedule_is_paused_for_a_time_and_listed(world: ApiWorld) -> No
 async def test_progress_shows_the_backlog(world: ApiWorld) -> None:
     shown = (await good(world, "GET", "/api/v1/progress")).json
     assert (shown["backlog"]["ledgers"], shown["waiting"], shown["parked"]) == (3, 1, {"no_live_copy": 2})
-    assert shown["ledgers_per_second"] is None, "a rate needs two looks"
+    assert shown["ledgers_per_second"] is None, "a rate needs two samples"
 
 
 async def test_changes_by_the_paths_of_apache_are_recorded_too(world: ApiWorld) -> None:

@@ -1,4 +1,4 @@
-"""The page at ``/status``: its content and its policy; no value becomes markup."""
+"""The page at ``/status``: its content and its security policy; values are never interpreted as markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of a bookie: its ratios and aims, what it leaves out, and the storage alone, end to end."""
+"""The benchmark of a bookie: its ratios and targets, what it leaves out, and the storage on its own, end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of one journal beside two, small: where it writes, what it leaves, and what it reports."""
+"""A small benchmark of one journal against two: where it writes, what it leaves behind, and what it reports."""
 
 from __future__ import annotations
 

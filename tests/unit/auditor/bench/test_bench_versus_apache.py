@@ -1,4 +1,4 @@
-"""Pure parts of the comparison with Apache: ratios, tables, and what makes two measurements comparable."""
+"""Pure functions of the comparison with Apache: ratios, tables, and whether two measurements are comparable."""
 
 from __future__ import annotations
 

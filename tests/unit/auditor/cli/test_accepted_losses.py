@@ -1,4 +1,4 @@
-"""Lost bookies with accepted losses: commands pass over what was accepted, and nothing else."""
+"""Lost bookies with accepted losses: commands skip the accepted losses, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.worlds.ledgers import make_metadata
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
-    """Bookies a and b are lost with every copy of 7, 8 and 9; the losses of 7 and 8 are accepted."""
+    """Bookies a and b are lost, with every copy of ledgers 7, 8 and 9; the losses of 7 and 8 are accepted."""
     made = CommandCluster()
     for module in (dead_letters, decommission, drain, recovery):
         monkeypatch.setattr(module, "connected", made.connected)
@@ -111,7 +111,7 @@ def test_drain_status_of_a_lost_bookie_names_what_helps_and_ends(cluster: Comman
     assert "`bkheal recover a` and `bkheal drain start c` mark them" in call("drain", "status", "a", "c").stdout
     timed = call("drain", "status", "a", "--wait", "--timeout", "0")
     assert (timed.exit_code, "the drain continues" in timed.output) == (ExitCode.FAILED, False)
-    assert ran(cluster.marked()) == [9, 10], "the wait marks what is left, and not the accepted losses"
+    assert ran(cluster.marked()) == [9, 10], "--wait marks the remaining ledgers, but not those with an accepted loss"
     for ledger_id in (9, 10):
         ran(delete(cluster, ledger_id))
     done = call("drain", "status", "a", "--wait")

@@ -1,4 +1,4 @@
-"""The client of the commands, against a running API."""
+"""The API client of the commands, against a running API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(world: ApiWorld, role: Role | None = Role.OPERATE, **options: Any) ->
 
 
 async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The client blocks, and its API runs on this loop."""
+    """Call the blocking client in a thread, while its API runs on this loop."""
     return await asyncio.to_thread(call, *arguments, **options)
 
 
@@ -156,7 +156,7 @@ def test_nobody_there() -> None:
 
 
 class Listener(BaseHTTPRequestHandler):
-    """Keeps what it was asked: path, headers and the client's port; answers with ``reply``."""
+    """A server that records the path, headers and client port of each request, and answers with ``reply``."""
 
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, dict[str, str], int]]
@@ -182,7 +182,7 @@ class Listener(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(handler: type[Listener]) -> Iterator[str]:
-    """The URL of a server with this handler."""
+    """Yield the URL of a server with this handler."""
     handler.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -250,7 +250,7 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
 def test_an_answer_without_an_end_is_not_kept() -> None:
     class Endless(Listener):
         def reply(self) -> None:
-            with contextlib.suppress(OSError):  # the client hangs up
+            with contextlib.suppress(OSError):  # the client closes the connection
                 self.answer(200, b"", length=1 << 40)
                 while True:
                     self.wfile.write(b"[" * (1 << 20))
@@ -262,7 +262,7 @@ def test_an_answer_without_an_end_is_not_kept() -> None:
 def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
     class Trickle(Listener):
         def reply(self) -> None:
-            with contextlib.suppress(OSError):  # the client hangs up
+            with contextlib.suppress(OSError):  # the client closes the connection
                 self.answer(200, b"", length=1 << 40)
                 while not is_over.wait(0.01):
                     self.wfile.write(b" ")
@@ -391,5 +391,5 @@ def test_command_makes_a_token_that_the_service_admits(tmp_path: Path) -> None:
     assert (entry.name, entry.role) == ("ci", Role.OPERATE)
     text = CliRunner().invoke(app, ["ci"])
     assert text.stdout.strip().startswith("bkheal_")
-    path.write_text(text.stderr)  # what a shell's `2>>tokens` makes of it
+    path.write_text(text.stderr)  # what a shell writes with `2>>tokens`
     assert Tokens(path).find(text.stdout.strip()) is not None

@@ -1,4 +1,4 @@
-"""Commands with ``--at URL``: the service does the work, and the command prints the same as without it."""
+"""Commands with ``--at URL``: the service does the work, and the command prints the same as without the option."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
 
 
 async def call(world: ApiWorld, *words: str, role: Role = Role.ADMINISTER) -> Result:
-    """A command in a thread of its own; the service answers in this one."""
+    """Run a command in a thread; the service answers in this one."""
     environment = {"BKHEAL_TOKEN": world.tokens[role].token}
     return await asyncio.to_thread(CliRunner().invoke, app, [*words, "--at", world.url], env=environment)
 
@@ -80,7 +80,7 @@ async def test_dead_letters_are_listed_in_pages_and_as_lines(world: ApiWorld) ->
 
 async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) -> None:
     words = ("dead-letters", "accept-loss", "7", "--reason", "disks destroyed")
-    assert (await call(world, *words)).exit_code == ExitCode.USAGE, "no terminal, and no --yes"
+    assert (await call(world, *words)).exit_code == ExitCode.USAGE, "there is no terminal and no --yes"
     assert (await document(world, *words, "--dry-run"))["ledgers"][0]["outcome"] == "accepted"
     assert await world.upkeep.cluster.marked() == [7, 8, 9]
     assert (await document(world, *words, "--yes"))["ledgers"][0]["outcome"] == "accepted"
@@ -321,7 +321,7 @@ def test_a_wait_for_a_drain_asks_until_nothing_is_left_with_pauses() -> None:
     numbers = iter((100, 60, 60, 0))
 
     class Auditor:
-        """Each answer takes four seconds."""
+        """An auditor whose answers take four seconds each."""
 
         def ask(self, method: str, path: str, query: dict[str, Any]) -> dict[str, Any]:
             nonlocal now_s
@@ -412,7 +412,7 @@ async def test_reports_are_listed_shown_compared_and_opened(tmp_path: Path, monk
     async with running(tmp_path) as world:
         listed = (await document(world, "report", "list"))["items"]
         here = CliRunner().invoke(app, ["report", "list", "--report-dir", str(tmp_path / "reports"), "-o", "json"])
-        assert listed == json.loads(here.stdout)["items"], "a summary that cannot be read is left out by both"
+        assert listed == json.loads(here.stdout)["items"], "both leave out a summary that cannot be read"
         assert [row["run_id"] for row in listed] == [other.run_id, second.run_id, first.run_id]
         lines = (await call(world, "report", "list", "--limit", "1", "-o", "jsonl")).stdout.splitlines()
         assert [json.loads(line)["run_id"] for line in lines] == [other.run_id]

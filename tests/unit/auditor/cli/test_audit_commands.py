@@ -1,4 +1,4 @@
-"""``bkheal audit`` with a running service: which one is asked, and what the command ends with."""
+"""``bkheal audit`` with a running service: which auditor is contacted, and the exit code of the command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Services:
     states: list[tuple[str, RunState]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run started last."""
+    """The options of the run that was started last."""
     client_files: set[tuple[Path | None, Path | None]] = field(default_factory=set)
 
 
@@ -88,7 +88,7 @@ def test_a_run_is_started_by_the_first_service_that_answers(services: Services) 
 
 
 def test_options_of_a_run_travel_to_the_service(services: Services) -> None:
-    """A sample must not become a check of everything."""
+    """A sample must not become a check of all ledgers."""
     at = ("--at", "http://one:1")
     result = invoke("run", *at, "--kind", "replicas", "--sample", "0.01", "--ledger-max", "1000", "--sample-seed", "7")
     assert (result.exit_code, services.options) == (0, {"sample": 0.01, "ledger_max": 1000, "sample_seed": 7})

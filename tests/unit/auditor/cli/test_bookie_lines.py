@@ -1,4 +1,4 @@
-"""The text of ``bkheal bookie status`` about a running bookie."""
+"""The output of ``bkheal bookie status`` for a running bookie."""
 
 from __future__ import annotations
 

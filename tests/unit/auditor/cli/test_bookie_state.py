@@ -1,4 +1,4 @@
-"""``bkheal drain start --bookie-http``: the intended bookie becomes read-only, or none does."""
+"""``bkheal drain start --bookie-http`` makes the intended bookie read-only, or none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def registrations_of(*, is_read_only: bool = False) -> Registrations:
 
 
 class Bookies:
-    """The behaviour of a bookie's HTTP server, from its answering thread."""
+    """The behavior of a bookie's HTTP server; it answers in a thread of its own."""
 
     def __init__(self, registrations: Registrations, bookie: BookieId, *, is_read_only: bool = False) -> None:
         self.registrations, self.bookie, self.is_read_only = registrations, bookie, is_read_only
@@ -55,7 +55,7 @@ class Bookies:
 
 
 async def nothing() -> None:
-    """Begin no drain."""
+    """Do not begin a drain."""
 
 
 async def asked_for(

@@ -1,4 +1,4 @@
-"""``bkheal bookies`` without a service: since when a bookie is lost, and when its ledgers are marked."""
+"""``bkheal bookies`` without a service: how long a bookie has been lost, and when its ledgers are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal underreplicated boost``: which ledgers, for how long, and what is refused before anything changes."""
+"""``bkheal underreplicated boost``: which ledgers, for how long, and what is refused before a change."""
 
 from __future__ import annotations
 

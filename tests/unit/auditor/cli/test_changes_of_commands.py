@@ -1,4 +1,4 @@
-"""Every change made by a command straight in ZooKeeper is recorded, and ``bkheal changes`` lists it."""
+"""Every change that a command makes directly in ZooKeeper is recorded, and ``bkheal changes`` lists it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command whose output nobody reads ends quietly: with the exit code of its work, or as if SIGPIPE had ended it."""
+"""A command whose output pipe is closed ends quietly: with its exit code, or as if killed by SIGPIPE."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ main.main()
 
 
 def ended(program: str, *closed: str) -> tuple[int, bytes | None]:
-    """The exit code of a process if the named outputs are a pipe without a reader, and what it wrote to others."""
+    """Close the reading end of the named outputs.
+
+    Return the exit code of the process and what it wrote to the others.
+    """
     reading, writing = os.pipe()
     os.close(reading)
     out, err = (writing if name in closed else subprocess.PIPE for name in ("stdout", "stderr"))

@@ -1,4 +1,4 @@
-"""``bkheal collection``: what bookies hold back, and what an operator allows."""
+"""``bkheal collection``: the collections that bookies hold back, and those that an operator allows."""
 
 from __future__ import annotations
 

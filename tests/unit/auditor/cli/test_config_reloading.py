@@ -1,4 +1,4 @@
-"""Rereading a command's configuration file: the same sources, the same refusals as at its start."""
+"""Rereading the configuration file of a command: the same sources, and the same refusals as at its start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConfigSource]:
-    """Calls a command, and returns what it follows instead of running it."""
+    """Call a command, and return the configuration that it follows instead of running it."""
     followed: list[ConfigSource] = []
 
     def follow(command: Any) -> Any:
@@ -120,7 +120,7 @@ def test_what_a_start_would_refuse_is_refused_with_every_problem(
 
 def test_a_change_that_contradicts_a_flag_is_refused(started: Callable[..., ConfigSource]) -> None:
     source = started("", "bookie", "--journal-dir", "same", "--ledger-dir", "other")
-    assert source.parse("[bookie]\nledger_dir = 'same'\n")["ledger_dir"]  # the flag decides
+    assert source.parse("[bookie]\nledger_dir = 'same'\n")["ledger_dir"]  # the flag has precedence
     source = started("[bookie]\nledger_dir = 'other'\n", "bookie", "--journal-dir", "same")
     with pytest.raises(ConfigurationError, match="two directories"):
         source.parse("[bookie]\nledger_dir = 'same'\n")

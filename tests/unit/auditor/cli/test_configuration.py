@@ -1,4 +1,4 @@
-"""Flag, variable, file, default: which one an option's value comes from, through real Typer commands."""
+"""The precedence of flag, variable, file and default for an option's value, through real Typer commands."""
 
 from __future__ import annotations
 
@@ -158,12 +158,12 @@ def test_validate_finds_what_the_auditor_would_refuse_to_start_with(tmp_path: Pa
     assert ["'daily' is not a schedule" in each or "http_port" in each for each in result.exception.problems] == [
         True
     ] * 2
-    path.write_text('[auditor]\nbookies_schedule = "1h"\n')  # the URI may come from the environment
+    path.write_text('[auditor]\nbookies_schedule = "1h"\n')  # the URI may be set in the environment
     assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).exit_code == 0
 
 
 def validated(path: Path, text: str, **environment: str) -> list[str]:
-    """Problems, each without the file's name."""
+    """Return the problems, each without the name of the file."""
     path.write_text(text)
     result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)], env=environment)
     if result.exit_code == 0:

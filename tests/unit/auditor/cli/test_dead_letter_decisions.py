@@ -69,7 +69,7 @@ def test_several_losses_are_accepted_and_listed(cluster: CommandCluster) -> None
         lost,
     )
     assert "fire in the server room" in call("list", "--accepted").stdout
-    again = call(*ACCEPT, "-o", "json")  # nothing to confirm
+    again = call(*ACCEPT, "-o", "json")  # no confirmation is needed
     assert (again.exit_code, outcomes(again)) == (ExitCode.OK, {7: "already_accepted", 8: "already_accepted"})
 
 

@@ -1,4 +1,4 @@
-"""``bkheal debts list``: ledgers with copies in bad places, since when, and whether they are about to be moved."""
+"""``bkheal debts list``: ledgers with badly placed copies, since when, and whether a move is pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal decommission``: only bookies that are stopped, and that no ledger needs for certain."""
+"""``bkheal decommission`` accepts only bookies that are stopped and that certainly no ledger needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def start(cluster: CommandCluster, *, is_read_only: bool) -> None:
 
 
 async def records(cluster: CommandCluster) -> tuple[bool, bool, int]:
-    """Whether the cookie and the drain are there, and the number of recorded changes."""
+    """Return whether the cookie and the drain exist, and the number of recorded changes."""
     found = await open_cluster(cluster.keeper, ROOT)
     return (
         await CookieStore(cluster.keeper, found).version(E) is not None,
@@ -98,7 +98,7 @@ def test_a_bookie_that_starts_during_the_question_is_refused(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirmed(question: str, *, is_sure: bool) -> None:
-        with ThreadPoolExecutor(1) as pool:  # this thread has a loop that runs
+        with ThreadPoolExecutor(1) as pool:  # an event loop is already running in this thread
             pool.submit(asyncio.run, start(cluster, is_read_only=False)).result(10)
 
     monkeypatch.setattr(decommission, "confirm", confirmed)

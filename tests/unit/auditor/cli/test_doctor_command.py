@@ -1,4 +1,4 @@
-"""``bkheal doctor``: its findings, its exit codes, and the absence of changes."""
+"""``bkheal doctor``: its findings, its exit codes, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def diagnosis(*words: str) -> tuple[int, dict[tuple[str, str], Any]]:
 
 
 def tree(cluster: CommandCluster) -> dict[str, int]:
-    """Every node below the root and its version."""
+    """Return every node below the root and its version."""
 
     async def read() -> dict[str, int]:
         found: dict[str, int] = {}
@@ -273,7 +273,7 @@ def test_bookies_that_do_not_answer_fail_and_a_disabled_switch_warns(cluster: Co
 
 
 def answering(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, **answers: BookieInfo) -> None:
-    """Let bookies answer, in a cluster whose clock is right."""
+    """Make the bookies answer, in a cluster whose clock is right."""
     cluster.cell._now_ms = cluster.clock.epoch_ms
 
     async def ask(_: MemoryTransport, bookie: BookieId, request: Info, timeout_s: float) -> InfoReply:
@@ -372,7 +372,7 @@ def test_a_store_that_stops_answering_ends_the_checks_and_those_done_are_shown(
     async def lost(*_: Any, **__: Any) -> None:
         raise error
 
-    diagnosis()  # its node for the clock exists
+    diagnosis()  # creates its node for the clock
     monkeypatch.setattr(MemoryStore, write, lost)
     code, rows = diagnosis()
     assert (code, rows["cluster", ROOT]["state"]) == (ExitCode.STORE_UNREACHABLE, "ok")
@@ -423,7 +423,7 @@ async def test_servers_are_asked_one_by_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.socket() as silent:
-            silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and the port stays ours
+            silent.bind(("127.0.0.1", 0))  # bound, but not listening: connections are refused, and the port stays taken
             closed = silent.getsockname()[1]
             found = await doctor._server_checks(f"127.0.0.1:{port},127.0.0.1:{closed}")
     assert [check.state for check in found] == [State.OK, State.WARNING]

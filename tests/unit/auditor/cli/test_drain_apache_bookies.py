@@ -1,4 +1,4 @@
-"""``bkheal drain start`` names the bookies it cannot make read-only, and what to do about them."""
+"""``bkheal drain start`` lists the bookies that it cannot make read-only, and prints what to do about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal drain start`` and ``stop``: what is refused changes nothing, and what is unknown has its exit code."""
+"""``bkheal drain start`` and ``stop``: a refusal changes nothing, and an unknown result has its own exit code."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ def test_a_wait_ends_after_a_pass_over_all_ledgers(cluster: CommandCluster) -> N
     steps = iter([(10, 11), (11, None)])
 
     class Moving(SystemClock):
-        """With each wait a ledger leaves the bookie, and the first time a writer puts another one there."""
+        """A clock that removes a ledger from the bookie at each wait.
+
+        At the first wait, a writer creates another ledger there.
+        """
 
         async def sleep(self, seconds: float) -> None:
             leaving, coming = next(steps)

@@ -1,4 +1,4 @@
-"""Options of ``bkheal drain`` about other programs: what does not fit is refused before anything is connected."""
+"""Options of ``bkheal drain`` about other programs: contradictions are refused before a connection is made."""
 
 from __future__ import annotations
 

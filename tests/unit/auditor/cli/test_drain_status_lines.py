@@ -1,4 +1,4 @@
-"""``bkheal drain status``: the next step that its text advises."""
+"""``bkheal drain status``: the next step that it recommends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from auditor.cli.cluster.drain_status import status_lines
 
 
 def text(*states: str, **fields: Any) -> str:
-    """The lines for the bookies ``bk0``, ``bk1`` and so on in these states."""
+    """Return the lines for the bookies ``bk0``, ``bk1`` and so on in these states."""
     bookies = [
         {"bookie_id": f"bk{number}", "since": "2026-11-20T10:15:00Z", "by": "me", "state": state}
         for number, state in enumerate(states)

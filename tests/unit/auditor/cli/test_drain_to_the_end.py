@@ -1,4 +1,4 @@
-"""``bkheal drain start --wait``: one command from the beginning to the proof, and nothing half-changed."""
+"""``bkheal drain start --wait``: one command from the start to the proof, and no partial changes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Drained:
         await registrations.register(APACHE, info, is_read_only=self.is_read_only, takeover_deadline_s=1)
 
     def http(self, asked: Asked) -> Reply:
-        """Answer as the HTTP server of the bookie."""
+        """Answer as the HTTP server of the bookie does."""
         if self.status != 200:
             return Reply(self.status)
         if asked.method == "PUT":
@@ -91,7 +91,7 @@ class Drained:
         return Reply(200, json.dumps({"readOnly": self.is_read_only}).encode())
 
     def pulsar(self, asked: Asked) -> Reply:
-        """Answer as a broker, whose unloading removes the ledger of the topic from the bookie."""
+        """Answer as a broker does; unloading the topic removes its ledger from the bookie."""
         if asked.path == "/admin/v2/clusters":
             return Reply(200, CLUSTERS)
         asyncio.run_coroutine_threadsafe(self._leave(), self.loop).result(20)
@@ -221,7 +221,7 @@ def test_a_refused_drain_does_not_make_the_bookie_of_another_drain_writable(monk
             registrations = Registrations(keeper, await open_cluster(keeper, ROOT))
             await registrations.register(other, service_info("e"), is_read_only=False, takeover_deadline_s=1)
 
-        async def begin_another() -> None:  # with two bookies of four, so a third one is refused
+        async def begin_another() -> None:  # two of the four bookies, so a third one is refused
             nonlocal is_begun
             await register()
             if not is_begun:
@@ -263,7 +263,7 @@ def test_without_a_wait_no_server_of_a_bookie_is_asked(monkeypatch: pytest.Monke
 
 
 def answer_after(monkeypatch: pytest.MonkeyPatch, world: Drained, change: Callable[[Drains], Any]) -> list[str]:
-    """Let drains change while the operator is asked; return the list that gets the questions."""
+    """Change the drains while the operator is prompted. Return the list that collects the questions."""
     asked: list[str] = []
 
     async def change_them() -> None:

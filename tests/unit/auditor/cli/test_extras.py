@@ -1,4 +1,4 @@
-"""Commands without Spark need no Spark; a command without its library names the extra to install."""
+"""Commands without Spark do not need PySpark; a command without its library names the extra to install."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_smallest_extra_is_named(module: str, extra: str | None) -> None:
 def test_a_replicator_and_a_bookie_start_without_any_extra(options: list[str]) -> None:
     done = run_without(SPARK_AND_SERVICE | JAVA, *options, "--metadata-uri", "no-scheme")
     assert "bkheal[" not in done.stderr
-    assert "no-scheme" in done.stderr  # it got as far as reading the address
+    assert "no-scheme" in done.stderr  # the address was read, so the import succeeded
 
 
 def test_a_running_auditor_is_asked_without_any_extra() -> None:

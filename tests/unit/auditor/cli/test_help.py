@@ -1,4 +1,4 @@
-"""Help is readable on any terminal: nothing is cut off, and lines are wrapped."""
+"""Help is readable on a terminal of any width: no text is cut off, and lines are wrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from auditor.cli.output import StreamFormat
 from tests.deadlines import PROGRAM_S
 
 Shown: TypeAlias = Callable[..., str]
-"""The output of a command on a terminal with this many columns."""
+"""Return the output of a command on a terminal with this many columns."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_process_shows_the_same(shown: Shown) -> None:
     environment = os.environ | {"COLUMNS": "80", "TERM": "dumb"}
     command = [sys.executable, "-m", "auditor.cli.main", "bookie", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
-    assert done.stdout.partition("\n\n")[2] == shown(80, "bookie", "--help").partition("\n\n")[2]  # after the usage
+    assert done.stdout.partition("\n\n")[2] == shown(80, "bookie", "--help").partition("\n\n")[2]  # without usage line
 
 
 @pytest.mark.parametrize("words", [("auditor",), ("drain", "status"), ("bookie",)])

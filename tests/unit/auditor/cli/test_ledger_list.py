@@ -47,6 +47,6 @@ def test_creation_times_that_no_ledger_can_meet_are_refused() -> None:
 
 @pytest.mark.parametrize("command", [["list"], ["write", "--entries", "1"]], ids=["list", "write"])
 def test_a_key_of_custom_metadata_given_twice_is_refused(command: list[str]) -> None:
-    """The last one alone would count, and the list promises ledgers that meet all conditions."""
+    """Only the last value would count, but the list promises ledgers that meet all conditions."""
     words = [*command, "--custom", "app=one", "--custom", "app=two", "--metadata-uri", "zk://h:1/ledgers"]
     assert CliRunner().invoke(ledger.app, words).exit_code == ExitCode.USAGE

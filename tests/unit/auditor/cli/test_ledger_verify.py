@@ -1,4 +1,4 @@
-"""``bkheal ledger verify``: its exit codes. What it finds is in ``tests/unit/auditor/operating``."""
+"""``bkheal ledger verify``: its exit codes. The tests of its findings are in ``tests/unit/auditor/operating``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_without_a_store_nothing_is_verified(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Failing(LedgerStore):
-    """The metadata of one ledger is read once, for the check of the ids; each later reading raises an error."""
+    """A store that reads the metadata of one ledger once, for the check of the ids; each later read raises an error."""
 
     failing: LedgerId
     error: Exception

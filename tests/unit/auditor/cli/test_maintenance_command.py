@@ -1,4 +1,4 @@
-"""``bkheal maintenance``: which bookies, for how long, and what is refused before anything changes."""
+"""``bkheal maintenance``: which bookies, for how long, and what is refused before a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are too large, and addresses and names that are none, on a command line: wrong usage, no traceback."""
+"""Numbers that are too large and invalid addresses and names are usage errors, without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal ok-to-stop``: yes only if nothing speaks against it, and nothing is unknown."""
+"""``bkheal ok-to-stop`` prints yes only if it is certain that no ledger prevents the stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.worlds.ledgers import make_metadata, names
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
-    """Bookies c and d are registered; every ledger of a and b is marked, and neither is registered."""
+    """Bookies c and d are registered; every ledger of a and b is marked, and these two are not registered."""
     made = CommandCluster()
     monkeypatch.setattr(ok_to_stop, "connected", made.connected)
     asyncio.run(made.fill())
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_no_yes_and_has_its_own_exit_code(cluster: Comman
     code, document = asked("c")
     assert (code, document["ok"], document["unreadable_ledgers"]) == (ExitCode.PARTIAL, False, 1)
     asyncio.run(put(cluster, 10, "c d"))
-    assert asked("c", "d")[0] == ExitCode.FAILED, "a certain no counts more"
+    assert asked("c", "d")[0] == ExitCode.FAILED, "a definite no has precedence"
 
 
 def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(cluster: CommandCluster) -> None:
@@ -84,8 +84,8 @@ def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(
         code, document = asked(*stopping)
         assert (code, document["ledgers_at_risk"], document["worst"][0]["copies_left"]) == (ExitCode.FAILED, 3, 0)
     asyncio.run(put(cluster, 10, "c d", missing="d"))
-    assert asked("d")[0] == ExitCode.OK, "the other copy is certain"
-    assert asked("c")[0] == ExitCode.FAILED, "and it is the only one that is"
+    assert asked("d")[0] == ExitCode.OK, "the other copy certainly exists"
+    assert asked("c")[0] == ExitCode.FAILED, "and no other copy certainly does"
 
 
 def test_a_mark_that_cannot_be_read_may_name_any_bookie_of_its_ledger(cluster: CommandCluster) -> None:
@@ -97,7 +97,7 @@ def test_a_mark_that_cannot_be_read_may_name_any_bookie_of_its_ledger(cluster: C
 
 
 async def new_disks(cluster: CommandCluster, bookie: str) -> None:
-    """Record disks of a bookie, instead of earlier ones if it has some."""
+    """Record disks of a bookie; they replace earlier ones."""
     cookies = CookieStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
     if (version := await cookies.version(BookieId(bookie))) is not None:
         await cookies.delete(BookieId(bookie), version)
@@ -147,7 +147,7 @@ def test_strict_leaves_more_than_one_copy(cluster: CommandCluster) -> None:
 
 
 def during_the_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Have something happen in the cluster while the command reads the ledgers."""
+    """Make a change in the cluster while the command reads the ledgers."""
 
     @contextmanager
     def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -155,7 +155,7 @@ def during_the_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], Cor
 
         def advance(count: int) -> None:
             if not done:
-                with ThreadPoolExecutor(1) as pool:  # this thread has a loop that runs
+                with ThreadPoolExecutor(1) as pool:  # an event loop is already running in this thread
                     pool.submit(asyncio.run, change()).result(10)
             done.append(count)
 

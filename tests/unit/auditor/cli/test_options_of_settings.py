@@ -1,4 +1,4 @@
-"""The commands of ``bkheal`` have the options of their settings, with the same defaults and ranges."""
+"""The commands of ``bkheal`` have the options of their settings classes, with the same defaults and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal progress``: one look, many looks, and what is unknown."""
+"""``bkheal progress``: a single output, repeated outputs, and unknown values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_wrong_interval_is_wrong_usage(interval: str) -> None:
 
 @pytest.fixture
 def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch ends by itself after two looks."""
+    """End a watch after its second output."""
     real = progress.looks
 
     async def looks(*arguments: Any) -> AsyncIterator[dict[str, Any]]:
@@ -110,7 +110,7 @@ def test_a_watch_refreshes_in_place_on_a_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     progress.progress("zk://h:1/ledgers", None, StreamFormat.TABLE, True, 0.5)
-    assert "\x1b[1A" in capsys.readouterr().out  # the cursor moves up over the text of the first look
+    assert "\x1b[1A" in capsys.readouterr().out  # the cursor moves up over the text of the first output
 
 
 @in_virtual_time

@@ -1,4 +1,4 @@
-"""A question of a command ends at once by a signal, with 128 + signal, and the command cleans up. No answer is no."""
+"""A signal ends a prompt of a command at once, with 128 + signal, and the command cleans up. No answer means no."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def signalled(number: int) -> Callable[..., Any]:
-    """A question during which a signal comes; a yes if the signal has no effect."""
+    """Send a signal during a prompt; the answer is yes if the signal has no effect."""
 
     def ask(*_: Any, **__: Any) -> str:
         os.kill(os.getpid(), number)
@@ -38,7 +38,7 @@ async def cleaning(done: list[str]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await asyncio.sleep(0.01)  # a turn in which the loop reads its signals
+        await asyncio.sleep(0.01)  # gives the loop a turn to handle its signals
         done.append("cleaned up")
 
 

@@ -1,4 +1,4 @@
-"""``bkheal recover``: bookies that are lost for certain, and everything of them that can be read."""
+"""``bkheal recover`` accepts only bookies that are certainly lost, and marks all their ledgers that can be read."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_bookie_that_returns_during_the_question_is_refused(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirmed(question: str, *, is_sure: bool) -> None:
-        with ThreadPoolExecutor(1) as pool:  # this thread has a loop that runs
+        with ThreadPoolExecutor(1) as pool:  # an event loop is already running in this thread
             pool.submit(asyncio.run, start(cluster, "a")).result(10)
 
     monkeypatch.setattr(recovery, "confirm", confirmed)
@@ -87,7 +87,7 @@ def test_a_bookie_that_returns_during_the_question_is_refused(
 
 
 def test_the_brake_counts_bookies_that_have_no_cookie_any_more(cluster: CommandCluster) -> None:
-    assert call("a", "b", "--dry-run").exit_code == ExitCode.OK, "half of four"
+    assert call("a", "b", "--dry-run").exit_code == ExitCode.OK, "two of four are half"
     held = call("a", "b", "--yes", "--missing-share-max", "0.4")
     assert (held.exit_code, "2 of 4 known bookies are not registered" in held.stderr) == (ExitCode.HELD, True)
     assert marked(cluster) == MARKED

@@ -1,4 +1,4 @@
-"""Signals that end a command, and those that its process ignores."""
+"""Signals that end a command, and signals that its process ignores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.deadlines import PROGRAM_S
 
 
 async def hung_up() -> str:
-    """Receive SIGHUP, and return after any handler of it has run."""
+    """Send SIGHUP to this process, and return after its handler has run."""
     later = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, later.set)
     for number in (signal.SIGHUP, signal.SIGUSR1):

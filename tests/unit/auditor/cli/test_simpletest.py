@@ -1,4 +1,4 @@
-"""``bkheal simpletest`` deletes its ledger in every case, or prints how to delete it."""
+"""``bkheal simpletest`` always deletes its ledger, or prints how to delete it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def no_deletions(world: LogWorld, *, hangs: bool = False) -> Client:
 
 
 class ReadingFailedError(BkhealError):
-    """What a client raises."""
+    """An error that a client raises."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``bkheal status`` and ``underreplicated list``: the subjects of all alerts on one page, and lists in pages."""
+"""``bkheal status`` and ``underreplicated list``: what all alerts are about on one page, and lists in pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments with bytes that are not UTF-8: wrong usage where they would be stored as text."""
+"""Arguments with bytes that are not UTF-8 are usage errors if they would be stored as text."""
 
 from __future__ import annotations
 

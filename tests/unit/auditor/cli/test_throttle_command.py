@@ -1,4 +1,4 @@
-"""``bkheal throttle``: which limit each option sets, and how limits are shown."""
+"""``bkheal throttle``: which limit each option sets, and how limits are printed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def call(*words: str) -> Result:
 
 
 def numbers(cluster: CommandCluster) -> tuple[int, ...] | None:
-    """Bytes and requests of all, bytes to and from one bookie, bytes of critical ledgers; None without limits."""
+    """Return the limits, None if unlimited.
+
+    They are bytes and requests of all, bytes to and from one bookie, and bytes of critical ledgers.
+    """
     limits: CopyLimits | None = asyncio.run(CopyLimitsStore(cluster.keeper, ROOT).read()).limits
     if limits is None:
         return None

@@ -1,4 +1,4 @@
-"""Unloading topics through an admin API that answers well, badly, slowly or elsewhere."""
+"""Unloading topics through an admin API that answers correctly, incorrectly, slowly or with a redirect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKEN = "s3cret-t0ken"
 
 @dataclass
 class Drain:
-    """A wait for a drain, whose looks the test makes."""
+    """A wait for a drain that proceeds only when the test calls ``look``."""
 
     unloading: TopicUnloading
     clock: ManualClock
@@ -43,7 +43,7 @@ class Drain:
         await self.unloading.look(self.topics, frozenset(), None)
 
     async def until_over(self) -> BkhealError:
-        """Look until the wait is useless."""
+        """Repeat ``look`` until waiting longer is useless."""
         for _ in range(FAILURES_MAX + 1):
             await self.look()
             if (found := self.failure()) is not None:
@@ -159,14 +159,14 @@ async def test_one_topic_that_is_refused_keeps_no_other_from_being_unloaded() ->
             waiting.topics = {TOPIC}
             assert TOPIC in str(waiting.failure())
             busy = Holdings({LedgerId(1): (), LedgerId(2): ()}, {LedgerId(1)}, {TOPIC})
-            assert waiting.unloading.failure(busy) is None  # replicators have work
+            assert waiting.unloading.failure(busy) is None  # replicators have tasks left
 
 
 @pytest.mark.parametrize(("clusters", "exit_code"), [(Reply(200, b'["c"]'), None), (Reply(503), None), (Reply(401), 1)])
 async def test_a_role_without_the_permission_for_a_topic_is_no_refused_login(
     clusters: Reply, exit_code: int | None
 ) -> None:
-    """A broker answers 401 to both."""
+    """A broker answers 401 in both cases."""
 
     def reply(asked: Asked) -> Reply:
         if asked.method == "GET":
@@ -193,7 +193,9 @@ async def test_a_refused_token_is_not_tried_with_every_topic() -> None:
             for _ in range(3):
                 waiting.clock.now_s += AGAIN_S
                 await waiting.look()
-            assert len(api.asked) <= 2 * AT_ONCE, "once for the topic, and once whether the login is refused"
+            assert len(api.asked) <= 2 * AT_ONCE, (
+                "one request for the topic, and one to see whether the login is refused"
+            )
 
 
 async def test_notes_are_bounded() -> None:
@@ -230,11 +232,11 @@ async def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
     with serving(lambda asked: Reply() if is_over.wait(20) else Reply(500)) as api:
         async with drain(api.url) as waiting:
             async with asyncio.timeout(15):
-                await waiting.unloading.look({TOPIC}, frozenset(), 0.1)  # the time of the command has passed
+                await waiting.unloading.look({TOPIC}, frozenset(), 0.1)  # the deadline of the command has passed
             is_over.set()
             assert waiting.unloading.unloaded == 0
             await waiting.look()
-            assert len(api.asked) <= 1  # it may have been unloaded, so the period counts
+            assert len(api.asked) <= 1  # the topic may have been unloaded, so its next unload waits
 
 
 async def test_nobody_is_there() -> None:
@@ -247,7 +249,7 @@ async def test_nobody_is_there() -> None:
 
 
 def moved(to: Callable[[], AdminApi], status: int = 307) -> Callable[[Asked], Reply]:
-    """Answers of a broker that does not serve the topic."""
+    """Answer as a broker that does not serve the topic."""
     return lambda asked: Reply(status, headers={"Location": f"{to().url}{asked.path}?authoritative=true"})
 
 

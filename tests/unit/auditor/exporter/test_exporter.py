@@ -1,4 +1,4 @@
-"""An exporter shows what a leading auditor would, changes nothing, and shows nothing that it did not read lately."""
+"""An exporter shows the same as a leading auditor, changes nothing, and shows no outdated values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DONE = RunRecord("20261120T101500Z-000001", RunKind.BOOKIES, RunCause.COMMAND, "
 
 @dataclass
 class Watched:
-    """A cluster watched by an exporter."""
+    """A cluster with an exporter."""
 
     cluster: MemoryCluster
     store: MemoryStore
@@ -55,7 +55,7 @@ class Watched:
         return self.metrics.registry.get_sample_value(name, labels)
 
     def shown(self) -> set[str]:
-        """Names of the exported cluster metrics."""
+        """Return the names of the exported cluster metrics."""
         known = {definition.name for definition in CLUSTER}
         return {family.name for family in self.metrics.registry.collect() if family.samples} & known
 
@@ -136,7 +136,7 @@ async def test_it_changes_nothing_and_takes_no_part_in_the_election() -> None:
 
 
 async def everything(store: MetadataStore, path: str = "/") -> dict[str, tuple[bytes, int]]:
-    """Content and version of every node."""
+    """Return the data and the version of every node."""
     node = await store.get(path)
     found = {path: (node.data, node.stat.version)}
     for name in (await store.children(path)).names:
@@ -255,13 +255,13 @@ async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_onc
             await asyncio.sleep(FRESH_S)
             return watched.value(f"{names.TIME_TO_DETECT}_count"), watched.value(f"{names.TIME_TO_DETECT}_sum")
 
-        assert await counted() == (0, 0), "the loss of B was audited before"
+        assert await counted() == (0, 0), "the loss of B was audited before the exporter started"
         await down.note_audited(C, began_ms, began_ms + 700_000)
         assert await counted() == (1, 700)
         await down.reopen(C, began_ms)
         assert await counted() == (1, 700)
         await down.note_audited(C, began_ms, began_ms + 900_000)
-        assert await counted() == (1, 700), "a leader had it audited again"
+        assert await counted() == (1, 700), "a leader requested another audit of the same loss"
         await down.reconcile(frozenset({B, D}), now_ms(), registered=set())
         await counted()
         await down.reconcile(frozenset({B, C, D}), again_ms := now_ms(), registered=set())
@@ -293,7 +293,7 @@ async def test_a_loss_that_apaches_auditor_marks_is_measured_and_no_longer_held_
         assert (held, count) == (1, 1)
         assert seconds == pytest.approx(600, abs=1)
         await asyncio.sleep(3600)
-        assert await shown() == (0, 1, seconds), "nothing holds a bookie without ledgers back for ever"
+        assert await shown() == (0, 1, seconds), "a bookie without ledgers is not held back for ever"
 
 
 @in_virtual_time
@@ -342,7 +342,7 @@ def test_wrong_settings_are_named_together() -> None:
 
 @in_virtual_time
 async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_decide_it() -> None:
-    """Without the options of the audits, an exporter showed reasons and times of the default ones."""
+    """Without the options of the audits, an exporter would show the reasons and times of the default options."""
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     await cluster.register(B)

@@ -1,4 +1,4 @@
-"""An auditor shows the live backlog, its runs and its cluster; a follower leaves out the leader's metrics."""
+"""An auditor exports the live backlog, its runs and its cluster; a follower omits the metrics of the leader."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_backlog_is_shown_by_severity() -> None:
     assert shown.value(names.MARKED_LEDGERS, severity="critical") == 3
     assert shown.value(names.MARKED_BYTES, severity="critical") == 4096
     assert shown.value(names.MARKED_AGE, severity="critical") == 90
-    assert shown.value(names.MARKED_AGE, severity="below_write_quorum") == 0  # not known
+    assert shown.value(names.MARKED_AGE, severity="below_write_quorum") == 0  # the age is unknown
     assert shown.value(names.MARKED_LEDGERS, severity="lost") == 0
     assert shown.value(names.MARKED_LEDGERS, severity="healthy") == 2
     assert shown.value(names.MARKED_LEDGERS, severity="unreadable") == 5
@@ -116,7 +116,7 @@ def test_what_can_be_repaired_is_shown_beside_what_is_marked() -> None:
     assert shown.value(names.REPAIRABLE_LEDGERS, severity="critical") == 2
     assert shown.value(names.REPAIRABLE_BYTES, severity="critical") == 1000
     assert shown.value(names.REPAIRABLE_LEDGERS, severity="below_write_quorum") == 0
-    assert shown.value(names.REPAIRABLE_LEDGERS, severity="no_live_copy") is None  # there is nothing to copy from
+    assert shown.value(names.REPAIRABLE_LEDGERS, severity="no_live_copy") is None  # there is no source to copy from
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_can_be_repaired_is_shown_beside_what_is_marked() -> None:
         ("auditor-1", True, True, 0),
         ("apache-bookie:3181", False, True, 1),
         ("", False, True, 0),
-        ("apache-bookie:3181", False, False, 0),  # who knows
+        ("apache-bookie:3181", False, False, 0),  # unknown
     ],
 )
 def test_a_candidate_shows_whether_another_one_leads(
@@ -319,7 +319,7 @@ def test_a_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> N
     path = tmp_path / "bookies.prom"
     failed = replace(RECORD, state=RunState.FAILED, exit_code=70, findings={}, held_back={})
     export_to_file(failed, path)
-    assert names.LAST_FINDINGS not in {key[0] for key in values_in(path.read_text())}, "unknown is not none"
+    assert names.LAST_FINDINGS not in {key[0] for key in values_in(path.read_text())}, "unknown is not zero"
     export_to_file(replace(RECORD, findings={"lost": 2, "critical": 1}, held_back={"delay": 3}), path)
     incomplete = replace(RECORD, is_every_ledger=False, findings={"lost": 1, "critical": 5}, held_back={})
     for record, critical in ((failed, 1), (incomplete, 5), (failed, 5)):
@@ -338,7 +338,7 @@ def test_a_dry_run_is_no_success(tmp_path: Path) -> None:
     export_to_file(dry, path)
     values = values_in(path.read_text())
     assert values[names.LAST_FINDINGS, "bookies", "critical"] == 3
-    assert not {names.LAST_SUCCESS, names.LAST_DURATION} & {key[0] for key in values}, "unknown is not none"
+    assert not {names.LAST_SUCCESS, names.LAST_DURATION} & {key[0] for key in values}, "unknown is not zero"
     for record in (RECORD, dry):
         export_to_file(record, path)
     values = values_in(path.read_text())

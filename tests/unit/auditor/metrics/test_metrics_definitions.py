@@ -1,4 +1,4 @@
-"""Names, labels and texts of all metrics keep Prometheus' rules and ours, and the document agrees."""
+"""Names, labels and texts of all metrics follow Prometheus' rules and ours, and match the document."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_document_is_fresh(tmp_path: Path) -> None:
 
 
 def test_cores_know_nothing_of_prometheus() -> None:
-    """Metrics are at the edges: storage, client, metadata and model are measured from outside."""
+    """Metrics belong to the edges: storage, client, metadata and model are measured from outside."""
     for package in ("model", "metadata", "storage", "client", "wire"):
         for source in sources(f"bookie/{package}"):
             used = [name for name in source.imported if name.startswith(("prometheus_client", "bookie.runtime.metric"))]

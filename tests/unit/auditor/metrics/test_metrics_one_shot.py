@@ -1,4 +1,4 @@
-"""What a one-shot run shows while it lasts, over a real socket."""
+"""The metrics of a one-shot run while it is active, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bkheal ledger verify``: what reading every copy shows, and which bookies are marked for it."""
+"""``bkheal ledger verify``: the result of reading every copy, and which bookies it marks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of(document: dict[str, Any], bookie: str) -> dict[str, Any]:
 
 
 def counts(document: dict[str, Any], bookie: str) -> tuple[int, ...]:
-    """Good, damaged, absent and unknown entries."""
+    """Return the numbers of good, damaged, absent and unknown entries."""
     row = of(document, bookie)
     assert row["expected"] == sum(row[name] for name in ("good", "damaged", "absent", "unknown"))
     return tuple(row[name] for name in ("good", "damaged", "absent", "unknown"))
@@ -67,7 +67,7 @@ def text(document: dict[str, Any]) -> str:
 
 
 async def clear(world: RepairWorld, bookie: str) -> None:
-    """Give a bookie empty disks."""
+    """Replace the disks of a bookie with empty ones."""
     await world.bookies.start([bookie])
 
 
@@ -253,7 +253,7 @@ async def test_of_an_open_ledger_only_final_fragments_are_judged() -> None:
         world.bookies["d"].results[EntryId(7)] = flipped
         document = await verified(world)
         assert (document["not_judged_from"], document["entries"]) == (6, 6)
-        assert counts(document, "c") == (4, 1, 0, 1)  # R139: only of a closed ledger is an I/O error damage
+        assert counts(document, "c") == (4, 1, 0, 1)  # R139: an I/O error counts as damage only in a closed ledger
         assert [row["bookie_id"] for row in document["bookies"]] == ["a", "b", "c"]
         assert "entries from 6 on may still change, and are not judged" in text(document)
         assert "verify and mark it again after its end" in text(document)
@@ -388,7 +388,7 @@ async def test_a_bookie_that_the_metadata_does_not_name_any_more_is_not_marked()
             await world.bookies.put("d", LEDGER, list(packets.values()))
             await world.ledgers.write(LEDGER, ledger.metadata.with_member(0, 1, BookieId("d")), ledger.version)
 
-        world.bookies["b"].before_list = move  # asked for when damage is found
+        world.bookies["b"].before_list = move  # the list is requested when damage is found
         document = await verified(world, is_marking=True)
         assert (document["metadata_changed"], counts(document, "b")) == (True, (9, 1, 0, 0))
         assert await marked(world) == ()

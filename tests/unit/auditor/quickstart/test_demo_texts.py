@@ -1,4 +1,4 @@
-"""What ``bkheal demo`` prints for people."""
+"""The texts that ``bkheal demo`` prints."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_the_demo_states_when_a_loss_is_healed_and_how_long_its_data_stay(keep: 
     display: Any = SimpleNamespace(line=lines.append)
     tell(cluster, DemoSettings(keep=keep), "ready", display)
     assert any(line.startswith(f"After about {10 + LOST_BOOKIE_DELAY_S} s it is audited and healed") for line in lines)
-    assert any("`bkheal dead-letters list`" in line for line in lines), "a ledger without a copy stays"
+    assert any("`bkheal dead-letters list`" in line for line in lines), "a ledger without a copy remains"
     assert lines[-1].endswith(end)

@@ -1,4 +1,4 @@
-"""What the tour counts as lost although every bookie of the ledger is alive."""
+"""What the quickstart counts as lost although every bookie of the ledger is registered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = WRITTEN.spec.sizes
 
 
 async def without(world: RepairWorld, metadata: LedgerMetadata, bookie: str, lost: set[int]) -> None:
-    """The ledger as its writer left it: ``bookie`` missed some entries."""
+    """Return the ledger as its writer left it if ``bookie`` did not receive some entries."""
     ledger: Versioned = await world.ledgers.create(LEDGER, metadata)
     packets = make_packets(LEDGER, (metadata.last_entry_id or 0) + 1)
     await world.bookies.fill(ledger, {entry_id: packet for entry_id, packet in packets.items() if entry_id not in lost})

@@ -1,4 +1,4 @@
-"""Accepted losses: of entries denied by registered bookies, with lost answers, and too many for a record."""
+"""Accepted losses: entries that registered bookies deny, lost answers, and too many entries for one record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METADATA = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
 
 
 async def parked(world: RepairWorld, lacking: dict[str, set[int]], named: str) -> None:
-    """A ledger whose bookies lack some entries, with a task parked by a worker."""
+    """Create a ledger whose bookies lack some entries, with a task that a worker parked."""
     created = await world.ledgers.create(LEDGER, METADATA)
     packets = make_packets(created.ledger_id, 10)
     for bookie in sorted(METADATA.members()):
@@ -60,7 +60,7 @@ async def accept(world: RepairWorld) -> DeadLetterResult:
 
 
 async def audited(world: RepairWorld) -> tuple[FragmentFinding, ...]:
-    """What the replicas check finds."""
+    """Return the findings of the replicas check."""
 
     async def registered() -> AbstractSet[BookieId]:
         return (await world.registrations.list()).registered
@@ -165,7 +165,7 @@ async def test_the_task_stays_for_a_bookie_that_lacks_what_others_hold() -> None
 
 @st.composite
 def _denied(draw: st.DrawFn) -> set[int]:
-    """Entries at regular distances, with up to eight more or fewer."""
+    """Entries at regular distances; up to eight are added or removed."""
     period, size, shift = draw(st.integers(1, 6)), draw(st.integers(0, 6)), draw(st.integers(0, 5))
     regular = {entry for entry in range(draw(st.integers(0, 40))) if (entry + shift) % period < size}
     return regular ^ draw(st.sets(st.integers(0, 39), max_size=8))

@@ -1,4 +1,4 @@
-"""The pass over all ledgers for the decisions of the safety verbs: what it hands on, counts, and does not hide."""
+"""The pass over all ledgers for the decisions of the safety verbs: what it yields and counts; it hides no problem."""
 
 from __future__ import annotations
 

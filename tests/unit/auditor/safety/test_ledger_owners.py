@@ -1,4 +1,4 @@
-"""Lists of ledgers name the owner of each ledger in Pulsar."""
+"""Lists of ledgers show the owner of each ledger in Pulsar."""
 
 from __future__ import annotations
 

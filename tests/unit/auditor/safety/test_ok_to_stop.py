@@ -1,4 +1,4 @@
-"""May these bookies be stopped: the decision against counting every entry, and what placement needs."""
+"""Whether bookies may be stopped: the decision compared with a count of every entry, and the needs of placement."""
 
 from __future__ import annotations
 

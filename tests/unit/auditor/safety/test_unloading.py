@@ -30,7 +30,7 @@ A, B = "persistent://t/n/a", "persistent://t/n/b"
         ("persistent://t x/n?/a", "/admin/v2/persistent/t%20x/n%3F/a/unload"),
         ("persistent://t/%2e%2e/a", "/admin/v2/persistent/t/%252e%252e/a/unload"),
         ("persistent://t/n/..%2F..", "/admin/v2/persistent/t/n/..%252F../unload"),
-        ("persistent://t/cluster/n/a", ""),  # version 1
+        ("persistent://t/cluster/n/a", ""),  # topic names of version 1 are not supported
         ("persistent://t/../a", ""),
         ("persistent://../n/a", ""),
         ("persistent://t/n/..", ""),
@@ -105,7 +105,7 @@ def test_waiting_is_not_useless_while_one_topic_may_still_be_unloaded() -> None:
     assert hopeless({"non-persistent://t/n/a"}, attempts, 0.0) is None
     assert hopeless(set(), attempts, 0.0) is None
     last = Attempts(100.0, unloads=UNLOADS_MAX)
-    assert hopeless({A}, {A: last}, 100.0 + AGAIN_S - 1) is None  # its ledger may just have been closed
+    assert hopeless({A}, {A: last}, 100.0 + AGAIN_S - 1) is None  # its ledger may have been closed just now
 
 
 def test_records_are_kept_while_they_matter() -> None:

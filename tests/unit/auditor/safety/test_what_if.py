@@ -1,4 +1,4 @@
-"""What the loss of bookies would do: the severity of an audit without them."""
+"""The effect of a loss of bookies: the severity that an audit without them would report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_loss_of_a_marked_copy_may_take_the_only_one() -> None:
     assert levels(metadata, "a", "a", "a") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
     assert levels(metadata, "a b", "a", "a b") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
     assert levels(metadata, "a b", "a b", "a b") == (None, Severity.NO_LIVE_COPY, 0)
-    assert levels(metadata, "b", "a", "a b") == (Severity.NO_LIVE_COPY, Severity.NO_LIVE_COPY, 0), "a is gone already"
+    assert levels(metadata, "b", "a", "a b") == (Severity.NO_LIVE_COPY, Severity.NO_LIVE_COPY, 0), "a is already lost"
 
 
 @pytest.mark.parametrize("doubted", ["", "a", "b", "a b", "c", "a b c"])
@@ -90,7 +90,7 @@ def test_the_worst_fragment_counts_and_one_without_entries_does_not() -> None:
 def test_bytes_are_those_on_the_bookies_that_would_go() -> None:
     found = loss(closed((0, "a b c"), quorum=(2, 2)), "a b c", "a b")
     assert found is not None
-    assert found.bytes_estimate == 133  # 100 bytes of payload, of which each of three positions has two thirds
+    assert found.bytes_estimate == 133  # 100 bytes of payload; each of three positions stores two thirds of it
 
 
 def test_positions_that_store_no_entry_cost_nothing() -> None:
@@ -113,7 +113,7 @@ def test_sums_are_by_severity_and_topic_and_the_worst_are_the_largest() -> None:
         losses.add(found, metadata)
     gone = loss_of(LedgerId(9), closed((0, "a b"), (5, "c d")), name_set("c d a"), name_set("c"))
     assert gone is not None
-    assert not gone.is_worse, "an entry of the first fragment has one copy left already"
+    assert not gone.is_worse, "an entry of the first fragment already has only one copy left"
     losses.add(gone, named)
     assert dict(losses.ledgers) == {Severity.CRITICAL: 3, Severity.NO_LIVE_COPY: 1}
     assert dict(losses.already) == {Severity.CRITICAL: 1}

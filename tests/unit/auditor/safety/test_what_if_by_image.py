@@ -1,4 +1,4 @@
-"""What-if by an image: it names ledgers, ZooKeeper decides, and the answer has the image's age."""
+"""What-if with an image: the image names the ledgers, ZooKeeper decides, and the answer has the age of the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How severe a drain is: not at all, as long as the drained bookie is present."""
+"""The severity of a drain: none, as long as the drained bookie is registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of another auditor: asked for with the caller's authorization, within bounds, and never round in a circle."""
+"""Reports of another auditor: requested with the caller's authorization, within limits, and never in a loop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.worlds.api import ApiWorld, running
 RUN = "20261120T101500Z-0a1b2c"
 PAGE = "<!doctype html><p>a report"
 OWN = "127.0.0.9"
-"""The name of the asking auditor; it does not listen there."""
+"""The name of the requesting auditor; it does not listen there."""
 NOBODY = "127.0.0.8"
 
 
 @pytest.fixture
 async def first(tmp_path: Path) -> AsyncIterator[ApiWorld]:
-    """The auditor with the report in its own directory, and a host where no process listens on its port."""
+    """Yield an auditor with the report in its own directory, and a host where no process listens on its port."""
     directory = tmp_path / "first"
     run = directory / "reports" / RUN
     (run / "findings.parquet").mkdir(parents=True)
@@ -69,7 +69,7 @@ async def test_an_auditor_has_what_another_one_wrote(first: ApiWorld, tmp_path: 
 
 
 async def test_the_other_auditor_judges_the_caller_itself(first: ApiWorld, tmp_path: Path) -> None:
-    """Here every caller may read, and there only those with a token."""
+    """Here every caller may read, but the other auditor requires a token."""
     guarded = tmp_path / "guarded"
     guarded.mkdir()
     first_reports = first.tokens_file.parent / "reports"

@@ -1,4 +1,4 @@
-"""The progress of repairs as the store shows it, and the rate over several looks."""
+"""The progress of repairs as shown by the store, and the rate over several samples."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_progress_of_a_copy_is_unknown_where_nothing_records_it() -> None:
     assert copy_progress(closed, Reservation(EntryId(10), 1, T, "1")) == CopyProgress(10, 1, T, None, 7, None, 700)
     noted = copy_progress(closed, Reservation(EntryId(10), 1, T, "1", EntryId(16)))
     assert (noted.entries_done, noted.entries_total) == (4, 7)
-    gone = copy_progress(closed, Reservation(EntryId(5), 1, T, "1", EntryId(7)))  # no fragment begins there now
+    gone = copy_progress(closed, Reservation(EntryId(5), 1, T, "1", EntryId(7)))  # no fragment begins there any more
     assert (gone.entries_done, gone.entries_total, gone.bytes_total) == (1, None, None)
     unclosed = make_metadata((0, "a b"), quorum=(2, 2))
     assert copy_progress(unclosed, Reservation(EntryId(0), 1, T, "1")) == CopyProgress(0, 1, T, None, None, None, None)
@@ -136,7 +136,7 @@ def test_rate_and_remaining_time_need_two_looks_and_a_completed_ledger() -> None
     assert (first.ledgers_per_s, first.bytes_per_s, first.eta_s) == (None, None, None)
     second = meter.add(look_at(1, 2, 3, 4), 110.0)
     assert (second.ledgers_per_s, second.eta_s) == (0.0, None)
-    third = meter.add(look_at(2, 3, 4, 5), 120.0)  # one was completed, and another one was marked
+    third = meter.add(look_at(2, 3, 4, 5), 120.0)  # one ledger was completed, and another one was marked
     assert (third.ledgers, third.measured_s) == (1, 20.0)
     assert third.ledgers_per_s == pytest.approx(0.05)
     assert third.bytes_per_s == pytest.approx(5.0)

@@ -1,4 +1,4 @@
-"""Links to reports use an address a browser can reach."""
+"""Links to reports use an address that a browser can reach."""
 
 from __future__ import annotations
 

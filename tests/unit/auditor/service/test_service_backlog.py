@@ -41,7 +41,7 @@ from tests.worlds.ledgers import closed_ledger, make_metadata
 from tests.worlds.virtual_time import in_virtual_time
 
 A, B, C, D = (BookieId(f"bk{name}:1") for name in "abcd")
-"""The first two are registered."""
+"""All bookies; the first two are registered."""
 
 
 class Marks(MemoryCluster):
@@ -73,8 +73,8 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
     await marks.ledger(2, A, C, D)
     await marks.ledger(3, C, D)
     await marks.ledger(4, B, A, C)
-    await marks.ledger(5, A, B)  # its bookie is back
-    await marks.ledger(6, A, B, missing=())  # a repair of the placement
+    await marks.ledger(5, A, B)  # its bookie is registered again
+    await marks.ledger(6, A, B, missing=())  # a mark for a bad placement
     later_ms = marks.clock.epoch_ms()
     assert await marks.counter.count() == Backlog(
         counted_ms=later_ms,
@@ -124,7 +124,9 @@ async def test_bookies_that_marks_name_are_counted_with_their_newest_mark_in_bou
     await marks.tasks.marking.mark(LedgerId(3), (C,))
     later_ms = marks.clock.epoch_ms()
     expected = {A: later_ms, C: later_ms, D: later_ms}
-    assert (await marks.counter.count()).named_ms == expected, "registered ones, and of deleted ledgers, too"
+    assert (await marks.counter.count()).named_ms == expected, (
+        "including registered bookies and bookies of deleted ledgers"
+    )
     assert first_ms < later_ms
     monkeypatch.setattr(backlog, "NAMED_MAX", 1)
     assert len((await marks.counter.count()).named_ms) == 1
@@ -233,7 +235,7 @@ def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
 
 
 class EndlessTasks:
-    """So many marked ledgers that a list of them would be large; each page is made on request."""
+    """So many marked ledgers that a list of them would be large; each page is generated on request."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -255,7 +257,7 @@ class SameLedgers:
 
 
 async def peak_bytes(cluster: MemoryCluster, count: int) -> int:
-    """The peak memory of one count over so many marked ledgers."""
+    """Return the peak memory of one count of this many marked ledgers."""
     registrations, parked = Registrations(cluster.store, cluster.cluster), ParkedTasks(cluster.store, ROOT)
     tasks, ledgers = cast(Any, EndlessTasks(count)), cast(Any, SameLedgers())
     counter = BacklogCounter(tasks, ledgers, registrations, parked, cluster.clock)

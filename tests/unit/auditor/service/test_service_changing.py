@@ -1,4 +1,4 @@
-"""Bookies whose registration changes as by Pulsar's driver: absent for a moment, and not lost."""
+"""Bookies that change their registration as Pulsar's driver does: unregistered for a moment, but not lost."""
 
 from __future__ import annotations
 

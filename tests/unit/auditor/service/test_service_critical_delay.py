@@ -26,7 +26,7 @@ async def test_critical_ledgers_are_audited_after_their_own_delay_and_once(world
     assert 300 <= world.critical_marked[0].at_s - start_s < 303
     assert world.marked == []
     await asyncio.sleep(3000)
-    assert len(auditor.runner.requests) == 1, "an audit that covered them is not repeated"
+    assert len(auditor.runner.requests) == 1, "these ledgers are not audited again"
     await when(lambda: bool(world.marked))
     assert world.marked_bookies == [{A}]
     assert 3600 <= world.marked[0].at_s - start_s < 3603

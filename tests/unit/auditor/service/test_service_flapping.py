@@ -1,4 +1,4 @@
-"""A bookie with repeated absences and returns is not marked each time (R74). Whole services on virtual time."""
+"""A bookie that is repeatedly lost and returns is not marked each time (R74). Whole services on virtual time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def leave_and_return(world: ServiceWorld, *, away_s: float = 120, times: i
 async def test_the_third_absence_waits_and_is_marked_in_the_end(world: ServiceWorld) -> None:
     auditor = await world.leader(**UNHURRIED)
     await leave_and_return(world, times=5)
-    assert world.marked_bookies == [{A}, {A}], "the first two were marked in vain"
+    assert world.marked_bookies == [{A}, {A}], "only the first two absences were marked"
     start_s = world.clock.monotonic_s()
     await world.down(A)
     await asyncio.sleep(120)
     (lost,) = auditor.service.status().lost
     assert lost.hold_reason == "flapping"
     held = (await FirstSeenDown(world.session(), ROOT).read())[A].held_until_ms
-    assert held == lost.audit_due_ms, "workers see it in the record"
+    assert held == lost.audit_due_ms, "workers read it in the record"
     await when(lambda: len(world.marked) == 3, 3700)
     assert 3600 <= world.marked[2].at_s - start_s < 3620
 

@@ -1,4 +1,4 @@
-"""The gate of a run, from another thread."""
+"""The gate of a run, called from another thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.deadlines import STATE_S
 
 @contextmanager
 def passing(gate: RunGate) -> Iterator[tuple[threading.Event, list[str]]]:
-    """A thread at the gate."""
+    """Start a thread that passes the gate."""
     is_through, stopped = threading.Event(), list[str]()
 
     def run() -> None:

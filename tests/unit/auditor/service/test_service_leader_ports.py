@@ -1,4 +1,4 @@
-"""Ports that lead to the leader: where bytes go, and where they never go."""
+"""Ports that forward to the leader: where bytes are sent, and where never."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
     [
         ("10.0.0.7:8080", "10.0.0.7"),
         ("fd00::7:8080", "fd00::7"),
-        ("bookie-1:3181", ""),  # Apache's auditor has its bookie's id
+        ("bookie-1:3181", ""),  # the vote of Apache's auditor contains its bookie id
         ("", ""),
         ("8080", ""),
         ("a..b:8080", ""),  # a damaged vote
@@ -36,7 +36,7 @@ def test_only_an_auditor_of_this_service_is_connected_to(leader: str, expected: 
 
 @contextlib.asynccontextmanager
 async def auditor(name: bytes) -> AsyncIterator[int]:
-    """A server that answers each line with its name and the line; it closes its side after the client has."""
+    """A server that answers each line with its name and the line. It closes its side after the client has."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ async def ask(streams: Streams, line: bytes) -> bytes:
 
 
 async def ended(streams: Streams) -> bool:
-    """Whether the other side closed the connection; waits for it."""
+    """Wait until the other side closes the connection, and return whether it did."""
     try:
         return await streams[0].read() == b""
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""How long losses took to be marked, measured by a process that neither leads nor writes."""
+"""How long it took until losses were marked, measured by a process that neither leads nor writes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bookie.model.ids import BookieId
 
 X, Y = BookieId("x:1"), BookieId("y:1")
 T = 1_000_000_000
-"""The first look, epoch milliseconds."""
+"""The time of the first observation, in epoch milliseconds."""
 
 
 class Looks:
-    """Looks ten seconds apart, as one process has them."""
+    """The observations of one process, ten seconds apart."""
 
     def __init__(self, *lost: BookieId) -> None:
         self.second = -10.0
@@ -52,12 +52,12 @@ def test_a_loss_that_apaches_auditor_marks_is_measured_from_the_first_look_to_it
     looks = Looks()
     assert looks.look(X) == ()
     assert looks.look(X) == ()
-    assert looks.look(X, Y, named={X: looks.at(25)}) == (15,), "the time of the mark"
-    assert looks.look(X, Y, named={X: looks.at(39), Y: 0}) == (10,), "a mark without a time is as old as this look"
+    assert looks.look(X, Y, named={X: looks.at(25)}) == (15,), "measured until the time of the mark"
+    assert looks.look(X, Y, named={X: looks.at(39), Y: 0}) == (10,), "a mark without a time is dated by its observation"
     assert looks.look(X, Y, named={X: looks.at(49), Y: looks.at(49)}) == ()
     looks.look(named={X: looks.at(49)})
     looks.look(X, named={X: looks.at(49)})
-    assert looks.look(X, named={X: looks.at(75)}) == (5,), "another loss"
+    assert looks.look(X, named={X: looks.at(75)}) == (5,), "this is another loss"
 
 
 def test_the_clock_of_the_marking_machine_cannot_make_a_time_of_its_own() -> None:
@@ -76,12 +76,12 @@ def test_an_audit_of_bkheal_is_measured_by_its_notes_and_once() -> None:
     looks.look(X)
     began_ms = looks.at(12)
     down = Down(began_ms)
-    assert looks.look(X, noted={X: down}, named={X: looks.at(19)}, is_run=True) == (), "the run goes on"
+    assert looks.look(X, noted={X: down}, named={X: looks.at(19)}, is_run=True) == (), "the run is still active"
     assert looks.look(X, noted={X: down}, named={X: looks.at(29)}, is_run=True) == ()
     audited = Down(began_ms, audited_ms=began_ms + 90_000)
     assert looks.look(X, noted={X: audited}, named={X: looks.at(29)}) == (90,)
     assert looks.look(X, noted={X: audited}, named={X: looks.at(49)}) == ()
-    assert looks.look(X, noted={X: Down(began_ms)}, named={X: looks.at(59)}) == (), "a leader has it audited again"
+    assert looks.look(X, noted={X: Down(began_ms)}, named={X: looks.at(59)}) == (), "a leader requested another audit"
     assert looks.look(X, noted={X: Down(began_ms, audited_ms=began_ms + 200_000)}) == ()
 
 
@@ -134,7 +134,7 @@ def test_marks_from_before_the_loss_are_none_of_it() -> None:
         for _ in range(3):
             assert looks.look(X, named={X: old_ms}) == ()
         looks.look(X)
-        assert looks.look(X, named={X: 0}) == (40,), "the old ones were repaired, so this one is new"
+        assert looks.look(X, named={X: 0}) == (40,), "the old ledgers were repaired, so this mark is new"
 
 
 def test_before_the_first_count_a_mark_needs_a_time_to_be_new() -> None:
@@ -189,7 +189,7 @@ def test_a_bookie_that_was_back_between_two_looks_is_another_loss() -> None:
     first = Down(looks.at(10), looks.at(15))
     assert looks.look(X, noted={X: first}, named={X: looks.at(14)}) == (5,)
     second = Down(looks.at(25))
-    assert looks.look(X, noted={X: second}, named={X: looks.at(14)}) == (), "the marks of the first loss"
+    assert looks.look(X, noted={X: second}, named={X: looks.at(14)}) == (), "the marks are those of the first loss"
     assert looks.look(X, noted={X: Down(second.since_ms, second.since_ms + 7000)}) == (7,)
 
 

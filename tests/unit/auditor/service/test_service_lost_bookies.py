@@ -1,4 +1,7 @@
-"""From the loss of a bookie to its audit: delay, return, brake, change of leader. Whole services on virtual time."""
+"""From the loss of a bookie to its audit: delay, return, brake, and change of leader.
+
+Whole services on virtual time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) ->
 
 @in_service_world
 async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not_lost(world: ServiceWorld) -> None:
-    """Pulsar's driver deletes the registration first, and then creates the other one (R85)."""
+    """Pulsar's driver deletes one registration before it creates the other one (R85)."""
     auditor = await world.leader()
     for _ in range(5):
         await world.down(A)
@@ -141,7 +144,7 @@ async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_ret
         await world.down(bookie)
     await when(lambda: bool(auditor.service.status().held_because))
     await asyncio.sleep(1000)
-    for bookie in BOOKIES:  # one by one, as after an outage
+    for bookie in BOOKIES:  # they return one by one, as after an outage
         await world.up(bookie)
         await asyncio.sleep(3)
     await asyncio.sleep(1000)
@@ -167,7 +170,7 @@ async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
 async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
-    """Neither a long run nor a paused and forgotten one holds it up."""
+    """Neither a long run nor a paused and forgotten one delays the audit of a loss."""
     world.check_s = 5000
     auditor = await world.leader()
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
@@ -186,7 +189,7 @@ async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_pause
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
 async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
-    """A dry run marks nothing, so it does not hold the lock of the reaction, and need not end."""
+    """A dry run marks nothing, so it does not hold the lock of the reaction and need not end."""
     world.check_s = 5000
     auditor = await world.leader()
     other = await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
@@ -212,7 +215,7 @@ async def test_a_loss_goes_on_beside_a_dry_run_of_another_process(world: Service
     await when(lambda: bool(world.marked), 30)
     assert await runs.cancel_requested_by("r1") is None
     await asyncio.sleep(2 * HOUSEKEEPING_S)
-    assert await runs.get("r1") == dry, "its lock shows that it goes on"
+    assert await runs.get("r1") == dry, "its lock shows that it is still running"
 
 
 @in_service_world
@@ -528,7 +531,7 @@ async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most(wo
 
 @in_service_world
 async def test_while_pulsars_auditor_leads_ours_names_it_and_starts_nothing(world: ServiceWorld) -> None:
-    """An auditor of Pulsar's driver casts no vote (R87)."""
+    """An auditor with Pulsar's driver has no vote node (R87)."""
     pulsars = world.session()
     await ensure_path(pulsars, tasks_path(ROOT))
     await pulsars.create(leader_path(ROOT), b'"pulsar-1:3181"', is_ephemeral=True)

@@ -1,4 +1,4 @@
-"""Maintenance windows in the service (R71): what is not audited, until when, and what is shown. On virtual time."""
+"""Maintenance windows in the service (R71): what is not audited, until when, and what is shown. Virtual time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_loss_is_audited_when_the_window_ends(world: ServiceWorld) -> No
     assert world.marked_bookies == [{A}]
     assert HOUR_S <= world.marked[0].at_s - start_s < HOUR_S + 20
     await asyncio.sleep(HOUSEKEEPING_S + 1)
-    assert await child_names(world.session(), own_path("maintenance", ROOT)) == (), "it is removed by itself"
+    assert await child_names(world.session(), own_path("maintenance", ROOT)) == (), "the record is removed"
     assert auditor.service.status().windows == ()
 
 

@@ -1,4 +1,4 @@
-"""The loss of a whole rack in the service (R72). On virtual time."""
+"""The loss of a whole rack in the service (R72). Virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C, D, E = BOOKIES
 
 
 async def place(world: ServiceWorld) -> None:
-    """A and B are in one rack, and the others in another."""
+    """Put A and B into one rack, and the others into another one."""
     racks = {A: "/r1", B: "/r1", C: "/r2", D: "/r2", E: "/r2"}
     store = world.session()
     await TopologyStore(store, await open_cluster(store, ROOT)).write(json.dumps(racks))
@@ -42,9 +42,9 @@ async def test_an_outage_of_a_rack_is_held_back_and_ends_by_itself(world: Servic
         (A, "rack_outage", "rack /r1"),
         (B, "rack_outage", "rack /r1"),
     }
-    assert not status.held_because, "the brake is another rule"
+    assert not status.held_because, "the brake is a separate rule"
     held = {down.held_until_ms for down in (await FirstSeenDown(world.session(), ROOT).read()).values()}
-    assert held == {status.lost[0].audit_due_ms}, "workers see it in the record"
+    assert held == {status.lost[0].audit_due_ms}, "workers read it in the record"
     await when(lambda: bool(world.marked), 1000)
     assert world.marked_bookies == [{A, B}]
     assert 3605 <= world.marked[0].at_s - start_s < 3625

@@ -36,7 +36,7 @@ async def start(service: AuditorService, kind: RunKind = RunKind.BOOKIES) -> Run
 
 
 async def start_soon(service: AuditorService) -> RunRecord:
-    """Start as soon as the previous run has released its lock."""
+    """Start a run as soon as the previous one has released its lock."""
     while True:
         try:
             return await start(service)
@@ -61,7 +61,7 @@ async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world
     await topologies.write('{"bk1": "/r1"}')
     assert await service.has_topology()
     await world.store.set(topologies.own_path, b"damaged", ANY_VERSION)
-    assert await service.has_topology(), "a run names the fault"
+    assert await service.has_topology(), "the run reports the damage"
     file = tmp_path / "topology.json"
     file.write_text("{}")
     other = (await world.auditor("b", topology_file=file)).service
@@ -364,7 +364,7 @@ async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
 
 @in_service_world
 async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceWorld) -> None:
-    """It is not dropped for a whole period: a week, for a weekly check."""
+    """The run is not skipped for a whole period, which is a week for a weekly check."""
     auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
@@ -406,7 +406,7 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
     auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
-    for _ in range(3):  # each pause extends the previous one; two runs come due
+    for _ in range(3):  # each pause extends the previous one; two runs become due
         await asyncio.sleep(PAUSE_S - 100)
         pause = await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
         assert (pause.owner, pause.until_ms) == ("me", world.clock.epoch_ms() + PAUSE_S * 1000)
@@ -419,7 +419,7 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
     await when(lambda: len(auditor.counted.ended) == 3, 20)
     assert auditor.counted.ended[2].cause is RunCause.SCHEDULE
     await asyncio.sleep(100)
-    assert len(auditor.counted.ended) == 3, "what came due in the meantime runs once"
+    assert len(auditor.counted.ended) == 3, "only one run follows, although several became due"
 
 
 @in_service_world
@@ -459,7 +459,7 @@ async def test_a_loss_is_audited_beside_a_run_of_everything(world: ServiceWorld)
     await when(lambda: any(run.kind is RunKind.BOOKIES for run in auditor.service.status().running), 120)
     await when(lambda: bool(world.marked), 400)
     ended = await auditor.service.run(record.run_id)
-    assert ended.state in (RunState.RUNNING, RunState.DONE), "the reaction ends no run of everything"
+    assert ended.state in (RunState.RUNNING, RunState.DONE), "a reaction does not cancel a run over all ledgers"
 
 
 @in_service_world
@@ -531,7 +531,7 @@ class ElectionView:
 
 
 class Standing:
-    """A check with an hour of work; it leaves its gate to the test."""
+    """A check with an hour of work whose gate is called only by the test."""
 
     def __init__(self) -> None:
         self.gate: RunGate | None = None
@@ -556,7 +556,7 @@ async def standing() -> tuple[MemoryStore, ElectionView, RunGate, RunManager]:
 @in_virtual_time
 async def test_the_gate_itself_sees_that_the_term_is_over() -> None:
     _, leads, gate, _ = await standing()
-    leads.state = Leadership(True, 2, "a")  # lost and won again, while this run stood still
+    leads.state = Leadership(True, 2, "a")  # lost and won again while this run was paused
     with pytest.raises(RunStoppedError, match="does not lead"):
         gate.pass_through()
 
@@ -594,7 +594,7 @@ async def test_what_operators_ask_for_is_recorded_by_every_way(world: ServiceWor
     await service.cancel_run(run.run_id, owner="ann", via="grpc")
     await service.pause_kind(RunKind.REPLICAS, owner="ann", via="grpc")
     await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")
-    await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")  # nothing is paused any more
+    await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")  # it is no longer paused
     await service.start_run(RunKind.BOOKIES, cause=RunCause.SCHEDULE, owner="a/1")
     newest = await Changes(world.session(), ROOT, world.clock).newest(10)
     assert [(each.by, each.via, each.action) for each in reversed(newest)] == [

@@ -1,4 +1,4 @@
-"""Schedule texts, and when the first run of a new leader is due."""
+"""Texts of schedules, and when the first run of a new leader is due."""
 
 from __future__ import annotations
 

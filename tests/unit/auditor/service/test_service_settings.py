@@ -1,4 +1,4 @@
-"""Settings of the service: defaults, and every problem at once."""
+"""Settings of the service: their defaults, and that all problems are reported together."""
 
 from __future__ import annotations
 

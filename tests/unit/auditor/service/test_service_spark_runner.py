@@ -1,4 +1,4 @@
-"""What a run asks of Spark's checks, what it keeps of their result, and the one session shared by all runs."""
+"""The settings that a run passes to Spark's checks, its record of their result, and the session that all runs share."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_work_in_a_thread_returns_and_raises_on_the_loop() -> None:
 
 
 class BrokenSpark(SparkHolder):
-    """A session with so many failed starts, and without a process when it is to be stopped."""
+    """A session whose first ``failures`` starts fail, and whose process is gone when it is stopped."""
 
     def __init__(self, failures: int) -> None:
         super().__init__(SessionSettings())
@@ -141,12 +141,12 @@ async def test_a_start_that_failed_is_tried_anew_and_a_process_that_is_gone_is_s
     assert await holder.is_alive(), "the next start may succeed"
     await holder.start_again()
     assert await holder.get() is not None
-    assert not await holder.is_alive(), "this session answers nothing"
+    assert not await holder.is_alive(), "this session does not answer"
     await holder.stop()
 
 
 class FailingStarts(SparkHolder):
-    """Starts without threads, for virtual time, and always fails."""
+    """A session for virtual time that starts without threads and always fails."""
 
     starts = 0
 
@@ -162,7 +162,7 @@ async def test_a_process_in_which_spark_does_not_start_ends_so_that_another_one_
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(clock))
     await asyncio.sleep(10 * SPARK_LOOK_INTERVAL_S)
-    assert holder.starts == 0, "a follower starts no Spark"
+    assert holder.starts == 0, "a follower does not start Spark"
     with pytest.raises(RuntimeError):
         await holder.get()
     async with asyncio.timeout(START_FAILURES_MAX * SPARK_LOOK_INTERVAL_S):
@@ -173,7 +173,7 @@ async def test_a_process_in_which_spark_does_not_start_ends_so_that_another_one_
 
 
 class HungSpark(SparkHolder):
-    """A session whose process takes every request and answers none until it is killed."""
+    """A session whose process accepts every request and answers none until it is killed."""
 
     def __init__(self, hangs: str) -> None:
         super().__init__(SessionSettings())
@@ -201,7 +201,7 @@ class HungSpark(SparkHolder):
 
 
 def hung(monkeypatch: pytest.MonkeyPatch, hangs: str) -> HungSpark:
-    """Only the hanging step has a short deadline: on a busy machine, the others may take longer."""
+    """Give only the hanging step a short deadline: on a busy machine, the others may take longer."""
     deadline = {"look": "ANSWER_DEADLINE_S", "start": "START_DEADLINE_S", "stop": "STOP_DEADLINE_S"}[hangs]
     monkeypatch.setattr(spark_holder, deadline, 0.02)
     return HungSpark(hangs)
@@ -223,7 +223,7 @@ async def test_a_session_that_hangs_ends_the_process_and_what_waits_for_it(monke
 
 
 def no_thread_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first thread cannot be started."""
+    """Let the start of the first thread fail."""
     start, refused = threading.Thread.start, list[threading.Thread]()
 
     def refuse_the_first(thread: threading.Thread) -> None:

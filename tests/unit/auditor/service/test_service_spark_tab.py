@@ -1,4 +1,4 @@
-"""The tab's calls from other threads, answered on the service's loop."""
+"""The tab's calls from other threads, which are answered on the service's loop."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def actions(control: FakeControl) -> LoopActions:
 
 
 async def elsewhere(call: Callable[[], T]) -> T:
-    """Call as a thread of the JVM does."""
+    """Call from another thread, as the JVM does."""
     return await asyncio.to_thread(call)
 
 

@@ -1,4 +1,4 @@
-"""Starts of runs with a failure half-way: the kind must be free again, or nothing would ever be audited."""
+"""Starts of runs that fail half-way: the kind must become free again, or it would never be audited again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def start(auditor: Auditor) -> RunRecord:
 
 
 class SlowRecords:
-    """Writing a run's record takes a while; everything else does not."""
+    """A store that writes the record of a run slowly; other operations are not delayed."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -31,7 +31,7 @@ class SlowRecords:
 
 
 class Refusing:
-    """Requests to the paths of runs fail while it is on."""
+    """A store that refuses requests to the paths of runs while it is switched on."""
 
     def __init__(self) -> None:
         self.is_on = False

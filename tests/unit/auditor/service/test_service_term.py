@@ -1,4 +1,4 @@
-"""A leader's work goes on in spite of any error in its housekeeping. Virtual time."""
+"""A leader continues its work after any error in its housekeeping. Virtual time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_leader_under_an_unknown_tree_of_tasks_goes_on_with_its_schedule
 
 
 class SlowCounter(BacklogCounter):
-    """A backlog so long that a count takes a while."""
+    """A backlog so long that counting it takes a while."""
 
     def __init__(self, world: ServiceWorld, seconds: float) -> None:
         self.world = world
@@ -108,7 +108,7 @@ async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> No
 
 
 class FailingCounter(BacklogCounter):
-    """Counts fail with these errors, one after the other; later ones succeed."""
+    """A counter whose first counts fail with these errors; later ones succeed."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -154,7 +154,7 @@ async def test_runs_are_shown_in_time_while_a_huge_backlog_is_counted() -> None:
 
 
 class Records:
-    """Writes runs that began one after the other, one second apart."""
+    """Write the records of runs that began one second apart."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -168,7 +168,7 @@ class Records:
 
 
 async def seen_by(overview: Overview, run_id: str) -> History:
-    """What the overview knows after it has seen a run; this one ends here."""
+    """Return the history of an overview after it has seen a run; the overview ends here."""
     running = guarded("overview", overview.run())
     overview.request_look()
     await when(lambda: run_id in {record.run_id for record in overview.history.ended}, 20)
@@ -211,7 +211,7 @@ async def test_short_runs_do_not_replace_the_figures_of_the_last_complete_one() 
     dry = await records.write(RunKind.BOOKIES, is_dry_run=True)
     sample = await records.write(RunKind.REPLICAS, is_every_ledger=False)
     history = await seen_by(overview, sample)
-    assert (history.last, history.last_complete) == ({}, {}), f"{dry} and {sample} are no success that could be missed"
+    assert (history.last, history.last_complete) == ({}, {}), f"{dry} and {sample} do not count as a success"
 
     complete = await records.write(RunKind.REPLICAS)
     for state in (RunState.ABANDONED, RunState.CANCELLED, RunState.FAILED):
@@ -251,7 +251,7 @@ async def test_a_check_within_a_run_of_everything_has_results_as_if_it_had_run_a
         "placement": [{}, {"misplaced": 5}],
         "everything": [{}, {"misplaced": 5, "critical": 2}],
         "bookies": [{}],
-    }, "a check that was not complete ends no earlier finding"
+    }, "an incomplete check does not clear earlier findings"
 
     newest = await records.write(RunKind.EVERYTHING, contained_done=(RunKind.PLACEMENT,), **partial)
     assert found(await seen_by(first, newest))["placement"] == [{}]
@@ -304,7 +304,7 @@ async def test_failures_of_a_rare_kind_are_counted_while_another_kind_runs_often
     weeks = RUNS_READ_OF_KIND + 2
     for week in range(1, weeks + 1):
         await seen_by(leader, await records.write(RunKind.REPLICAS, exit_code=ExitCode.PARTIAL, verdict="incomplete"))
-        for _ in range(2):  # 168 runs, an hour apart
+        for _ in range(2):  # 168 runs, one per hour
             for _ in range(84):
                 newest = await records.write(RunKind.BOOKIES)
             history = await seen_by(leader, newest)
@@ -323,7 +323,7 @@ async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> Non
     await auditor.service.start_run(RunKind.REPLICAS, cause=RunCause.HTTP, owner="me")
     auditor.stopping.set()
     await asyncio.sleep(0.05)
-    assert auditor.service.status().running, "it still waits for the run to end"
+    assert auditor.service.status().running, "the service waits for the run to end"
     with pytest.raises(NotLeaderError):
         await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.HTTP, owner="me")
     await auditor.stop()
@@ -341,7 +341,7 @@ async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_o
     assert len(auditor.counted.ended) == 3
     world.failures = [StoreUnavailableError("away")] * 1000
     await asyncio.sleep(4 * 3600 + 1800)
-    assert len(auditor.counted.ended) == 3 + 6, "at longer and longer distance, within the grace time alone"
+    assert len(auditor.counted.ended) == 3 + 6, "the attempts become less frequent, and end with the grace time"
 
 
 @in_service_world
@@ -394,4 +394,4 @@ async def test_an_auditor_that_leads_no_more_gives_its_executors_back_and_starts
     await when(lambda: len(auditor.spark) == 4, 60)
     await asyncio.sleep(2 * RELEASE_AFTER_S)
     assert auditor.leads
-    assert auditor.spark == ["started", "stopped", "started", "started"], "a short outage stops nothing"
+    assert auditor.spark == ["started", "stopped", "started", "started"], "a short outage stops no session"

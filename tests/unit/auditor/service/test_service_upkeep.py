@@ -1,4 +1,4 @@
-"""Work apart: ended sessions are replaced, long work is shared and goes on, and nothing is left at the end."""
+"""Work apart from requests: lost sessions are replaced, long work is shared and continues, and all of it is ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.worlds.commands import CommandCluster
 
 
 class Sessions:
-    """Opens sessions with a cluster in memory, and counts them."""
+    """Open sessions with a cluster in memory, and count them."""
 
     def __init__(self) -> None:
         self.cluster = CommandCluster()
@@ -102,7 +102,7 @@ async def test_long_work_goes_on_and_its_result_is_for_the_next_request() -> Non
             await long.result("key", work)
     gate.set()
     assert await long.result("key", work) == {"answer": 1}
-    assert await long.result("key", work) == {"answer": 2}, "a later question is about the state of then"
+    assert await long.result("key", work) == {"answer": 2}, "a later request gets the current state"
 
 
 async def test_a_result_that_is_not_fetched_is_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""The entry points: creating, opening, recovering and listing ledgers, as for a new user."""
+"""The public functions of the client: creating, opening, recovering and listing ledgers, as a new user would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers and writers get the reason why bookies could not be used, not only a status."""
+"""Readers and writers get the reason why bookies could not be used, and not only a status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of a bookie: listed if the bookie can list them, read otherwise."""
+"""The entries of a bookie: from its list if it can list them, otherwise by reading them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKETS = make_packets(LEDGER, COUNT)
 
 
 class Bookie(WithoutAdds):
-    """Serves ``held``, gives scripted answers for some entries, and lists only if configured to."""
+    """A bookie that stores ``held``, gives scripted answers for some entries, and can list only if configured to."""
 
     def __init__(self, held: range = range(COUNT)) -> None:
         self.held = held
@@ -36,9 +36,9 @@ class Bookie(WithoutAdds):
         self.statuses: dict[int, Status] = {}
         self.reasons: dict[int, str] = {}
         self.refusals: list[Status] = []
-        """Answers of the next reads as a whole."""
+        """Statuses of the next read requests as a whole."""
         self.prefix = READ_ENTRIES_MAX
-        """How many entries an answer holds."""
+        """The number of entries in an answer."""
         self.asked: list[Sequence[EntryId]] = []
         self.in_flight = self.in_flight_max = 0
 

@@ -1,4 +1,4 @@
-"""Writer and reader on the in-memory twins of store, network and disks: the guarantees for an application."""
+"""Writer and reader on the in-memory twins of store, network and disks: the guarantees for applications."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_clo
 
 
 async def test_each_refusal_is_an_error_of_its_own(world: ClientWorld) -> None:
-    """One error, raised repeatedly, would collect a traceback, and with it every refused payload."""
+    """A shared error object that is raised repeatedly would collect tracebacks, and with them every refused payload."""
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     for bookie in writer.metadata.last_fragment.members:
         await world.transport.ask(bookie, Fence(writer.ledger_id, master_key(b"p")), 1)
@@ -281,7 +281,7 @@ async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
     ledgers = world.client.ports.ledgers
     before = await ledgers.read(writer.ledger_id)
     ledger_path = ledgers.path(writer.ledger_id)
-    stages = ["set", "sync"]  # the write's answer is lost, and the read to settle it fails
+    stages = ["set", "sync"]  # the answer to the write is lost, and the read that would settle it fails
 
     async def lose_answers(operation: str, path: str) -> Fault | None:
         if path != ledger_path or operation not in stages:
@@ -479,7 +479,7 @@ async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_l
         world.break_bookie(bookie, is_broken=False)
     assert kept in writer.metadata.last_fragment.members
     assert await reader.last_entry_id() >= 10
-    assert (await reader.read(EntryId(10))).payload == payload(10)  # its write set were the two replaced bookies
+    assert (await reader.read(EntryId(10))).payload == payload(10)  # its write set was the two replaced bookies
     await writer.close()
 
 
@@ -663,7 +663,7 @@ def test_a_synchronous_iterator_fetches_few_bytes_ahead() -> None:
         for _ in loop.iterate(entries(), len):
             consumed += 1
             loop.run(steps())
-            assert len(fetched) - consumed <= 2 * 8 + 1  # those of this batch, the next ones, and one that waits
+            assert len(fetched) - consumed <= 2 * 8 + 1  # those of this batch and the next, and a waiting one
         assert consumed == 100
     finally:
         loop.stop()
@@ -683,7 +683,7 @@ def test_a_synchronous_iterator_that_is_left_with_a_full_buffer_closes_its_sourc
         for _ in range(1000):
             await asyncio.sleep(0)
 
-    loop, source = LoopThread(), numbers()  # a source that is still referenced has no finalizer
+    loop, source = LoopThread(), numbers()  # the source is still referenced, so its finalizer does not run
     try:
         iterator = loop.iterate(source)
         assert next(iterator) == 1

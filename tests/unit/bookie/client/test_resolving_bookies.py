@@ -1,4 +1,4 @@
-"""From a registration to an address: which protocol, and for how long an address stands."""
+"""From a registration to an address: which protocol, and how long an address is used."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_an_address_with_an_incarnation_outlives_its_registration(registra
 
 
 class Silent(Registrations):
-    """No answer while ``is_silent``, and otherwise one after a turn of the event loop."""
+    """Registrations that do not answer while ``is_silent``, and otherwise answer after a turn of the event loop."""
 
     is_silent = False
 
@@ -106,7 +106,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
 
 @pytest.mark.parametrize("endpoint", [GRPC, APACHE])
 async def test_an_address_that_does_not_stand_without_news_is_worth_a_wait_for_them(endpoint: Endpoint) -> None:
-    """A ZooKeeper that is slow for a moment makes no bookie of Apache's unregistered."""
+    """A short delay of ZooKeeper does not make an Apache bookie count as unregistered."""
     store = MemoryStore(MemoryCell())
     registrations, clock = Silent(store, await formatted(store)), ManualClock()
     resolver = RegistrationResolver(registrations, clock, patience_s=0.0)

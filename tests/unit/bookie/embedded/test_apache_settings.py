@@ -1,4 +1,4 @@
-"""The search for Apache's jars, and the configuration of its programs. No Java needed."""
+"""Finding Apache's jars, and the configuration of its programs. Java is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our metadata codecs, held to every node of a real Apache cluster: each node is written again as it was read."""
+"""Our metadata codecs read every node of a real Apache cluster, and write the same bytes again."""
 
 from __future__ import annotations
 

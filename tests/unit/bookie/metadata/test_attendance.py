@@ -1,4 +1,4 @@
-"""ZooKeeper's counters show each bookie registered since a moment and absent now, however short its registration."""
+"""ZooKeeper's counters reveal each bookie that was registered after a given time and is absent now, however briefly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = map(BookieId, ("a:1", "b:1", "c:1"))
 
 
 class Place:
-    """Registrations of one cluster; ``seen`` has each bookie registered since ``look``."""
+    """The registrations of one cluster; ``seen`` has each bookie that was registered after ``look``."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
@@ -85,14 +85,14 @@ def test_a_bookie_is_no_reason_if_it_was_drained_all_the_time() -> None:
         assert (then.draining, await place.left(then)) == ((B,), "")
         await place.drains.start(Drain(A))
         await place.drains.stop(A)
-        assert await place.left(then) == "", "another drain that has ended"
+        assert await place.left(then) == "", "a drain of another bookie that has ended"
         await place.drains.stop(B)
-        assert await place.left(then) == "", "what is on it is not in danger"
+        assert await place.left(then) == "", "the end of the drain does not endanger the copies on the bookie"
         await place.drains.start(Drain(B))
-        assert "b:1 is drained" in await place.left(then), "it may have got copies in between"
+        assert "b:1 is drained" in await place.left(then), "it may have received copies while it was not drained"
         then = await place.look()
         assert await place.left(then) == ""
-        assert "b:1 is drained" in await place.left(replace(then, drains_zxid=0)), "of an earlier release"
+        assert "b:1 is drained" in await place.left(replace(then, drains_zxid=0)), "the record of an earlier release"
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Bulk reads: how requests are cut, what damaged replies do, and the encoding of ``multi`` replies."""
+"""Bulk reads: how requests are divided, the effects of damaged replies, and the encoding of ``multi`` replies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ END = struct.pack(">iBi", -1, 1, -1)
 
 
 class Server:
-    """Answers every read with ``data``, or for some paths with an error code."""
+    """A server that answers every read with ``data``, or with an error code for some paths."""
 
     def __init__(self, data: bytes, codes: dict[str, int] | None = None) -> None:
         self.data = data
@@ -90,7 +90,7 @@ async def test_large_nodes_are_read_in_small_requests() -> None:
 
 
 async def test_large_nodes_after_small_ones_do_not_fill_a_reply() -> None:
-    """Replies of many megabytes, several at once, end a ZooKeeper with a small heap."""
+    """Several concurrent replies of many megabytes would exhaust the heap of a small ZooKeeper."""
     server = Server(b"x" * 100)
     reader = BulkReader(server.send)
     await reader.data([f"/small/{i}" for i in range(8000)])
@@ -120,7 +120,7 @@ async def test_each_part_of_a_long_list_needs_one_request() -> None:
 
 @pytest.mark.parametrize("letter", ["x", "主"])
 async def test_long_paths_are_read_in_requests_of_bounded_size(letter: str) -> None:
-    """A server ends the connection on a request beyond its ``jute.maxbuffer``."""
+    """A server closes the connection if a request exceeds its ``jute.maxbuffer``."""
     server = Server(b"x", {"/absent": -101})
     reader = BulkReader(server.send)
     await reader.data([f"/{i}" for i in range(4000)])

@@ -1,4 +1,4 @@
-"""The record of operators' changes: order, bound, and what cannot be read."""
+"""The record of operators' changes: order, size limit, and unreadable records."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ INFO = ServiceInfo((Endpoint("bookie", "10.0.0.1", 3181, "bookie-grpc"),))
 
 
 class ChangingStore(MemoryStore):
-    """The bookie changes its registration after a number of reads, as a bookie does: it creates the new one first."""
+    """A store in which the bookie changes its registration after some reads. The bookie creates the new one first."""
 
     def __init__(self, reads: int, *, is_read_only_first: bool) -> None:
         super().__init__(MemoryCell())

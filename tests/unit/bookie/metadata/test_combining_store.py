@@ -1,4 +1,4 @@
-"""Joined requests have the same results as they would have alone, and are sent in fewer requests."""
+"""Requests that are combined have the same results as single ones, and fewer requests are sent."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Server:
-    """A twin that records its requests, which may wait or fail."""
+    """A twin that records its requests; they can be made to wait or to fail."""
 
     def __init__(self) -> None:
         self.inner = MemoryStore(MemoryCell(), fault_hook=self._note)
         self.store = CombiningStore(self.inner)
         self.requests: list[str] = []
         self.faults: list[Fault] = []
-        """Of the next joint transactions."""
+        """Faults of the next combined transactions."""
         self.gate = asyncio.Event()
         self.gate.set()
-        """While it is cleared, requests are not carried out."""
+        """No request is carried out while this is cleared."""
 
     async def _note(self, operation: str, path: str) -> Fault | None:
         self.requests.append(operation)
@@ -61,7 +61,7 @@ class Server:
 
 
 async def outcomes(*requests: Any) -> list[Any]:
-    """Results of requests made in the same step of the loop; of a failure, its kind and text."""
+    """Return the results of requests made in the same step of the loop; for a failure, its type and text."""
     results = await asyncio.gather(*requests, return_exceptions=True)
     return [(type(result), str(result)) if isinstance(result, BkhealError) else result for result in results]
 
@@ -163,7 +163,7 @@ async def test_after_a_lost_answer_each_outcome_is_unknown_and_nothing_is_sent_a
     kinds = [kind for kind, _ in await outcomes(server.store.create("/a"), server.store.multi([Create("/b")]))]
     assert kinds == [WriteOutcomeUnknownError] * 2
     assert server.requests == ["multi"]
-    assert all(map(server.exists, ("/a", "/b")))  # and each caller has to check
+    assert all(map(server.exists, ("/a", "/b")))  # so each caller has to check
 
 
 @in_virtual_time
@@ -189,7 +189,7 @@ async def test_a_transaction_that_was_not_sent_is_not_carried_out_for_any_caller
 async def test_transactions_on_the_same_node_are_not_joined(
     first: Sequence[Operation], second: Sequence[Operation]
 ) -> None:
-    """A joint transaction gives all its nodes one transaction id, so a node must not be created twice by it."""
+    """All nodes of a combined transaction get the same transaction id, so it must not create a node twice."""
     server = Server()
     await server.inner.create("/y")
     server.requests.clear()
@@ -293,7 +293,7 @@ async def test_a_request_that_waits_is_never_sent_in_the_next_session() -> None:
 
 @in_virtual_time
 async def test_a_read_that_waits_is_not_answered_in_the_next_session() -> None:
-    """A new session may be with a server that is behind the last one."""
+    """The server of a new session may be behind the previous one."""
     server = Server()
     server.gate.clear()
     begun = [asyncio.ensure_future(server.store.get("/")) for _ in range(BATCHES_MAX)]
@@ -312,7 +312,7 @@ async def test_a_read_that_waits_is_not_answered_in_the_next_session() -> None:
 @in_virtual_time
 async def test_what_is_left_of_a_refused_transaction_is_not_sent_in_the_next_session() -> None:
     class Expiring(MemoryStore):
-        """The session ends right after a transaction was refused."""
+        """The session ends immediately after a transaction was refused."""
 
         async def multi(self, operations: Sequence[Operation]) -> None:
             try:
@@ -353,20 +353,23 @@ async def test_reads_made_at_once_are_one_request() -> None:
     assert one.data == b"a"
     assert [None if node is None else node.data for node in many] == [b"c", None, b"a"]
     assert none == []
-    assert server.requests.count("get_many") == 2  # and one for the empty list, which the twin counts
+    assert server.requests.count("get_many") == 2  # and one request for the empty list, which the twin counts
     with pytest.raises(NoNodeError, match="/missing"):
         await asyncio.gather(server.store.get("/missing"), server.store.get("/a"))
 
 
 @in_virtual_time
 async def test_a_bookie_that_becomes_read_only_during_a_joint_read_is_registered() -> None:
-    """The read-only registration is read before and after the writable one, by each of the joined requests."""
+    """Each combined request reads the read-only registration before and after the writable one."""
     bookies = [BookieId(f"bk{number}:3181") for number in range(2)]
     writable = [bookie_path("/ledgers", each, is_read_only=False) for each in bookies]
     read_only = [bookie_path("/ledgers", each, is_read_only=True) for each in bookies]
 
     class OneByOne(MemoryStore):
-        """A server that answers the reads of a request one after another. The first answer is old by the second."""
+        """A server that answers the reads of a request one by one.
+
+        The first answer is outdated by the time of the second.
+        """
 
         @override
         async def get_many(self, paths: Sequence[str]) -> list[Node | None]:

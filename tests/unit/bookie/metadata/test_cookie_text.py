@@ -1,4 +1,4 @@
-"""Cookies, tasks, locks and check times as Apache writes them, and the effect of a damaged one."""
+"""Cookies, tasks, locks and check times in Apache's formats, and the effect of damage."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ lines = st.sampled_from(["x: 1\n", "# a\n", *(f"replica: {n}\n" for n in NAMES),
 
 @given(st.lists(lines, max_size=5).map("".join))
 def test_the_quick_way_to_read_a_task_gives_what_the_library_gives(text: str) -> None:
-    quick, slow = [_read(data) for data in (text.encode(), text.encode() + b" ")]  # only the library reads the second
+    quick, slow = [_read(data) for data in (text.encode(), text.encode() + b" ")]  # the fast reader rejects the second
     assert quick == slow
 
 

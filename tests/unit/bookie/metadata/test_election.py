@@ -1,4 +1,4 @@
-"""The election with lost answers, stopped processes and hanging stores. Virtual time."""
+"""The election with lost answers, suspended processes and hanging stores. Virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Candidate:
 
 
 class Hook:
-    """Faults by operation, each once; a hanging operation waits until it is released."""
+    """Faults by operation, each of which occurs once; a hanging operation waits until it is released."""
 
     def __init__(self, *faults: tuple[str, Fault]) -> None:
         self.faults = list(faults)
@@ -49,7 +49,7 @@ class Hook:
 
 
 class SkippingClock(VirtualClock):
-    """Time of a stopped process: ``skipped_s`` of it went by on the machine, and none on the event loop.
+    """The clock of a suspended process: ``skipped_s`` passed on the machine, but not on the event loop.
 
     Neither clock of ``tests.worlds.clocks`` can separate the two, and these tests need exactly this difference.
     """
@@ -92,7 +92,10 @@ async def test_a_vote_that_was_not_sent_is_cast_again() -> None:
 
 @in_virtual_time
 async def test_a_process_that_stood_still_leads_no_more_when_it_wakes_up() -> None:
-    """The server may have given the leadership to another by then; only a fresh look at its own vote may revive it."""
+    """The server may have elected another leader by then.
+
+    Only a new read of its own vote may make this one leader again.
+    """
     cell = await cluster()
     candidate = Candidate(cell, "a")
     await until(candidate.leads)
@@ -157,7 +160,7 @@ async def test_the_leadership_lasts_no_longer_than_the_server_grants_the_session
 async def test_a_server_that_answers_without_its_leader_confirms_nothing() -> None:
     candidate = Candidate(await cluster(), "a")
     await until(candidate.leads)
-    candidate.hook.hanging = "sync"  # reads go on
+    candidate.hook.hanging = "sync"  # reads still work
     await asyncio.sleep(TIMEOUT_S * (FRESH_SHARE + 0.2))
     assert not candidate.election.is_leader()
     candidate.hook.hanging = None
@@ -177,7 +180,7 @@ async def test_never_do_two_candidates_lead_at_once() -> None:
             await asyncio.sleep(0.1)
             assert sum(each.election.is_leader() for each in candidates) <= 1
         assert not leader.election.is_leader()
-        leader.store.expire()  # the server's timeout, counted from the last message it received
+        leader.store.expire()  # the server's session timeout, counted from the last message that it received
         if round_ % 2:
             await asyncio.sleep(3)
         leader.store.resume()

@@ -1,4 +1,4 @@
-"""Lists of ledgers in the metadata store: changes by compare-and-set, names, damage; and where readers continue."""
+"""Lists of ledgers in the metadata store: changes by compare-and-set, names, damage, and where readers continue."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_a_refused_transaction_is_told_as_such() -> None:
 
 async def test_the_newest_list_is_found_on_a_server_that_is_behind() -> None:
     class BehindStore(MemoryStore):
-        """On a server that has seen nothing before its first ``sync``."""
+        """A store that reads from a server without any data before its first ``sync``."""
 
         is_behind = True
 
@@ -275,9 +275,9 @@ LOG = LogList(ledgers=ids(5, 8), truncated_through=LedgerId(3), last_listed=Ledg
         (Cursor(place(5, 7)), place(5, 7)),
         (Cursor(place(5, 7), is_done=True), place(8, 0)),
         (Cursor(place(8, 1), is_done=True), None),
-        (Cursor(place(6, 0)), place(8, 0)),  # left the list empty
-        (Cursor(place(9, 0)), None),  # likewise, the last one
-        (Cursor(place(3, 2), is_done=True), place(5, 0)),  # read to its end before it was truncated
+        (Cursor(place(6, 0)), place(8, 0)),  # it was empty and has left the list
+        (Cursor(place(9, 0)), None),  # the same with the last ledger
+        (Cursor(place(3, 2), is_done=True), place(5, 0)),  # the ledger was read to its end before it was truncated
         (Cursor(place(4, 0)), place(5, 0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""A write after the loss of its session, and before the next one begins: it would go out in the next one (S14)."""
+"""A write between the loss of its session and the start of the next one would be sent in the next session (S14)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BK1 = BookieId("bk1:3181")
 
 
 async def lose(store: MemoryStore, act: Callable[[], Awaitable[object]]) -> None:
-    """End the session of ``store``, and let another one act before the next session begins."""
+    """End the session of ``store``, and let another client act before the next session begins."""
     store.expire()
     await act()
     asyncio.get_running_loop().call_later(0.01, store.resume)
@@ -50,7 +50,7 @@ async def test_a_release_leaves_the_lock_of_the_next_owner(monkeypatch: pytest.M
 
 
 async def test_a_completion_leaves_the_task_of_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because of a foreign node in the task's directory, the completion needs a second transaction."""
+    """A foreign node in the task's directory makes the completion need a second transaction."""
     store = MemoryStore(MemoryCell())
     cluster = await formatted(store)
     tasks = UnderReplication(store, cluster, SystemClock())
@@ -99,7 +99,7 @@ async def test_a_bookie_that_stops_leaves_the_registration_of_the_next_process(m
 async def test_a_candidate_leaves_the_node_of_the_next_holder(
     is_leaving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the answer to its creation, the candidate's own node has version 0, like that of Pulsar's auditor."""
+    """If the answer to its creation is lost, the candidate's node has version 0, like a node of Pulsar's auditor."""
     store = MemoryStore(MemoryCell())
     await formatted(store)
     pulsar = MemoryStore(store.cell)
@@ -113,7 +113,7 @@ async def test_a_candidate_leaves_the_node_of_the_next_holder(
 
     async def take_over() -> None:
         await pulsar.create(ours.path, b'"pulsar-auditor"', is_ephemeral=True)
-        if is_leaving:  # as auditors of bkheal do
+        if is_leaving:  # auditors of bkheal do this
             await pulsar.set(ours.path, b'"pulsar-auditor"', 0)
 
     async def then(path: str) -> Node:

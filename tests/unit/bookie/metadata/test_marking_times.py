@@ -1,4 +1,4 @@
-"""The earliest marking time for the ledgers of a lost bookie: pure."""
+"""The earliest time at which the ledgers of a lost bookie are marked: pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_window_holds_back_until_its_end_and_no_longer() -> None:
     times = policy.times(A, DOWN)
     assert (times.due_ms, times.reason) == (NOW_MS + 3_600_000, HoldReason.MAINTENANCE)
     assert times.detail == "rack:/r1, by me@host"
-    assert times.critical_due_ms == NOW_MS + 60_000, "critical ledgers have their own delay"
+    assert times.critical_due_ms == NOW_MS + 60_000, "critical ledgers have a delay of their own"
     assert policy.times(B, DOWN) == MarkingPolicy(600, 60).times(B, DOWN)
 
 

@@ -1,4 +1,4 @@
-"""What the in-memory twin offers to tests beyond the port: connection states, faults, and counters at their end."""
+"""Features of the in-memory twin for tests, in addition to the port: connection states, faults, exhausted counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations in parts, each of which fits into one multi."""
+"""Operations that are split into parts, each of which fits into one multi."""
 
 from __future__ import annotations
 

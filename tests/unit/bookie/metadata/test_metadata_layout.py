@@ -1,4 +1,4 @@
-"""Paths of ledgers, tasks and locks: the tables of the reference, and back from a path to its id."""
+"""Paths of ledgers, tasks and locks: the tables of the reference, and from a path back to its id."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_path_leads_back_to_its_ledger(kind: LayoutKind, ledger_id: int) -> None
         "/LAYOUT",
         "/ID-0000000001",
         "/underreplication/ledgers/0000/0000/0000/3039/urL0000012345",
-        "/99/9999/L9999",  # the default layout keeps such an id in the long tree
-        "/000/0000/0000/0000/L0000",  # and such a one in the short tree
+        "/99/9999/L9999",  # in the default layout, such an id belongs into the long tree
+        "/000/0000/0000/0000/L0000",  # and such an id into the short tree
         "/999/9999/9999/9999/L9999",  # more than 63 bits
         "/00/0000/L\u0661\u0661\u0661\u0661",
     ],

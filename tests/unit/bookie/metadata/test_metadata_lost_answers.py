@@ -1,7 +1,8 @@
-"""Each multi-step change of the metadata, with one fault at every request in turn.
+"""Each change of metadata in several steps, with one fault at every request in turn.
 
-A request may be refused before it is sent, or be carried out and its answer lost. Whatever happens: a call that returns
-has done its work exactly; "unavailable" means that the change was not made; and calling again finishes the work.
+A request may be refused before it is sent, or it may be carried out while its answer is lost. In all cases: a call that
+returns has done exactly its work; "unavailable" means that the change was not made; and calling again completes the
+work.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ INFO = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
 
 @dataclass
 class OneFault:
-    """Lets one request fail: the one numbered ``at``."""
+    """A hook that makes one request fail: the one with the number ``at``."""
 
     at: int
     fault: Fault
@@ -56,7 +57,7 @@ class OneFault:
 
 @dataclass
 class MetadataWorld:
-    """A cluster in memory with all its parts, on the store with the fault."""
+    """A cluster in memory with all its parts, on a store with the fault."""
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore(MemoryCell()))
     results: list[object] = field(default_factory=list)
@@ -72,7 +73,7 @@ class MetadataWorld:
         self.reservations = Reservations(self.store, ROOT)
 
     def data(self, path: str) -> bytes | None:
-        """The data on the server, read past the store and its faults."""
+        """Return the data on the server, without the faults of the store."""
         return None if self.store.cell.stat(path) is None else self.store.cell.get(path).data
 
 
@@ -81,7 +82,7 @@ Step = Callable[[MetadataWorld], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """The fault hits ``act``; a caller does ``again`` after an error."""
+    """A change under test. The fault occurs in ``act``; after an error, the caller calls ``again``."""
 
     prepare: Step
     act: Step
@@ -193,7 +194,10 @@ async def _complete(world: MetadataWorld) -> None:
 
 
 async def _complete_again(world: MetadataWorld) -> None:
-    """After an error a worker releases its lock; the task is done or waits for the next one."""
+    """Complete the task again.
+
+    After an error a worker releases its lock; the task is done or waits for the next worker.
+    """
     await world.tasks.locks.release(world.results[0].lock)  # type: ignore[attr-defined]
     held = await world.tasks.locks.lock(LEDGER, "host")
     if held is not None:
@@ -383,7 +387,7 @@ MAY_BE_DONE_WHEN_UNAVAILABLE = {
     "mark many",
     "new id",
 }
-"""Several changes in one call: a part of them may be made before the refused one."""
+"""Operations that make several changes in one call: some of them may be made before the refused one."""
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -397,10 +401,10 @@ async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) ->
         world.store.fault_hook = hook
         try:
             await scenario.act(world)
-            assert scenario.is_done(world), f"fault at request {at}: returned, and is not done"
+            assert scenario.is_done(world), f"fault at request {at}: the call returned, but its work is not done"
         except StoreUnavailableError:
             was_refused = not scenario.is_done(world) or name in MAY_BE_DONE_WHEN_UNAVAILABLE
-            assert was_refused, f"fault at request {at}: called unavailable, and was done"
+            assert was_refused, f"fault at request {at}: the call raised 'unavailable', but its work is done"
         except OutcomeUnknownError:
             pass
         if hook.seen <= at:
@@ -409,12 +413,12 @@ async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) ->
         world.store.fault_hook = None
         if not scenario.is_done(world) or name == "complete":
             await scenario.again(world)
-        assert scenario.is_done(world), f"fault at request {at}: calling again does not finish it"
+        assert scenario.is_done(world), f"fault at request {at}: calling again does not complete the work"
     raise AssertionError("the scenario has more requests than were tried")
 
 
 async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller() -> None:
-    """One lost answer is nothing unusual: the usual changes settle it by themselves."""
+    """Lost answers are common, so the common changes settle one without an error."""
     for name in (
         "format",
         "create",
@@ -445,7 +449,7 @@ async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller
 
 @dataclass
 class LostRequest:
-    """Loses the first request of this kind on its way; ``meanwhile`` is what other clients do before it is noticed."""
+    """Lose the first request of this kind; ``meanwhile`` is what other clients do before the loss is noticed."""
 
     operation: str
     meanwhile: Callable[[], Awaitable[object]] | None = None
@@ -473,7 +477,7 @@ async def test_a_change_of_another_client_is_not_taken_for_the_own_one_that_was_
 
 @pytest.mark.parametrize("format_version", [2, 3])
 async def test_a_ledger_of_another_client_is_not_taken_for_the_own_one_that_was_lost(format_version: int) -> None:
-    """Equal metadata of format 2 has equal bytes, so nobody can tell whose ledger it is."""
+    """Equal metadata of format 2 has equal bytes, so the creator of a ledger cannot be recognized."""
     world = MetadataWorld()
     await _formatted(world)
     other = MetadataWorld(MemoryStore(world.store.cell))
@@ -538,7 +542,7 @@ async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
 
 
 class LosingStore(MemoryStore):
-    """The connection breaks while deletes are sent: they are not carried out, and no answer shows this."""
+    """A store whose connection breaks while deletes are sent: they are not carried out, and no answer shows this."""
 
     losses = 0
 
@@ -581,7 +585,7 @@ async def test_a_bookie_that_cannot_reach_the_store_does_not_say_that_its_id_is_
 async def test_a_cookie_that_was_not_written_is_not_said_to_be_the_own_one(
     is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks while the cookie is sent, and another bookie may have taken the id meanwhile."""
+    """The connection breaks while the cookie is sent, and another bookie may have taken the id in the meantime."""
     world = MetadataWorld()
     await _formatted(world)
     ours, theirs = (Cookie(BK1, (journal,), ("/ledgers",)) for journal in ("/ours", "/theirs"))

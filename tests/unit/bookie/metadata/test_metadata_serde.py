@@ -1,4 +1,4 @@
-"""Ledger metadata bytes: Apache's own samples, every format both ways, and no surprise on damaged bytes."""
+"""Bytes of ledger metadata: Apache's own samples, every format in both directions, and defined errors on damage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VECTOR_CLOSED = bytes.fromhex(
     "6b323a3331383110003803420048026000"
 )
 
-# What Apache's releases wrote, as kept by its own tests: 4.0, 4.2, 4.4 to 4.8 with a creation time, and since 4.9.
+# Written by Apache's releases and taken from its tests: 4.0, 4.2, 4.4 to 4.8 with a creation time, and since 4.9.
 APACHE_V1 = (
     "Qm9va2llTWV0YWRhdGFGb3JtYXRWZXJzaW9uCTEKMgozCjAKMAkxOTIuMC4yLjE6MTIzNAkxOTIu"
     "MC4yLjI6MTIzNAkxOTIuMC4yLjM6MTIzNAotMTAyCUNMT1NFRA=="

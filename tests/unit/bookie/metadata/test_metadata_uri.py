@@ -1,4 +1,4 @@
-"""Metadata service URIs: which are accepted, and how refusals help."""
+"""Metadata service URIs: which are accepted, and whether refusals contain a hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bookie.metadata.uri import InvalidUriError, MetadataUri, parse_uri
         ("metadata-store:zk:h:2181", MetadataUri("h:2181", "/ledgers", "hierarchical")),
         ("metadata-store:zk:h1:1,h2:2/", MetadataUri("h1:1,h2:2", "/ledgers", "hierarchical")),
         ("Metadata-Store:ZK:h1;h2:2/p/q", MetadataUri("h1:2181,h2:2", "/p/q/ledgers", "hierarchical")),
-        # The path is a chroot, also if it looks like the ledgers root.
+        # The path is a chroot, even if it looks like the ledgers root.
         ("metadata-store:zk:h:2181/ledgers", MetadataUri("h:2181", "/ledgers/ledgers", "hierarchical")),
     ],
 )

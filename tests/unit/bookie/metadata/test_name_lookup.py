@@ -1,4 +1,4 @@
-"""Look-ups of host names: a slow one does not delay the others, and there is one at most for each server."""
+"""Lookups of host names: a slow one does not delay the others, and there is at most one for each server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW, FAST, ABSENT = ("slow", 2181), ("fast", 2182), ("absent", 2183)
 
 
 class Names:
-    """A name service, and the clock."""
+    """A name service and the clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -37,7 +37,7 @@ class Names:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"address of {host}", port))]
 
     def release(self) -> None:
-        """Answer the slow look-up, and return after its thread has ended."""
+        """Answer the slow lookup, and return after its thread has ended."""
         self.is_released.set()
         for thread in set(self.threads) - {threading.current_thread()}:
             thread.join(STATE_S)

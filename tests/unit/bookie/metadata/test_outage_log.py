@@ -1,4 +1,4 @@
-"""The log of a process while ZooKeeper is down: the first failure, then fewer lines, new reasons, the return."""
+"""The log of a process while ZooKeeper is down: the first failure, fewer lines later, new reasons, and the return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSED = "socket connection error: Connection refused"
 
 
 class KazooThread:
-    """kazoo's thread, by hand."""
+    """A stand-in for kazoo's thread."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now_s = 1000.0
@@ -68,7 +68,7 @@ def test_the_next_outage_is_told_at_once_again(world: KazooThread) -> None:
         "ZooKeeper reachable again",
     ] * 2
     world.log.connected()
-    assert len(world.told) == 4, "a connection that was not missed is not logged"
+    assert len(world.told) == 4, "a connection is not logged if there was no outage"
 
 
 def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: KazooThread) -> None:

@@ -1,4 +1,4 @@
-"""bkheal's records from other releases, or with damage (docs/failure-model.md#state-under-bkheal)."""
+"""Records of bkheal that other releases wrote, or that are damaged (docs/failure-model.md#state-under-bkheal)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ LEDGER = LedgerId(7)
 SINCE_MS = 1_763_900_000_000
 RUN_ID = "20261120T101500Z-0a1b2c"
 
-# As the first releases wrote them.
+# The format of the first releases.
 PARKED = (
     b'{"reason": "no_live_copy", "detail": "all copies are lost", "since_ms": 1763900000000, '
     b'"bookies_seen": ["b1:3181", "b2:3181"], "task_version": 3}'
@@ -151,7 +151,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
 
 
 async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
-    """As written by the first release with this format. A missing list counts as empty."""
+    """The first release with this format wrote them. A missing list counts as empty."""
     store = MemoryStore(MemoryCell())
     task = ParkedTask(
         ledger_id=LEDGER,

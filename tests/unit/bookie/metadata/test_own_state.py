@@ -1,4 +1,4 @@
-"""The kinds of bkheal's own state: each is in the list that shows whether a root is in use."""
+"""The kinds of bkheal's own state: each is in the list that decides whether a root is in use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The nodes of Pulsar's managed ledgers, cursors and schemas: decoded in full, or refused.
+"""The nodes of Pulsar's managed ledgers, cursors and schemas: decoded completely, or refused.
 
-Bytes are made by hand from docs/formats.md#references-of-pulsar.
+The bytes are built by hand from docs/formats.md#references-of-pulsar.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REFERENCES = (LedgerReference(7, Copy.BOOKKEEPER, is_empty=False), LedgerReferen
 
 
 def headed(kind: int, size: int, payload: bytes) -> bytes:
-    """A compressed node, by the form of its head."""
+    """Return a compressed node with this header."""
     head = bytes((0x08, kind, 0x10, size))
     return b"\x47\x78" + len(head).to_bytes(4, "big") + head + payload
 
@@ -55,7 +55,7 @@ def packed(codec: str, data: bytes) -> bytes:
 
 
 def cut_references(data: bytes) -> tuple[LedgerReference, ...] | None:
-    """None: refused. The last bytes of a flush contain nothing."""
+    """Return None if the data is refused. The last bytes of a flush contain no data."""
     try:
         return managed_ledger_references(data)
     except UndecodableNodeError:
@@ -164,7 +164,7 @@ def test_a_compaction_whose_position_is_in_a_ledger_names_that_ledger_and_no_oth
     assert ledger_with_reference(COMPACTION, in_node) is None
     assert [each.ledger_id for each in references_of(NodeKind.CURSOR, in_ledger)] == [5]
     assert ledger_with_reference(COMPACTION, in_ledger) == 5
-    assert ledger_with_reference("s", in_ledger) is None, "only a compaction refers to a compacted ledger"
+    assert ledger_with_reference("s", in_ledger) is None, "only a compaction cursor refers to a compacted ledger"
     for cut in (in_node[:-1], in_ledger[:-1]):
         with pytest.raises(UndecodableNodeError):
             ledger_with_reference(COMPACTION, cut)
@@ -246,7 +246,7 @@ async def test_what_may_not_be_read_is_told_and_never_missing() -> None:
 
 
 class SlowStore(MemoryStore):
-    """Answers the first request for contents after the second was sent."""
+    """A store that answers the first request for data only after the second was sent."""
 
     def __init__(self) -> None:
         super().__init__(MemoryCell())

@@ -1,4 +1,4 @@
-"""From a ledger of Pulsar to the nodes with possible references to it, and back."""
+"""From a ledger of Pulsar to the nodes that may refer to it, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the loss of bookies counts as an outage of their rack: pure."""
+"""When a loss of bookies counts as an outage of their rack: pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW_MS = 1_000_000_000
 
 
 def losses(registered: set[BookieId], **noted_s: float) -> Losses:
-    """Every unregistered bookie was lost at ``NOW_MS``, or so many seconds after."""
+    """Return losses: every unregistered bookie was lost at ``NOW_MS``, or this many seconds later."""
     known = {A, B, C, D, E}
     lost = {bookie: Down(NOW_MS + int(noted_s.get(bookie[0], 0) * 1000)) for bookie in known - registered}
     return Losses(known, registered, lost)
@@ -28,7 +28,7 @@ def held(given: Losses, topology: Topology = TOPOLOGY, delay_s: float = 3600) ->
 def test_a_rack_is_gone_if_every_bookie_of_it_is() -> None:
     assert held(losses({C, D, E})) == {A: 3_600_000, B: 3_600_000}
     assert held(losses({B, C, D, E})) == {}
-    assert held(losses({C, D, E}, b=20)) == {A: 3_620_000, B: 3_620_000}, "counted from the last loss"
+    assert held(losses({C, D, E}, b=20)) == {A: 3_620_000, B: 3_620_000}, "the time counts from the last loss"
 
 
 def test_losses_one_by_one_are_no_outage() -> None:

@@ -1,4 +1,4 @@
-"""Locks and records of runs with lost answers: nothing remains, and no own record is taken for another's."""
+"""Locks and records of runs with lost answers: nothing is left behind, and own and foreign records are not confused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORD = RunRecord("20261121T000000Z-000001", RunKind.BOOKIES, RunCause.COMMAND,
 
 
 class Faults:
-    """Of the writes to one path, in their order."""
+    """Faults of the writes to one path, in order."""
 
     def __init__(self, part: str, *faults: Fault | None) -> None:
         self._part = part
@@ -31,7 +31,7 @@ class Faults:
 
 
 async def prepared(cell: MemoryCell) -> Runs:
-    """The records of another process; after it, all parents exist."""
+    """Write the records of another process; afterwards, all parents exist."""
     runs = Runs(MemoryStore(cell), "/ledgers")
     await (await runs.acquire(RunLane(RunKind.BOOKIES), "first", "other")).release()
     await runs.write(replace(RECORD, run_id="20261120T000000Z-000000", state=RunState.DONE))
@@ -61,7 +61,7 @@ async def test_a_lock_that_was_left_behind_by_this_session_is_taken_up() -> None
         await lease.release()
     with pytest.raises(RunLockedError, match="r1"):
         await runs.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")
-    anew = Runs(store, "/ledgers")  # has forgotten the lease, as one whose acquiring never got an answer
+    anew = Runs(store, "/ledgers")  # without the lease, like a process that got no answer when it acquired the lock
     assert (await anew.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")).is_held
     assert (holder := await anew.holder(RunLane(RunKind.BOOKIES))) is not None
     assert holder.run_id == "r2"
@@ -114,7 +114,7 @@ async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
     runs = Runs(MemoryStore(cell, fault_hook=outage), "/ledgers")
     await runs.write(RECORD)
     outage.is_on = True
-    for done in (1, 2, 3):  # the first takes effect, the others meet its version
+    for done in (1, 2, 3):  # the first write takes effect, the others find its version
         with pytest.raises(WriteOutcomeUnknownError):
             await runs.write(replace(RECORD, done=done))
     outage.is_on = False
@@ -125,7 +125,7 @@ async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
 
 @in_virtual_time
 async def test_a_write_that_could_not_even_be_looked_at_is_still_known_as_ours() -> None:
-    """An outage in the middle of a write: the answer is lost, and the check of the node fails as well."""
+    """An outage in the middle of a write: its answer is lost, and the check of the node fails as well."""
     cell = MemoryCell()
     other = await prepared(cell)
     outage = Outage()
@@ -142,7 +142,7 @@ async def test_a_write_that_could_not_even_be_looked_at_is_still_known_as_ours()
 
 
 class Outage:
-    """Writes take effect without an answer; reads fail."""
+    """A store that carries out writes without an answer, and fails reads."""
 
     is_on = False
 

@@ -1,4 +1,4 @@
-"""Registration payloads: both ways, Apache's empty one, and damage."""
+"""Payloads of registrations: both directions, Apache's empty payload, and damage."""
 
 from __future__ import annotations
 

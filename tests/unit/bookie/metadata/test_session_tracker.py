@@ -1,4 +1,4 @@
-"""A request belongs to the session it was made in, however quickly the next session comes."""
+"""A request belongs to the session in which it was made, however quickly the next session begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEXT = Session(SessionState.CONNECTED, 2, 22)
 
 
 async def changed_to(tracker: SessionTracker, *sessions: Session) -> Session:
-    """Return the session of a request that waits while the session changes, in one turn of the loop."""
+    """Return the session of a request that waits while the session changes within one turn of the loop."""
     request = asyncio.ensure_future(tracker.ready())
     await asyncio.sleep(0)
     for session in sessions:

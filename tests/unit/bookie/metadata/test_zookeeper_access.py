@@ -1,4 +1,4 @@
-"""The access to ZooKeeper as values: its sources, its contradictions, its ACLs."""
+"""The values of the access to ZooKeeper: its sources, contradictions, and ACLs."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ def test_kerberos_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 class _KrbError(Exception):
-    """As the library's."""
+    """An error like the library's."""
 
 
 class _Library:
-    """The library, whose first step fails with the given arguments."""
+    """A stand-in for the library whose first step fails with the given arguments."""
 
     KrbError = _KrbError
 

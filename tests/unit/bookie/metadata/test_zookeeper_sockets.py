@@ -1,4 +1,4 @@
-"""The sockets kazoo's thread waits on: received data is whole and in order, and nothing ready waits."""
+"""The sockets that kazoo's thread waits for: received data is complete and in order, and a ready socket never waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.metadata.store.sockets import READ_AHEAD_BYTES, PlainSocket, WakeUp,
 
 @pytest.fixture
 def pair() -> Iterator[tuple[PlainSocket, socket.socket]]:
-    """A socket as kazoo uses it, and the server's end."""
+    """Yield a socket as kazoo uses it, and the server's end of it."""
     ours, theirs = socket.socketpair()
     with PlainSocket.of(ours) as connection, theirs:
         connection.setblocking(False)
@@ -30,7 +30,7 @@ def wake_up() -> Iterator[WakeUp]:
 
 
 def _received(connection: PlainSocket, sizes: list[int]) -> bytes:
-    """Receive as kazoo does: wait, then take at most the given size, until all of it has come."""
+    """Receive as kazoo does: wait, then take at most the given size, until everything has arrived."""
     parts = []
     for size in sizes:
         while size:
@@ -81,7 +81,7 @@ def test_a_socket_without_data_asks_to_wait_and_the_end_of_the_stream_is_receive
     server.sendall(b"x")
     assert wait_receivable([connection], 10.0) == wait_receivable([connection], 0) == [connection]
     assert connection.recv(4) == b"x"
-    with pytest.raises(ssl.SSLWantReadError):  # an earlier look holds for one read
+    with pytest.raises(ssl.SSLWantReadError):  # the result of an earlier wait is good for one read
         connection.recv(4)
     assert wait_receivable([connection], 0) == []
     server.close()

@@ -26,7 +26,7 @@ def encoded(*groups: tuple[int, int, int, int]) -> bytes:
 
 
 def slow_runs(entry_ids: frozenset[int]) -> tuple[tuple[int, int], ...]:
-    """Consecutive ids have the same difference to their index."""
+    """Return the runs: consecutive ids have the same difference from their index."""
     runs = groupby(enumerate(sorted(entry_ids)), key=lambda pair: pair[1] - pair[0])
     collected = [[entry_id for _, entry_id in run] for _, run in runs]
     return tuple((run[0], run[-1]) for run in collected)
@@ -92,8 +92,10 @@ def periodic_groups(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 
 
 def is_present(entry_id: int, groups: list[tuple[int, int, int, int]]) -> bool:
-    """The rule of docs/formats.md#entry-lists, word for word, for groups whose runs neither touch nor overlap within
-    them."""
+    """The rule of docs/formats.md#entry-lists, word for word.
+
+    It holds for groups whose runs neither touch nor overlap within the group.
+    """
     covering = [values for values in groups if values[0] <= entry_id]
     if not covering:
         return False
@@ -109,7 +111,7 @@ def test_periodic_groups_hold_what_the_rule_says(groups: list[tuple[int, int, in
     for entry_id in range(200):
         is_beyond_touching_runs = any(
             0 < period <= size and entry_id == last + size for _, last, size, period in groups
-        )  # there the rule, as Apache wrote it, is off by one
+        )  # here, Apache's implementation of the rule is off by one
         if not is_beyond_touching_runs:
             assert (entry_id in runs) is is_present(entry_id, groups)
 
@@ -156,12 +158,12 @@ def test_many_groups_cannot_add_up_to_absurdly_many_runs() -> None:
 @pytest.mark.parametrize(
     "group_values",
     [
-        (0, 0, 0, 0),  # no entry
+        (0, 0, 0, 0),  # empty
         (0, 0, -1, 0),
         (0, 0, 1, -1),
         (5, 4, 1, 1),  # ends before it starts
         (-1, -1, 1, 0),  # not an entry id
-        (0, 3, 1, 0),  # several runs without a period
+        (0, 3, 1, 0),  # several runs, but no period
         (0, 4, 1, 3),  # the last run does not lie on the period
         (ENTRY_ID_MAX, ENTRY_ID_MAX, 2, 0),  # beyond the last id
         (-(1 << 63), (1 << 63) - 1, 1, 2),

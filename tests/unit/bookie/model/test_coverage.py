@@ -1,4 +1,4 @@
-"""Quorum coverage against three other definitions (T14), over every shape up to seven bookies."""
+"""Quorum coverage compared with three other definitions (T14), for every shape with up to seven bookies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def windows(size: int, write_quorum: int) -> list[frozenset[int]]:
 
 
 def every_ack_set_is_hit(known: frozenset[int], size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """For every possible set of acknowledging bookies, one of them answered."""
+    """In every possible set of acknowledging bookies, one bookie answered."""
     return all(
         known & set(acked)
         for window in windows(size, write_quorum)
@@ -39,12 +39,12 @@ def every_ack_set_is_hit(known: frozenset[int], size: int, write_quorum: int, ac
 
 
 def too_few_are_unknown(known: frozenset[int], size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """The silent ones alone cannot have acknowledged anything."""
+    """The bookies without an answer are too few to have acknowledged an entry."""
     return all(len(window - known) < ack_quorum for window in windows(size, write_quorum))
 
 
 def no_ack_set_is_unsatisfied(known: frozenset[int], size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """In every ack set at least one member answered."""
+    """In every ack set, at least one member answered."""
     return not any(
         set(acked).isdisjoint(known)
         for window in windows(size, write_quorum)
@@ -80,7 +80,7 @@ def test_four_definitions_agree(size: int) -> None:
     ],
 )
 def test_numbers_of_answers_that_suffice(shape: tuple[int, int, int], fewest: int, always: int) -> None:
-    """The table of docs/formats.md#coverage."""
+    """The table in docs/formats.md#coverage."""
     by_count: dict[int, set[bool]] = {}
     for known in subsets(shape[0]):
         by_count.setdefault(len(known), set()).add(is_covered(known, Stripe(*shape[:2]), shape[2]))

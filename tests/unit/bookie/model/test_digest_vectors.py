@@ -1,4 +1,4 @@
-"""Vectors of docs/formats.md#master-key, #lac-packets, and the bit-by-bit definitions of both checksums."""
+"""The vectors in docs/formats.md#master-key and #lac-packets, and both checksums defined bit by bit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_size_is_that_of_what_is_computed(digest_type: DigestType) -> None:
 
 
 def slow_crc(polynomial: int, data: bytes) -> int:
-    """A reflected 32-bit CRC, bit by bit, with all ones in and out."""
+    """Compute a reflected 32-bit CRC bit by bit; the initial value and the final XOR are all ones."""
     register = 0xFFFFFFFF
     for byte in data:
         register ^= byte

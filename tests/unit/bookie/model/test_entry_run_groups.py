@@ -1,4 +1,4 @@
-"""Sets of entries as groups of runs: contents compared with a plain set, and long lists by their size."""
+"""Sets of entries as groups of runs: their contents compared with a plain set, and the size of long lists."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.worlds.ledgers import make_metadata
 
 ENTRIES: Final = 2_000_000
 CALLS_MAX: Final = 100_000
-"""Calls between two pauses: some ten milliseconds, half of them of functions written in C."""
+"""The limit of calls between two pauses: about ten milliseconds, half of them in functions written in C."""
 
 
 @st.composite
 def sets(draw: st.DrawFn) -> frozenset[int]:
-    """Pieces of striped ledgers, plus or minus single entries."""
+    """Parts of striped ledgers; single entries are added or removed."""
     found: set[int] = set()
     for _ in range(draw(st.integers(0, 3))):
         start, length = draw(st.integers(0, 60)), draw(st.integers(0, 60))
@@ -93,13 +93,13 @@ def test_groups_that_touch_or_overlap_the_last_run_are_added(
 
 
 def striped() -> EntryRuns:
-    """Position 0 of a 5/2 ledger: a run of two entries in each five."""
+    """Return position 0 of a 5/2 ledger: a run of two entries in every five."""
     groups = (RunGroup(0, 0, 1, 0), RunGroup(4, ENTRIES - 6, 2, 5), RunGroup(ENTRIES - 1, ENTRIES - 1, 1, 0))
     return finished(EntryRuns.decoding(encoded(groups)))
 
 
 def irregular() -> EntryRuns:
-    """Runs in which no two neighbours are alike."""
+    """Return runs of which no two neighbors are alike."""
     return EntryRuns((8 * number, 8 * number + number % 5 % 3) for number in range(100_000))
 
 
@@ -110,7 +110,7 @@ def encoded(groups: Any) -> bytes:
 
 
 def in_singles(held: EntryRuns) -> bytes:
-    """As Apache's bookies and older releases encode a list: a group for each run."""
+    """Encode a list as Apache's bookies and older releases do: a group for each run."""
     return encoded([(first, first, last - first + 1, 0) for first, last in held.runs])
 
 
@@ -123,7 +123,7 @@ def test_a_striped_ledger_is_a_few_groups_whatever_its_length() -> None:
 
 
 class Meter:
-    """The largest number of function calls between two pauses of a generator."""
+    """Record the largest number of function calls between two pauses of a generator."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -149,7 +149,7 @@ class Meter:
 
 @pytest.mark.parametrize("held", [striped(), irregular()], ids=["striped", "irregular"])
 def test_no_step_of_a_long_list_has_many_calls(held: EntryRuns) -> None:
-    """Calls are counted, as a time would depend on the machine. In one step there would be a million or more."""
+    """The test counts calls, because a time would depend on the machine. A single step would have a million or more."""
     meter = Meter()
     assert meter.run(EntryRuns.decoding(held.encode())) == held
     assert meter.run(EntryRuns.uniting(held, EntryRuns.of([1, ENTRIES + 5]))) is not None

@@ -1,4 +1,4 @@
-"""Names that can be looked up, and those whose look-up raises no ``OSError``."""
+"""Host names that can be looked up, and names whose lookup raises an error other than ``OSError``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bookie groups of a ledger: the bookies allowed to hold its entries (Pulsar's rule), and how repair uses them."""
+"""Bookie groups of a ledger: which bookies may store its entries (Pulsar's rule), and how repair uses them."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
         (wish("red"), "a b c x g free", 2, "a b c"),
         (wish("red", "blue"), "a b c x g", 3, "a b c"),
         (wish("red", "blue"), "a b x g free", 3, "a b x"),
-        (wish("red", "blue"), "a x g free", 3, "a x free"),  # as a last resort, bookies without a group
-        (wish("red"), "a x g", 3, "a"),  # and never those of another group alone
+        (wish("red", "blue"), "a x g free", 3, "a x free"),  # if nothing else is left, bookies without a group
+        (wish("red"), "a x g", 3, "a"),  # but never bookies of another group
         (wish("red,green"), "a b x g", 3, "a b g"),
         (wish("red", "nobody"), "a b x", 3, "a b"),
         (wish("nobody"), "a x g free", 1, "free"),
@@ -150,7 +150,7 @@ def test_suited_agrees_with_pulsars_way_of_excluding(
     bookies: frozenset[BookieId],
     ensemble_size: int,
 ) -> None:
-    """A slow twin that proceeds as Pulsar does: exclude, and take back."""
+    """A slow twin that does the same as Pulsar: exclude bookies, and take some back."""
     excluded = {each for name, members in groups.items() if name not in primary for each in members}
     first = {each for name in primary for each in groups.get(name, ())}
     second = {each for name in secondary for each in groups.get(name, ())}

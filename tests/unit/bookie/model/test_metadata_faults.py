@@ -1,4 +1,4 @@
-"""Each class of faults of metadata, and what is no fault."""
+"""Each kind of fault in metadata, and metadata without a fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(parts: Parts, *, last: int | None = 9, length: int = 100, ack_quorum: int
         ([(0, "abc")], 9, 100),
         ([(0, "abc")], -1, 0),
         ([(0, "abc")], None, 0),
-        ([(0, "abc"), (5, "abx")], 4, 50),  # the writer ended after a change of the ensemble
+        ([(0, "abc"), (5, "abx")], 4, 50),  # the writer ended right after a change of the ensemble
         ([(0, "abc"), (5, "abx")], 5, 50),
     ],
 )

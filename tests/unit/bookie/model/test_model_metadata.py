@@ -1,4 +1,4 @@
-"""Rules of docs/formats.md#field-rules, #metadata-rules, and lookups against loops over every fragment."""
+"""The rules of docs/formats.md#field-rules and #metadata-rules, and lookups compared with loops over every fragment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fragment(first: int, *members: BookieId) -> Fragment:
 
 
 def metadata(*fragments: Fragment, **changes: Any) -> LedgerMetadata:
-    """An open ledger with E=3 Qw=2 Qa=2 by default."""
+    """Return an open ledger, by default with E=3 Qw=2 Qa=2."""
     values: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
     return LedgerMetadata(fragments=fragments or (fragment(0, A, B, C),), **{**values, **changes})
 
@@ -73,9 +73,9 @@ def test_impossible_metadata_cannot_be_made(changes: dict[str, Any], problem: st
     "changes",
     [
         {"ack_quorum": 0},
-        {"fragments": (fragment(7, A, B, C),)},  # first entry is not 0
-        {"fragments": (fragment(0, A, A, A),)},  # members repeat
-        {"fragments": (fragment(0, A, B, C), fragment(10, A, B, D)), **CLOSED},  # an empty last fragment
+        {"fragments": (fragment(7, A, B, C),)},  # the first entry is not 0
+        {"fragments": (fragment(0, A, A, A),)},  # a member is repeated
+        {"fragments": (fragment(0, A, B, C), fragment(10, A, B, D)), **CLOSED},  # the last fragment is empty
         {"password": None, "digest_type": None, "format_version": 1},
         {"state": LedgerState.CLOSED, "last_entry_id": NO_ENTRY, "length": 0},
     ],

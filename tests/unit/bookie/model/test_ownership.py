@@ -31,7 +31,7 @@ ORDERS = Topic("shop", "shop/eu", "persistent://shop/eu/orders")
 
 
 def pulsar(component: bytes, **values: bytes) -> list[tuple[str, bytes]]:
-    """Custom metadata as Pulsar writes it."""
+    """Return custom metadata as Pulsar writes it."""
     named = [(f"pulsar/{key.replace('__', '-')}", value) for key, value in values.items()]
     return [("application", b"pulsar"), ("component", component), *named]
 
@@ -197,8 +197,8 @@ def test_the_effect_of_a_ledger_follows_from_its_use() -> None:
         (1, 2, 3, 2, True),
         (2, 1, 3, 2, False),
         (1, 1, 2, 1, True),
-        (1, 1, 3, 2, False),  # the bookie with the copy answers for two positions
-        (2, 3, 3, 2, False),  # the write sets lack one position each
+        (1, 1, 3, 2, False),  # the bookie with the copy has two positions
+        (2, 3, 3, 2, False),  # each write set lacks one position
     ],
 )
 def test_an_open_ledger_needs_a_quorum_of_each_write_set(
@@ -246,4 +246,4 @@ def test_only_missing_copies_put_a_topic_at_risk() -> None:
     assert now == {Severity.LOST, Severity.NO_LIVE_COPY}
     assert none == {Severity.METADATA_ONLY, Severity.MISPLACED, Severity.DRAIN}
     assert standing_of(Severity.CRITICAL, is_end_unknown=True) is Standing.NOW
-    assert standing_of(Severity.DRAIN, is_end_unknown=True) is Standing.NONE, "a draining bookie answers"
+    assert standing_of(Severity.DRAIN, is_end_unknown=True) is Standing.NONE, "a drained bookie answers requests"

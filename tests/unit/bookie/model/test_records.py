@@ -1,4 +1,4 @@
-"""Our own records: what is read back, what is refused, and what two releases do with each other's records."""
+"""Our own records: what is read back, what is refused, and how two releases treat each other's records."""
 
 import enum
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LaterRecord:
-    """The record of a later release with one more field."""
+    """The record of a later release, which has one more field."""
 
     name: str
     weight: int = 7

@@ -1,4 +1,4 @@
-"""Run ids: the time in them, and which were made by a wrong clock."""
+"""Run ids: the time that they contain, and which of them come from a wrong clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimated end of a run's phase."""
+"""The estimated end of the phase of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def at(record: RunRecord, phase: str, done: int, total: int, now_ms: int) -> Run
 
 
 def test_a_phase_is_measured_from_its_own_beginning() -> None:
-    """It was extrapolated from the start of the run, so each phase after the first seemed to last far too long."""
+    """If it were extrapolated from the start of the run, each phase after the first would seem to last far too long."""
     scanned = at(at(BEGUN, "scan", 0, 10, 1_000), "scan", 10, 10, 101_000)
     asking = at(scanned, "ask", 0, 100, 101_000)
     assert asking.eta_ms is None

@@ -1,4 +1,4 @@
-"""The schedule of docs/formats.md#schedule against loops over every entry."""
+"""The schedule of docs/formats.md#schedule, compared with loops over every entry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def entries(self) -> list[int]:
-        """The entries stored by the position, by the definition: it is in the write set (n + i) mod E, i < Qw."""
+        """Return the entries of the position by definition: it is in the write set (n + i) mod E, i < Qw."""
         return [
             entry_id
             for entry_id in range(self.first, self.last + 1)
@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> Case:
         (9, 5, 3, (4, 0, 1)),
         (4, 3, 3, (1, 2, 0)),
         (0, 1, 1, (0,)),
-        (2**31, 3, 2, (2, 0)),  # plain modulo: Apache's own helper casts to 32 bits and goes wrong from here on
+        (2**31, 3, 2, (2, 0)),  # plain modulo: Apache's own helper casts to 32 bits and is wrong from here on
         (2**63 - 1, 4, 2, (3, 0)),
     ],
 )
@@ -130,7 +130,7 @@ def test_huge_ranges_cost_no_more_than_small_ones() -> None:
 
 @st.composite
 def lists_of_entries(draw: st.DrawFn) -> set[int]:
-    """Entries as a bookie of a striped ledger has them in a part of the ledger, with up to two more or fewer."""
+    """Entries of a bookie in a part of a striped ledger; up to two are added or removed."""
     period, size, shift = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.integers(0, 7))
     start, count = draw(st.integers(0, 30)), draw(st.integers(0, 90))
     striped = {entry for entry in range(start, start + count) if (entry + shift) % period < size}

@@ -1,4 +1,4 @@
-"""Severity against a twin that looks at every entry and names levels in the words of their definitions."""
+"""Severity compared with a twin that checks every entry and follows the wording of the definitions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def copies_per_entry(case: Case) -> list[int]:
-    """Live bookies with each entry; those of a whole round of entries if the end is unknown."""
+    """Return the number of live bookies for each entry. If the end is unknown, count one round of entries."""
     size = len(case.members)
     last = case.first + size - 1 if case.last is None else case.last
     return [

@@ -1,4 +1,4 @@
-"""Locations, failure domains and the verdict on an ensemble."""
+"""Locations, failure domains, and whether an ensemble meets the policy."""
 
 from __future__ import annotations
 

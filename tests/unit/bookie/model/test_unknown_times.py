@@ -1,4 +1,4 @@
-"""A time without a valid date is unknown: records of others may contain any number."""
+"""A time that is not a valid date is unknown: records of other programs may contain any number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as protobuf writes them."""
+"""Numbers in protobuf's encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a configuration file: what is read when, what stays, and what is logged. Real files, no real time."""
+"""Following a configuration file: when it is read, what is kept, and what is logged. Real files, no real time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_changed_value_is_applied_and_told_with_its_old_one(
     (record,) = caplog.records
     told = {name: getattr(record, name) for name in ("option", "old", "new", "path")}
     assert told == {"option": "rate", "old": 1, "new": 5, "path": str(process.path)}
-    await process.reads("{}")  # a key that is gone means the default
+    await process.reads("{}")  # a removed key means the default
     assert process.rates == [5, 1]
 
 
@@ -158,7 +158,7 @@ async def test_a_file_that_is_gone_changes_nothing(process: Process, caplog: pyt
 
 
 async def test_a_mounted_config_map_is_followed(tmp_path: Path) -> None:
-    """The path stays a link to a link; only its target directory changes, with any times."""
+    """The path remains a link to a link; only the directory at its end changes, and its times may be arbitrary."""
     for name, text in (("one", "{}"), ("two", '{"rate": 5}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "bkheal.toml").write_text(text)
@@ -235,7 +235,7 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
     hung_up = asyncio.Event()
     async with following(process.source, {"rate": applied.put_nowait}, ManualClock(), hung_up.set):
         process.path.write_text('{"rate": 5}')
-        os.kill(os.getpid(), signal.SIGHUP)  # has a terminal
+        os.kill(os.getpid(), signal.SIGHUP)  # the process has a terminal
         assert await applied.get() == 5
         assert not hung_up.is_set()
         os.close(terminal)
@@ -247,7 +247,7 @@ async def test_a_closed_terminal_ends_the_process_as_before(process: Process, mo
 async def test_a_closed_terminal_does_not_end_a_process_that_ignores_it(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``nohup`` lets a process ignore SIGHUP; the signal still reads the file."""
+    """With ``nohup``, a process ignores SIGHUP, but the signal still makes it read the file."""
     terminal, stream = pty.openpty()
     monkeypatch.setattr(config_watch, "_STREAMS", (stream,))
     applied: asyncio.Queue[int] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Several pieces of work at once: which error counts, what happens to the others, and when each begins."""
+"""Several tasks at once: which error is raised, what happens to the other tasks, and when each one begins."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_those_begun_end_when_making_the_next_fails_or_nobody_waits_any_mo
     assert ended == [0, 1]
 
     waiting = asyncio.ensure_future(all_begun_in_turn(waits(number) for number in (2, 3)))
-    await asyncio.sleep(0)  # one has begun
+    await asyncio.sleep(0)  # the first one has begun
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

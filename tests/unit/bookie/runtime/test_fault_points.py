@@ -1,4 +1,4 @@
-"""Unlikely branches are taken on request alone, and only while the request stands."""
+"""Unlikely branches are taken only on request, and only while the request is active."""
 
 from __future__ import annotations
 

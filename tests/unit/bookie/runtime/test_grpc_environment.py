@@ -74,6 +74,6 @@ def test_grpc_is_loaded_after_it_was_said_that_no_fork_is_handled(tmp_path: Path
 
 @pytest.mark.long
 def test_a_child_forked_beside_a_server_lives_to_become_its_program(tmp_path: Path) -> None:
-    """Looks for a race, with two busy cores; the test above sees what would bring it back."""
+    """This test searches for a race on two busy cores; the test above detects the usual cause."""
     ended = run(tmp_path, PROGRAM)
     assert ended.returncode == 0, ended.stderr

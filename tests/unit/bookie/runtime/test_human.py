@@ -1,4 +1,4 @@
-"""Sizes and time spans as people read them."""
+"""Sizes and durations in a readable form."""
 
 from bookie.runtime.human import agreeing, counted, duration, printable, size
 

@@ -15,7 +15,7 @@ VECTOR = "jdk.incubator.vector"
 
 
 def fake_java(home: Path, version: str, exit_code: int = 0) -> Path:
-    """A ``bin/java`` below ``home``: prints what a real one prints about its version, and otherwise its arguments."""
+    """Create a ``bin/java`` below ``home`` that prints the version output of a real one, or else its arguments."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     executable.write_text(

@@ -1,4 +1,4 @@
-"""Memory settings: freed messages do not cost page faults, in a process of its own."""
+"""Memory settings: freed messages do not cause page faults. The test runs in a process of its own."""
 
 from __future__ import annotations
 

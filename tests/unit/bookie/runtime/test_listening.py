@@ -1,4 +1,4 @@
-"""Every process reports a failed bind in one way: what, where, why, and the option to change."""
+"""Every process reports a failed bind in the same way: what, where, why, and which option to change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.worlds.clocks import ManualClock
 
 HERE = "127.0.0.1"
 NOT_HERE = "192.0.2.1"
-"""Of no machine: an address for documents."""
+"""An address for documentation, which no machine has."""
 WHY = re.compile(
     r"cannot listen on (\S+) for (.+) \((.+)\): stop what listens there, or choose another (--\S+) or (--\S+)"
 )

@@ -127,7 +127,7 @@ RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"
 
 
 def test_no_field_of_any_event_is_named_like_an_attribute_of_the_record() -> None:
-    """The logging module raises KeyError for such a name, in the very branch that was about to report a problem."""
+    """For such a name, the logging module raises KeyError in the very branch that reports a problem."""
     clashes = [
         f"{source.path}:{keyword.value.lineno} {key.value}"
         for source in sources()

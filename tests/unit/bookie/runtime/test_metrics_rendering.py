@@ -1,4 +1,4 @@
-"""The rendering of metrics: the format for each request, and one rendering for many requests."""
+"""The rendering of metrics: the format for each request, and one rendering shared by many requests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_requests_at_the_same_time_wait_for_one_rendering() -> None:
         count += 1
         begun.set()
         go_on.wait(STATE_S)
-        clock.now_s += 60  # it takes longer than it is shared
+        clock.now_s += 60  # rendering takes longer than its result is shared
 
     shared = SharedRendering(MetricSet("bookie", "1", ()).registry, clock.monotonic_s, update)
     with ThreadPoolExecutor(8) as threads:

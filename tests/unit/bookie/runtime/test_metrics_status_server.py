@@ -1,4 +1,4 @@
-"""The HTTP server beside the work: paths, probes, TLS, and clients that misbehave."""
+"""The HTTP server that runs next to the work: paths, probes, TLS, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_mute_clients_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> Non
     with serving() as server, mute_clients(server) as mute:
         assert ask(server, "/livez").status == 200
         mute[0].sendall(b"\r\n\r\n")
-        assert mute[0].recv(1000).startswith(b"HTTP/1.0 200"), "it was there all the time"
+        assert mute[0].recv(1000).startswith(b"HTTP/1.0 200"), "this client was connected all the time"
 
 
 def test_mute_clients_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
             while client.recv(1000):
                 pass
             client.close()
-        for _ in range(20):  # ten times as many as there are places
+        for _ in range(20):  # ten times the limit of connections
             wait_for_a_place(server)
 
 
@@ -213,7 +213,7 @@ def test_slow_readers_block_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_an_answer(server: StatusServer, path: str) -> None:
-    """Ask until a thread whose client has left has given its place back."""
+    """Send requests until a thread whose client has disconnected frees its slot."""
     deadline_s = time.monotonic() + STATE_S
     while ask(server, path).status != HTTPStatus.OK:
         assert time.monotonic() < deadline_s
@@ -250,7 +250,7 @@ def test_a_request_that_is_being_answered_makes_no_room(monkeypatch: pytest.Monk
 
 
 def wait_for_a_place(server: StatusServer) -> None:
-    """Ask until there is an answer: a client sees the end of its connection before its place is free."""
+    """Connect until there is an answer: a client sees its connection close before the server frees its slot."""
     deadline_s = time.monotonic() + STATE_S
     while time.monotonic() < deadline_s:
         with suppress(ConnectionError), socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -277,7 +277,7 @@ needs_openssl = pytest.mark.needs("openssl")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the server, and one each of a client that is known and of one that is not.
+    """Certificates of the server, of a known client and of an unknown client.
 
     Each has an authority of its own.
     """
@@ -312,7 +312,7 @@ def test_with_a_client_ca_metrics_need_a_certificate_and_probes_do_not(certifica
         with pytest.raises((ssl.SSLError, ConnectionError)):
             ask(server, "/livez", tls=client_context(certificates, "stranger"))
         with pytest.raises((http.client.HTTPException, ConnectionError)):
-            ask(server, "/livez")  # no TLS
+            ask(server, "/livez")  # without TLS
         assert ask(server, "/metrics", tls=known).status == 200
 
 

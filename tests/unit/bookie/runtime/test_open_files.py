@@ -1,4 +1,4 @@
-"""The limit of open files of a process: raised at its start, and checked before many files are needed."""
+"""The limit of open files of a process: raised at its start, and checked before many files are opened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_files_can_be_opened_up_to_the_limit_and_none_stays_open() -> None:
         "from bookie.runtime.open_files import can_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "before = os.listdir('/dev/fd')\n"
-        "room = 64 - len(before) + 1\n"  # the listing needed one
+        "room = 64 - len(before) + 1\n"  # listing the directory needed one file
         "print(can_open_files(room), can_open_files(room + 1), can_open_files(room), os.listdir('/dev/fd') == before)\n"
     )
     assert run(script) == ["True", "False", "True", "True"]

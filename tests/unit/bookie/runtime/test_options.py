@@ -1,4 +1,4 @@
-"""Options from the annotations of a settings class: names, defaults, values, and every problem at once."""
+"""Options from the annotations of a settings class: names, defaults, values, and all problems reported together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a changed configuration means for a running process: decisions alone."""
+"""The effect of a changed configuration on a running process: only the decisions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.worlds.clocks import ManualClock
 
 
 def failing(times: int, error: Exception) -> Callable[[], Awaitable[int]]:
-    """An operation that fails ``times`` times and then returns the number of the attempt."""
+    """Return an operation that fails ``times`` times and then returns the number of the attempt."""
     attempt = 0
 
     async def operation() -> int:
@@ -45,7 +45,7 @@ async def test_the_last_attempts_error_is_raised_when_attempts_run_out() -> None
     clock = ManualClock(turns=0)
     with pytest.raises(TransientError, match="still down"):
         await retry_transient(failing(5, TransientError("still down")), EVEN, clock, random.Random(1))
-    assert clock.now_s == 1 + 2 + 4 + 4, "no wait after the last attempt"
+    assert clock.now_s == 1 + 2 + 4 + 4, "there is no wait after the last attempt"
 
 
 @pytest.mark.parametrize("family", [ConflictError, PermanentError, OutcomeUnknownError, FatalError, OSError])

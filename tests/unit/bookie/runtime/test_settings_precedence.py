@@ -57,7 +57,7 @@ def test_a_broken_default_file_is_no_matter_when_it_is_not_needed(tmp_path: Path
 
 
 def test_a_home_directory_that_cannot_be_searched_has_no_default_file() -> None:
-    env = {"HOME": f"/{'h' * 300}"}  # the system answers with an error, as it does without the permission to search
+    env = {"HOME": f"/{'h' * 300}"}  # the system returns an error, as it does if the permission to search is missing
     assert config_file(None, env) is None
     with pytest.raises(ConfigurationError, match="no cluster is named"):
         resolve_metadata_uri(None, env, None)

@@ -1,4 +1,4 @@
-"""Threads for blocking calls: all of them run from the start, or none stays."""
+"""Threads for blocking calls: all of them are started, or none is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process may start as which bookie: every row of the decision table, and a first start interrupted anywhere."""
+"""Which process may start as which bookie: every row of the decision table, and interrupted first starts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stamped(directory: LocalDirectory, cookie: Cookie = OURS, incarnation: str |
 
 
 def begun(directory: LocalDirectory, *, has_version: bool = False) -> LocalDirectory:
-    """The state after an interrupted first start."""
+    """Return the state after an interrupted first start."""
     return replace(directory, version=encode_cookie(OURS) if has_version else None, incarnation=NEW)
 
 
@@ -127,7 +127,7 @@ def test_everything_else_is_refused_with_advice(
 def rebuilt(
     directory: LocalDirectory, *, incarnation: str = NEW, pending: str | None = NEW, before: str | None = OLD
 ) -> LocalDirectory:
-    """The state after a rebuild of the index."""
+    """Return the state after a rebuild of the index."""
     return replace(stamped(directory, incarnation=incarnation), pending=pending, rebuilt_from=before)
 
 
@@ -221,11 +221,11 @@ def test_no_bookie_starts_that_may_have_lost_something(
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Stands for the death of the process."""
+    """The simulated death of the process."""
 
 
 class MortalDisk(FileDisk):
-    """A disk of a process that may die before or after a file is written."""
+    """A disk of a process that may die before or after it writes a file."""
 
     change: Callable[[], None]
     is_unreadable: bool
@@ -243,7 +243,7 @@ class MortalDisk(FileDisk):
 
 @dataclass
 class Machine:
-    """Two directories and a cluster, and a count of their changes, to die at one of them."""
+    """Two directories and a cluster; counts their changes, so that the process can die at one of them."""
 
     root: Path
     store: MemoryStore
@@ -328,7 +328,7 @@ async def test_a_first_start_may_be_interrupted_anywhere(machine: Machine) -> No
             assert [i.uuid for i in await machine.history(bookie)] == [again.incarnation]
         else:
             break
-    assert moment > 8  # each of four files before and after, and what is written to the store
+    assert moment > 8  # before and after each of four files, and the writes to the store
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
@@ -392,7 +392,7 @@ async def test_what_counts_as_data(tmp_path: Path) -> None:
 async def test_the_read_only_mode_may_be_requested_before_the_first_start(
     machine: Machine, dies_at: int | None
 ) -> None:
-    """Also after an interrupted first start."""
+    """The same holds after an interrupted first start."""
     machine.dies_at = dies_at
     if dies_at is not None:
         with pytest.raises(Interrupted):
@@ -495,7 +495,7 @@ async def test_the_start_that_adds_a_ledger_directory_may_be_interrupted_anywher
             assert (machine.root / name / "current" / VERSION_FILE).read_bytes() == encode_cookie(stored.cookie)
         if machine.dies_at is not None:
             break
-    assert moment > 12  # six files before and after, and the cookie
+    assert moment > 12  # before and after six files, and the cookie
 
 
 async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Machine) -> None:
@@ -507,7 +507,7 @@ async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Ma
     again = await machine.start()
     assert (again.bookie_id, again.incarnation) == (first.bookie_id, first.incarnation)
     assert again.out_of_use == {str(machine.root / "second"): UNMOUNTED}
-    assert not list((machine.root / "second" / "current").glob("[!.]*")), "nothing is written there"
+    assert not list((machine.root / "second" / "current").glob("[!.]*")), "nothing is written to the mount point"
     (machine.root / "second" / "current" / ".bkheal.lock").unlink()
     (machine.root / "second" / "current").rmdir()
     (machine.root / "away").rename(machine.root / "second")
@@ -515,7 +515,7 @@ async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Ma
 
 
 async def test_nothing_is_written_to_a_missing_directory_while_another_one_is_added(machine: Machine) -> None:
-    """With a file ``VERSION``, the mount point of a missing disk would count as that disk from the next start on."""
+    """With a file ``VERSION``, the mount point of a missing disk would count as that disk after the next start."""
     machine.ledgers = ("ledgers", "second")
     await machine.start()
     for name in ("journal", "ledgers"):
@@ -556,7 +556,7 @@ async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -
 async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_over_at_once(
     machine: Machine, tmp_path: Path
 ) -> None:
-    """The earlier one may have stored entries by then, which the later one would deny without a limbo (S17)."""
+    """The first bookie may have stored entries by then; the other one would deny them without a limbo (S17)."""
     later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, rng=random.Random(2))
     earlier: list[Admission] = []
 
@@ -579,12 +579,12 @@ async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_o
 
 
 REQUESTS = 22
-"""Of one first start, at most."""
+"""The upper limit of the requests of one first start."""
 
 
 @dataclass
 class FirstStart:
-    """One of two bookies that start under one id on empty disks. It pauses before one of its requests."""
+    """One of two bookies that start with the same id on empty disks. It pauses before one of its requests."""
 
     store: MemoryStore
     cluster: Cluster
@@ -605,7 +605,7 @@ class FirstStart:
             await self.resumed.wait()
 
     async def start(self) -> str | None:
-        """The incarnation; None if it is refused."""
+        """Return the incarnation, or None if the start is refused."""
         rng = random.Random(self.seed)
         places = [
             RoleDirectory(role, self.path / role.value, disk) for role, disk in zip(Role, self.disks, strict=True)
@@ -625,7 +625,7 @@ class FirstStart:
 async def test_of_two_first_starts_at_once_one_is_refused_and_the_other_starts_again(
     machine: Machine, is_same_path: bool
 ) -> None:
-    """Wherever each of them is when the other one goes on; also if both machines use the same paths."""
+    """Each one is paused at every possible request before both continue; also if both machines use the same paths."""
     for moments in product(range(REQUESTS), repeat=2):
         cell = MemoryCell()
         cluster = await formatted(MemoryStore(cell), seed=2)
@@ -639,14 +639,14 @@ async def test_of_two_first_starts_at_once_one_is_refused_and_the_other_starts_a
         for bookie, task in zip(pair, tasks, strict=True):
             bookie.resumed.set()
             found.append(await task)
-            assert next(bookie.requests) <= REQUESTS, "some moments were not tried"
+            assert next(bookie.requests) <= REQUESTS, "REQUESTS is too small, so some moments were not tried"
         [winner] = [bookie for bookie, incarnation in zip(pair, found, strict=True) if incarnation is not None]
         await winner.disks[0].replace("data", b"")
         assert await winner.start() in found, moments
 
 
 async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_later(machine: Machine) -> None:
-    """Whenever the other start replaces the cookie: before, between or after the requests of this one."""
+    """The other start may replace the cookie before, between or after the requests of this one."""
     bookie, other = BookieId("bookie-1"), MemoryStore(machine.store.cell)
     incarnations, cookies = Incarnations(other, machine.cluster.root), CookieStore(other, machine.cluster)
     places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
@@ -674,7 +674,7 @@ async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_l
             await cookies.replace(replace(theirs, ledger_dirs=("/lost",)), stored.version)
         else:
             break
-    assert next(requests) == moment == 3, "it is refused at each of its requests"
+    assert next(requests) == moment == 3, "the start is refused at each of its requests"
 
 
 @pytest.mark.parametrize("has_history", [True, False])

@@ -1,4 +1,4 @@
-"""Request handling around the storage: what the transport contract does not reach from outside."""
+"""Request handling around the storage: behavior that the transport contract cannot test from outside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = b"key"
 
 
 class Gate:
-    """A ``before`` hook that holds one kind of operation back."""
+    """A ``before`` hook that blocks one kind of operation."""
 
     def __init__(self, held: Operation) -> None:
         self.has_begun = asyncio.Event()
@@ -61,7 +61,7 @@ class Bookie:
         return await self.service.answer("uuid", WaitLac(LEDGER, EntryId(beyond), wait_s))
 
     async def waiting(self, beyond: int) -> asyncio.Task[LacReply]:
-        """A long poll after it has taken its place."""
+        """Start a long poll, and return when it has taken its place."""
         gate = self.index.before = Gate(Operation.INDEX_READ)
         poll = asyncio.create_task(self.wait_lac(beyond))
         await gate.has_begun.wait()
@@ -127,7 +127,7 @@ async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> 
     assert (await waiting[1]).status is Status.OK
     assert await bookie.service.drain(STATE_S)
     assert (await bookie.add(2, size=400)).status is Status.OK
-    assert (await bookie.add(3, size=5000)).status is Status.OK  # a single request is never over the limit
+    assert (await bookie.add(3, size=5000)).status is Status.OK  # the limit never refuses a single request
 
 
 async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> None:
@@ -205,7 +205,7 @@ async def test_an_add_during_the_look_is_not_missed(bookie: Bookie) -> None:
     await bookie.add(0)
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
     poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
-    await gate.has_begun.wait()  # the cache has been checked, the index not yet
+    await gate.has_begun.wait()  # the cache has been checked, but not the index
     assert (await bookie.add(1, lac=0)).status is Status.OK
     gate.open()
     assert await poll == LacReply(Status.OK, b"", found(1, lac=0), found(0, lac=NO_ENTRY))
@@ -225,7 +225,7 @@ async def test_an_explicit_lac_during_the_look_is_not_missed(bookie: Bookie) -> 
 async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Bookie) -> None:
     await bookie.add(0)
     gone = [await bookie.waiting(n) for n in range(2)]
-    assert (await bookie.wait_lac(NO_ENTRY)).last_entry == found(0, NO_ENTRY)  # no place, so no wait
+    assert (await bookie.wait_lac(NO_ENTRY)).last_entry == found(0, NO_ENTRY)  # no free place: no wait
     assert bookie.service.polls_refused == 1
     for poll in gone:
         poll.cancel()
@@ -236,7 +236,7 @@ async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Boo
 
 
 async def test_a_lac_that_no_answer_could_prove_is_waited_for_further(bookie: Bookie) -> None:
-    """Entries out of order: the last one was sent before the others were confirmed."""
+    """Entries out of order: the last entry was sent before the others were confirmed."""
     await bookie.add(9, lac=NO_ENTRY)
     poll = await bookie.waiting(NO_ENTRY)
     await bookie.add(5, lac=4)

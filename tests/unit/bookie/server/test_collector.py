@@ -1,4 +1,4 @@
-"""The collector on twins: what it deletes, what it keeps; no needed entry is deleted."""
+"""The collector on in-memory twins: what it deletes and keeps; it never deletes a needed entry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS = CollectorSettings(interval_s=600, confirm_after_s=30, suspects_per_s=
 
 
 class CollectorWorld(MemoryCluster):
-    """One bookie's storage, its session, and the test's own beside it."""
+    """The storage of one bookie, the session of the bookie, and a second session for the test."""
 
     async def open(self, settings: CollectorSettings = SETTINGS, disks: StorageSettings = SMALL) -> CollectorWorld:
         await self.found()
@@ -155,7 +155,7 @@ async def test_the_space_is_given_back() -> None:
 @in_virtual_time
 async def test_a_minor_collection_compacts_logs_below_half_and_a_major_one_those_below_four_fifths() -> None:
     world = await CollectorWorld().open(disks=StorageSettings())
-    for number, live in enumerate((9, 10, 15, 17)):  # of 20 entries in each entry log
+    for number, live in enumerate((9, 10, 15, 17)):  # the live entries of the 20 in each entry log
         await ledger_of(world, LedgerId(number), OURS, live)
         await ledger_of(world, LedgerId(100 + number), None, 20 - live)
         await world.storage.checkpoint()
@@ -278,7 +278,7 @@ async def test_reservations_of_others_stay() -> None:
 
 @in_virtual_time
 async def test_a_copy_that_goes_on_without_a_lock_and_without_a_reservation_is_kept() -> None:
-    """Apache's ``recover`` copies in this way, and names the bookie after its last add."""
+    """Apache's ``recover`` copies like this, and names the bookie only after its last add."""
     world = await CollectorWorld().open()
     await ledger_of(world, L5, MOVED, 1)
 
@@ -297,7 +297,7 @@ async def test_a_copy_that_goes_on_without_a_lock_and_without_a_reservation_is_k
 
 
 async def _repair(world: CollectorWorld) -> bool:
-    """What a worker does after the loss of its lock: reserve, list, copy the missing entries, install."""
+    """Do what a worker does after the loss of its lock: reserve, list, copy the missing entries, install."""
     current = await world.ledgers.current(L5)
     if current is None:
         return False
@@ -315,7 +315,7 @@ async def _repair(world: CollectorWorld) -> bool:
 
 
 async def _is_phantom_after_repair_at(request_number: int) -> bool:
-    """Repair in the middle of a pass; whether the metadata names a missing copy."""
+    """Repair during a pass, and return whether the metadata names a missing copy."""
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     await world.storage.checkpoint()
@@ -335,7 +335,7 @@ async def _is_phantom_after_repair_at(request_number: int) -> bool:
 
 
 async def _is_phantom_after_race(seed: int) -> bool:
-    """Repair beside two passes, all of them now and then slow; whether the metadata names a missing copy."""
+    """Repair during two passes, with random delays, and return whether the metadata names a missing copy."""
     rng = random.Random(seed)
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
@@ -368,7 +368,7 @@ def test_repairs_and_passes_in_any_order_never_end_with_a_copy_that_is_gone() ->
 
 
 def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: a listing leaves the mark."""
+    """Planted defect: listing does not clear the mark."""
     list_entries = LedgerStorage.list_entries
 
     async def without_pin(self: LedgerStorage, ledger_id: LedgerId) -> ListReply:
@@ -378,7 +378,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
         return reply
 
     async def race() -> bool:
-        """The repair comes between the proof and the deletion."""
+        """The repair happens between the proof and the deletion."""
         world = await CollectorWorld().open()
         await ledger(world, L5, MOVED)
         with deciding_by(lambda name: name == "collector.slow_to_delete"):
@@ -394,7 +394,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: the metadata alone decides, and a reservation from before the mark does not count."""
+    """Planted defect: only the metadata decides, and a reservation made before the mark does not count."""
 
     async def metadata_alone(self: Collector, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)
@@ -427,7 +427,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 
 @in_virtual_time
 async def test_a_copy_that_is_named_after_the_metadata_was_read_is_kept() -> None:
-    """The worker, whose lock is lost, has listed the copy before the pass."""
+    """The worker has lost its lock, but it listed the copy before the pass."""
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "worker", [Reservation(EntryId(0), 0, US, "uuid")])
@@ -469,7 +469,7 @@ async def test_a_copy_that_is_listed_before_the_answer_to_the_proof_comes_is_kep
 
 @in_virtual_time
 async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
-    """Missing at the first look, present at the second."""
+    """The ledger is missing at the first check, and present at the second."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
 
@@ -536,9 +536,9 @@ def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_se
         assert await seen() == await seen() == (101, 0, 1)
         now_ms = world.clock.epoch_ms()
         await records.allow(US, "ops", now_ms, now_ms + 3_600_000, 100)
-        assert await seen() == (101, 0, 1)  # fewer are allowed
+        assert await seen() == (101, 0, 1)  # the operator allowed fewer
         await records.allow(US, "ops", now_ms - 7_200_000, now_ms - 3_600_000)
-        assert await seen() == (101, 0, 1)  # it has ended
+        assert await seen() == (101, 0, 1)  # the permission has ended
         await records.allow(US, "ops", now_ms, now_ms + 3_600_000)
         assert await seen() == (0, 101, 1)
         assert await seen() == (0, 0, 0)
@@ -549,7 +549,7 @@ def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_se
 
 @in_virtual_time
 async def test_the_record_of_a_held_collection_ends_although_the_bookie_was_restarted_and_has_few_ledgers() -> None:
-    """An allowance in it would also be one for the next implausible collection."""
+    """If the record remained, a permission in it would also apply to the next implausible collection."""
     settings = CollectorSettings(confirm_after_s=30, known_min=5)
     world = await CollectorWorld().open(settings)
     records = HeldCollections(world.store, world.cluster.root)
@@ -709,7 +709,7 @@ async def test_the_end_of_the_session_ends_the_pass() -> None:
 
 @in_virtual_time
 async def test_a_session_that_ends_during_the_second_look_keeps_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server that answers is not the one of the ``sync``, and may be older than the first look."""
+    """The new server is not the one of the ``sync``, and may be older than the first check."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
     sync, looks = world.bookie_session.sync, 0
@@ -732,7 +732,7 @@ async def test_a_session_that_ends_during_the_second_look_keeps_the_ledger(monke
 async def test_the_lock_of_a_worker_does_not_prove_anything_after_the_end_of_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The lock of the collector ended with the session, and that of the next owner looks the same."""
+    """The collector's lock ended with the session, and the next owner's lock looks the same."""
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     get, locks = world.bookie_session.get, list[HeldLock | None]()
@@ -804,7 +804,7 @@ def test_what_changes_between_the_reads_and_the_proof_keeps_the_ledger(
 
 @in_virtual_time
 async def test_a_disk_without_space_ends_a_pass_early() -> None:
-    """It is not taken for a ledger that cannot be judged, of which a pass that was completed may have some."""
+    """The missing space does not count as a ledger that cannot be judged; a completed pass may have some of these."""
     world = await CollectorWorld().open(disks=StorageSettings())
     await ledger(world, L5, None)
 
@@ -853,13 +853,13 @@ async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
     await world.add(L5, 9, is_recovery=True)
     assert (await world.collector.run_pass()).limbo_cleared == 1
     assert (await world.storage.list_entries(L5)).status is Status.OK
-    assert await world.storage.limbo_ids() == []  # the other one was collected
+    assert await world.storage.limbo_ids() == []  # the other ledger was collected
     assert await world.add(L5, 10) is Status.FENCED
 
 
 @in_virtual_time
 async def test_limbo_ends_while_a_collection_is_held_back() -> None:
-    """After the rebuild of an index, the entries of deleted ledgers may be most of what is there."""
+    """After the index was rebuilt, most of the present entries may belong to deleted ledgers."""
     world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
     for number in range(6):
         await ledger(world, LedgerId(number), OURS if number < 2 else None)
@@ -907,7 +907,7 @@ async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
 @pytest.mark.parametrize("is_lock_answered", [True, False], ids=["release", "lock"])
 @in_virtual_time
 async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_lock_answered: bool) -> None:
-    """A lock that lives as long as the session keeps every worker off the ledger. Default settings."""
+    """A lock that lives as long as the session would keep all workers off the ledger. Default settings."""
     world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)
     await world.tasks.initialize()
@@ -928,7 +928,7 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
     async with asyncio.timeout(2 * CollectorSettings().interval_s):
         while not began_s or clock.monotonic_s() < began_s[0] + outage_s - 1:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.5)
-    assert await world.tasks.locks.locked() == {L5}, "the outage has left the lock"
+    assert await world.tasks.locks.locked() == {L5}, "the lock is left behind by the outage"
     async with asyncio.timeout(60):
         while await world.tasks.locks.locked():  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(1)
@@ -938,7 +938,7 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
 
 @in_virtual_time
 async def test_a_lock_that_a_worker_has_by_now_is_not_asked_for_again() -> None:
-    """The attempt to lock failed, and the worker took the lock before the next one."""
+    """The attempt to lock failed, and a worker took the lock before the next attempt."""
     world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)
     await world.tasks.initialize()

@@ -1,4 +1,4 @@
-"""The cookies of directories against the one in ZooKeeper: every different field is named."""
+"""The cookies of the directories compared with the one in ZooKeeper: every difference is listed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_cluster_and_the_incarnation_are_compared() -> None:
     assert names(STORED, instance_id="other") == ["instance_id of the cluster"]
     assert names(STORED, last="newer") == ["incarnation"]
     assert names(STORED, last=None) == ["incarnation"]
-    assert mismatches(found(STORED, incarnation=None), STORED, "cluster", None) == []  # a bookie of Apache's
+    assert mismatches(found(STORED, incarnation=None), STORED, "cluster", None) == []  # an Apache bookie
 
 
 def test_a_directory_without_a_cookie_is_a_mismatch() -> None:

@@ -1,4 +1,4 @@
-"""Copies a bookie makes by itself: bounds, silence, and the result of a failure in the middle."""
+"""Copies that a bookie makes by itself: limits, sources that do not answer, and failures in the middle."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def entry(entry_id: int, size: int = 100) -> bytes:
 
 @dataclass
 class Source(WithoutAdds):
-    """The other bookies; only one of them is available."""
+    """The other bookies; only one of them is registered."""
 
     sizes: Callable[[int], int] = lambda entry_id: 100
-    """Bytes of each entry's payload."""
+    """The payload size of each entry, in bytes."""
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     status: Status = Status.OK
     covered: int | None = None
-    """How many entries an answer covers at most."""
+    """The maximum number of entries in an answer."""
     missing: frozenset[int] = frozenset()
-    """Entries that it does not have."""
+    """The entries that it lacks."""
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[BookieId, tuple[EntryId, ...], float]] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class Source(WithoutAdds):
 
 @dataclass
 class Stored:
-    """The batches sent to the bookie for storing, and its replies."""
+    """Record the batches that the bookie should store, and answer for it."""
 
     replies: list[Status] = field(default_factory=list)
     batches: list[AddBatch] = field(default_factory=list)
@@ -142,7 +142,7 @@ async def test_only_copies_at_the_same_time_count_against_their_number(monkeypat
     monkeypatch.setattr(module, "COPIES_MAX", 2)
     source, stored = Source(), Stored()
     copying = Copying(source, VirtualClock())
-    for _ in range(5):  # ended by a caller who goes away
+    for _ in range(5):  # the caller cancels them
         copies = [asyncio.create_task(copying.copy(a_copy(), stored)) for _ in range(2)]
         await asyncio.sleep(0.1)
         assert (await copying.copy(a_copy(), stored)).status is Status.TOO_MANY_REQUESTS

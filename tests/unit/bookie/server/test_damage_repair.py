@@ -1,4 +1,4 @@
-"""Damaged entries come back from other bookies: only verified ones, and only those of closed ledgers."""
+"""Damaged entries are restored from other bookies: only verified entries, and only those of closed ledgers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entry(entry_id: int) -> bytes:
 def test_the_other_members_of_the_write_set_are_sources() -> None:
     assert sources_of(CLOSED, US, EntryId(0)) == (OTHER,)
     assert sources_of(CLOSED, US, EntryId(2)) == (THIRD,)
-    assert sources_of(CLOSED, US, EntryId(1)) == ()  # not ours
+    assert sources_of(CLOSED, US, EntryId(1)) == ()  # this bookie does not store the entry
     moved = replace(
         CLOSED, fragments=(Fragment(EntryId(0), (US, OTHER, THIRD)), Fragment(EntryId(3), (US, THIRD, OTHER)))
     )
@@ -59,7 +59,7 @@ def test_no_source_is_used_if_the_entry_cannot_be_proven(metadata: LedgerMetadat
 
 
 class DamagedWorld:
-    """A bookie with entries 0, 2, 3, 5 of a ledger, of which entry 3 is damaged, and one other bookie."""
+    """A bookie that has entries 0, 2, 3 and 5 of a ledger, with entry 3 damaged, and another bookie."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -82,7 +82,7 @@ class DamagedWorld:
         return bookie
 
     async def scrub(self, bookie: MemoryBookie) -> tuple[int, float]:
-        """Damaged and replaced entries of one pass."""
+        """Return the numbers of damaged and replaced entries of one pass."""
         ledgers: LedgerStore = self.cluster.ledgers
         repair = DamageRepair(ledgers, bookie.service, US, "uuid").repair
         scrubber = Scrubber(

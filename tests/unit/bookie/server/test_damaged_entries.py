@@ -1,4 +1,4 @@
-"""Known damage: what is left out of lists, and what clears it."""
+"""Known damage: what lists omit because of it, and what clears it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_read_that_began_before_an_add_notes_nothing_of_what_was_added() -> No
         board.read(L1, corrupt(3, 4))
     assert board.ledgers(10) == [(L1, [4])]
     with board.reading(L1):
-        board.read(L1, corrupt(3))  # it is damaged now
+        board.read(L1, corrupt(3))  # the damage is found in this moment
     assert board.ledgers(10) == [(L1, [3, 4])]
 
 

@@ -1,4 +1,4 @@
-"""Read-only while a disk fills up, and back: what is notified first, and what is still accepted."""
+"""Read-only while a disk is nearly full, and back: what is notified first, and what is still accepted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DiskWatchWorld(MemoryCluster):
         return self
 
     async def open_with_two_journals(self) -> MemoryDisk:
-        """A bookie with journals in ``/j1`` and ``/j2``; returns the disk of the second."""
+        """Open a bookie with journals in ``/j1`` and ``/j2``, and return the disk of the second one."""
         await self.open(threshold=0)
         await self.storage.close()
         second = MemoryDisk()
@@ -67,7 +67,7 @@ class DiskWatchWorld(MemoryCluster):
         self.ledger_disk.capacity_bytes = self.ledger_disk.used_bytes() + size
 
     async def look(self, free: int) -> tuple[bool, Status, Status]:
-        """Whether it is registered as read-only, and the answers to a plain add and to one of recovery."""
+        """Return whether the bookie is registered as read-only, and the answers to a plain add and a recovery add."""
         self.leave_free(free)
         await self.watch.look()
         is_read_only = US in (await self.registrations.list()).read_only
@@ -139,7 +139,7 @@ class HangingSync:
 
 
 async def watched_for(world: DiskWatchWorld, seconds: float) -> bool:
-    """Whether the bookie is registered as read-only after this time, in which the watch looks."""
+    """Run the watch for this time, and return whether the bookie is then registered as read-only."""
     watching = asyncio.create_task(world.watch.run())
     await world.clock.sleep(seconds)
     await cancel(watching)

@@ -1,4 +1,4 @@
-"""A bookie under a drain: read-only at once, writable again afterwards, and not chosen as long as the drain lasts."""
+"""A drained bookie: read-only at once, writable again afterwards, and not chosen during the drain."""
 
 from __future__ import annotations
 

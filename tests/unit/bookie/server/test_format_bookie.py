@@ -1,4 +1,4 @@
-"""Erasing a bookie's directories: what is refused, and what a crash in the middle leaves."""
+"""Erasing the directories of a bookie: what is refused, and what a crash in the middle leaves behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_owner_is_the_bookie_that_all_directories_name() -> None:
     assert owner(directories(cookie)) == cookie
     assert owner(directories(None, has_data=False)) is None
     erased = replace(directories(cookie)[0], version=None, has_data=False)
-    assert owner([erased, directories(cookie)[1]]) == cookie  # a crash between the two cookies
+    assert owner([erased, directories(cookie)[1]]) == cookie  # a crash after the first of two cookies
 
 
 def test_directories_whose_owner_is_not_known_are_refused() -> None:
@@ -48,7 +48,7 @@ def test_directories_whose_owner_is_not_known_are_refused() -> None:
 
 @pytest.mark.parametrize("reached", [0, 1, 2])
 async def test_an_interrupted_addition_of_a_ledger_directory_does_not_hide_the_owner(reached: int) -> None:
-    """The cookie in ZooKeeper has the directory, and the files VERSION of the first ``reached`` directories."""
+    """The cookie in ZooKeeper names the directory; so do the files VERSION of the first ``reached`` directories."""
     world, cookie = await joined()
     grown = replace(cookie, ledger_dirs=("/l", "/added"))
     await CookieStore(world.store, world.cluster).replace(grown, 0)
@@ -82,7 +82,9 @@ async def release(
     found = found or directories(cookie, incarnation=incarnation)
 
     async def record() -> None:
-        assert await CookieStore(world.store, world.cluster).read(US) is not None, "a record comes before the change"
+        assert await CookieStore(world.store, world.cluster).read(US) is not None, (
+            "the change is recorded before it is made"
+        )
         await Changes(world.store, world.cluster.root, world.clock).record("me", "command", "format")
 
     return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete, record=record)
@@ -116,7 +118,7 @@ async def test_a_cookie_of_a_registered_bookie_or_of_other_disks_or_clusters_is_
 
 
 async def test_the_cookie_of_newer_disks_of_the_same_bookie_is_never_deleted() -> None:
-    """They have the same cookie, and the disks to erase are those of an earlier incarnation."""
+    """Both have the same cookie, but the disks to erase belong to an earlier incarnation."""
     world, cookie = await joined()
     await Incarnations(world.store, world.cluster.root).record(US, "newer", 2)
     with pytest.raises(FormatRefusedError, match="other disks"):

@@ -1,4 +1,4 @@
-"""Explicit LACs and waiters: against a model, and the checks of a bookie on a packet."""
+"""Explicit LACs and waiting clients: compared with a model, and the bookie's checks of a packet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def is_woken(waiter: Waiter) -> bool:
 
 
 class Model:
-    """The expected content of the board, in the plainest way."""
+    """The expected content of the board, as simple as possible."""
 
     def __init__(self) -> None:
         self.explicit: dict[int, int] = {}  # the most recently used ledger comes last

@@ -1,4 +1,4 @@
-"""A bookie counts its answers, times its syncs, and reports the space of its disks."""
+"""A bookie counts its answers, measures its syncs, and reports the space on its disks."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))
     await bookie.storage.checkpoint()
     sampler = Sampler(bookie.metrics, {"ledgers": bookie.ledgers}, bookie.storage, SystemClock())
-    for number in range(20):  # the second read is found to be sequential
+    for number in range(20):  # from the second read on, the reads count as sequential
         await bookie.storage.read(LEDGER, [EntryId(number)])
         await sampler.look()
     assert (bookie.value(names.CACHE_HITS), bookie.value(names.CACHE_MISSES)) == (18, 2)

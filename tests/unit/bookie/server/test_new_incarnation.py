@@ -1,4 +1,4 @@
-"""Empty disks under a known bookie id: nothing is served before the old ones' ledgers are unknown and marked."""
+"""Empty disks with a known bookie id: ledgers of the former disks are in limbo and marked before the bookie serves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FREE = LedgerId(3)
 
 
 class IncarnationWorld(MemoryCluster):
-    """A cluster, and one bookie's machine, which can be replaced."""
+    """A cluster and the machine of one bookie, which can be replaced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class IncarnationWorld(MemoryCluster):
         self.seeds = random.Random(1)
 
     async def prepare(self) -> IncarnationWorld:
-        """The bookie has joined, its ledgers exist, and its disks are lost."""
+        """Let the bookie join and create its ledgers, then lose its disks."""
         await self.found()
         await self.start()
         await self.ledgers.create_many([*NAMED.items(), (FREE, OTHERS)])
@@ -53,7 +53,7 @@ class IncarnationWorld(MemoryCluster):
         return self
 
     async def start(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
-        """The steps of a process before it registers."""
+        """Run the steps of a process before its registration."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
         places = (RoleDirectory(Role.JOURNAL, Path("/j"), journal), RoleDirectory(Role.LEDGERS, Path("/l"), ledgers))
         store, clock = self.store, self.clock
@@ -68,7 +68,7 @@ class IncarnationWorld(MemoryCluster):
         return await self.start(is_new=is_new)
 
     async def check(self, admitted: Admission, storage: LedgerStorage) -> None:
-        """Check the state of a bookie that may serve now."""
+        """Check the state of a bookie that is ready to serve."""
         for ledger_id in NAMED:
             reply = await storage.list_entries(ledger_id)
             assert reply.status is Status.LIMBO
@@ -135,7 +135,7 @@ async def test_a_ledger_whose_metadata_may_not_be_read_is_in_limbo() -> None:
 
 @in_virtual_time
 async def test_a_session_that_is_lost_while_the_ledgers_are_read_ends_the_start() -> None:
-    """Another server may not know yet of a ledger that the one before knew."""
+    """Another server may not know a ledger yet that the previous server knew."""
     world = await IncarnationWorld().prepare()
     read: list[str] = []
 
@@ -172,7 +172,7 @@ async def test_disks_that_still_serve_are_not_lost() -> None:
 
 @in_virtual_time
 async def test_a_scan_over_two_sessions_is_not_complete() -> None:
-    """The server of the second session may be behind the one on which the scan began."""
+    """The server of the second session may be behind the server on which the scan began."""
     world = await IncarnationWorld().prepare()
     is_scanning = is_lost = False
 
@@ -183,7 +183,7 @@ async def test_a_scan_over_two_sessions_is_not_complete() -> None:
 
     async def lose_the_session(operation: Operation, path: str) -> None:
         nonlocal is_lost
-        if is_scanning and not is_lost:  # no request is under way while limbo is written
+        if is_scanning and not is_lost:  # there are no requests while the limbo is written
             is_lost = True
             world.store.expire()
             world.store.resume()
@@ -203,7 +203,7 @@ async def test_of_two_starts_on_new_disks_under_one_id_only_the_last_one_recorde
     info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
     await Registrations(other, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
     earlier = asyncio.ensure_future(world.start(is_new=True))
-    await asyncio.sleep(5)  # its disks are recorded, and it waits for the end of the registration
+    await asyncio.sleep(5)  # its disks are recorded, and it waits until the old registration ends
     world.machine = Machine()
     later = asyncio.ensure_future(world.start(is_new=True))
     await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""The record of the read-only mode: durable in both directions, and a request if it cannot be read."""
+"""The record of the read-only mode: both changes are durable, and an unreadable record requests the mode."""
 
 from __future__ import annotations
 

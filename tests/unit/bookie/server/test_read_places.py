@@ -1,4 +1,4 @@
-"""Reads of recoveries go before others, and these do not wait for ever."""
+"""Reads of recoveries have priority, but other reads do not wait for ever."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def settle() -> None:
 
 
 class Reads:
-    """Reads that hold their places until they are ended, in the order in which they got them."""
+    """Reads that hold their places until the test ends them, in the order in which they got the places."""
 
     def __init__(self, count: int) -> None:
         self.places = ReadPlaces(count)
@@ -104,7 +104,7 @@ async def test_a_bookie_answers_a_recovery_before_the_reads_that_wait() -> None:
         answered.append(name)
         return reply
 
-    assert (await ask("first", KEY)).status is Status.OK  # the fence is durable, so the next one needs no write
+    assert (await ask("first", KEY)).status is Status.OK  # the fence is durable, so the next fence needs no write
     await bookie.storage.checkpoint()
     answered.clear()
     await asyncio.gather(*(ask(f"client {number}") for number in range(100)), ask("recovery", KEY))

@@ -1,4 +1,4 @@
-"""A bookie stays registered, whatever happens to its session; and read-only is announced in the right order."""
+"""A bookie stays registered whatever happens to its session, and announces read-only in the right order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
 
 
 class KeeperWorld(MemoryCluster):
-    """A bookie that keeps itself registered, and another session to look at it."""
+    """A bookie that keeps itself registered, and another session that observes it."""
 
     async def start(self) -> None:
         await self.found()
@@ -161,7 +161,7 @@ async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: Ke
     with pytest.raises(BookieIdInUseError):
         await second.start(is_read_only=False)
     await second.stop(STATE_S)
-    assert await world.watcher.list() == WRITABLE  # the other's registration must stay
+    assert await world.watcher.list() == WRITABLE  # the registration of the other process must stay
 
 
 async def test_stopping_unregisters_and_never_fails(world: KeeperWorld) -> None:

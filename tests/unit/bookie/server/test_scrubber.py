@@ -1,4 +1,4 @@
-"""The background scrub finds damage, keeps its pace, and continues after a restart."""
+"""The background scrub finds damage, keeps its rate, and continues after a restart."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_pass_verifies_everything_and_counts_what_is_damaged() -> None:
     assert at.value(DAMAGED) == 2
     assert at.value(SCRUB_FINISHED) == ended.finished_ms / 1000 > 0
     reply = await at.storage.read(L1, [EntryId(3)])
-    assert reply.results[0].status is Status.CORRUPT  # it stays a finding, and is never absent
+    assert reply.results[0].status is Status.CORRUPT  # still reported as damaged, and never absent
 
 
 @pytest.mark.parametrize("page_keys", [1, 7, 20])
@@ -104,7 +104,7 @@ async def test_a_pass_without_damage_ends_the_report_of_the_last_one() -> None:
     at = await world()
     at.damage(3)
     await at.scrubber().run_pass(ScrubProgress(0))
-    at.damage(3)  # back
+    at.damage(3)  # undamaged again
     await at.scrubber().run_pass(ScrubProgress(0))
     assert at.value(DAMAGED) == 0
 
@@ -149,7 +149,7 @@ def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.Monk
     @in_virtual_time
     async def scenario() -> None:
         at = await world()
-        slow = SIZE / 50  # an entry in 50 s
+        slow = SIZE / 50  # one entry in 50 s
         running = asyncio.ensure_future(at.scrubber(slow).run())
         await asyncio.sleep(START_S + 501)
         assert 10 <= at.value(SCRUBBED_ENTRIES) <= 12
@@ -157,7 +157,7 @@ def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.Monk
         before = at.value(SCRUBBED_ENTRIES)
         running = asyncio.ensure_future(at.scrubber(slow).run())
         await asyncio.sleep(2000)
-        assert 20 <= at.value(SCRUBBED_ENTRIES) <= 23  # at most a minute was done again
+        assert 20 <= at.value(SCRUBBED_ENTRIES) <= 23  # at most a minute was repeated
         assert at.value(SCRUBBED_ENTRIES) - before < 14
         assert at.value(SCRUB_FINISHED) > 0
         running.cancel()
@@ -253,7 +253,7 @@ async def test_known_damage_is_kept_over_a_restart_until_it_is_whole() -> None:
     await asyncio.sleep(START_S + 1)
     assert at.service.damaged.ledgers(10) == [(L1, [EntryId(3)])]
     running.cancel()
-    at.damage(3)  # back: the record of the earlier process does not count
+    at.damage(3)  # undamaged again: the record of the earlier process does not count
     at.service = BookieService(at.storage, at.disk, BookieIdentity("uuid", "1"))
     running = asyncio.ensure_future(at.scrubber().run())
     await asyncio.sleep(START_S + 1)
@@ -267,7 +267,7 @@ def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.
     @in_virtual_time
     async def scenario() -> None:
         at = await world()
-        scrubber = at.scrubber(SIZE / 50)  # an entry in 50 s
+        scrubber = at.scrubber(SIZE / 50)  # one entry in 50 s
 
         def phase() -> ScrubPhase:
             return scrubber.phase
@@ -284,13 +284,13 @@ def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.
         assert at.value(SCRUBBED_ENTRIES) == verified
         scrubber.start()
         await asyncio.sleep(1000)
-        assert at.value(SCRUBBED_ENTRIES) == 20  # it went on where it was
+        assert at.value(SCRUBBED_ENTRIES) == 20  # it continued where it had stopped
         assert scrubber.progress.finished_ms > 0
         scrubber.start()
         await asyncio.sleep(501)
         assert phase() is ScrubPhase.RUNNING
         verified = at.value(SCRUBBED_ENTRIES)
-        scrubber.start()  # a running one goes on
+        scrubber.start()  # a running pass continues
         scrubber.start(from_beginning=True)
         await asyncio.sleep(1500)
         assert at.value(SCRUBBED_ENTRIES) == verified + 20

@@ -1,4 +1,4 @@
-"""What the soak calls growth, and which deleted ledgers a bookie may still hold."""
+"""What the soak test counts as growth, and which deleted ledgers a bookie may still hold."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_later_collection_finds_what_was_deleted_before_the_one_before_it_ende
     waiting.life_began(10)
     waiting.deleted(70, 1)
     assert not waiting.looked(77, 0)
-    waiting.deleted(79, 20)  # the first collection may have ended, and the second may have begun
+    waiting.deleted(79, 20)  # possibly after the end of the first collection and the start of the second
     assert waiting.looked(80, 7)
     assert not waiting.looked(100, 7)
     assert waiting.bytes == 21

@@ -54,7 +54,7 @@ async def test_entries_are_read_back_in_the_order_asked() -> None:
 
 
 class _Copied(bytes):
-    """Bytes that count the bytes copied out of them."""
+    """Bytes that count how many bytes are copied out of them."""
 
     copied_bytes = 0
 

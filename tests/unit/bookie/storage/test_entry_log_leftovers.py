@@ -1,4 +1,4 @@
-"""Which entry logs of an unfinished flush are removed, and which stay."""
+"""Which entry logs of an unfinished flush are removed, and which are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def entry(entry_id: int) -> bytes:
 
 
 async def disk_with_log() -> tuple[MemoryDisk, list[bytes]]:
-    """A disk with one log of a few entries, and the index values of these entries."""
+    """Return a disk with one log of a few entries, and the index values of these entries."""
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
     writer = await EntryLogs(disk, 2, 10).create(1)
@@ -146,7 +146,7 @@ async def test_damage_before_the_recorded_end_keeps_the_log() -> None:
 
 
 def written_by_an_older_release(disk: MemoryDisk) -> None:
-    """Give the log the header of releases without recorded ends."""
+    """Give the log the header of a release that did not record the ends of logs."""
     header = struct.pack(">8sHxxQ", b"\x93bkhelog", 1, 1)
     disk.overwrite(log_path(1), 0, header + struct.pack(">I", crc32c(header)))
 

@@ -1,4 +1,4 @@
-"""The file adapter with the faults of operating systems: short writes, full devices, failed syncs, a second process."""
+"""The file adapter and the faults of operating systems: short writes, full devices, failed syncs, a second process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_space_is_reserved_before_it_is_used(disk: FileDisk, tmp_path: Pat
     for _ in range(3):
         await file.append_and_sync([b"x" * 1000])
         assert path.stat().st_size == 10 + (1 << 20)
-    if files._fallocate is not None:  # else the C library has none
+    if files._fallocate is not None:  # otherwise the C library has no fallocate
         assert path.stat().st_blocks * 512 >= 1 << 20
     await file.reserve(0)
     assert path.stat().st_size == 3010
@@ -151,7 +151,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
 async def test_a_failed_close_is_a_failure_of_the_disk(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.close
 
-    def fail(descriptor: int) -> None:  # as network file systems do
+    def fail(descriptor: int) -> None:  # network file systems do this
         real(descriptor)
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
@@ -191,7 +191,7 @@ async def test_without_inodes_there_is_no_free_space(disk: FileDisk, monkeypatch
     assert (await disk.space())[1] == 0
     monkeypatch.setattr(os, "statvfs", statvfs(100_000, 1000))
     assert (await disk.space())[1] == real.f_bavail * real.f_frsize
-    monkeypatch.setattr(os, "statvfs", statvfs(0, 0))  # as btrfs reports
+    monkeypatch.setattr(os, "statvfs", statvfs(0, 0))  # btrfs reports this
     assert (await disk.space())[1] == real.f_bavail * real.f_frsize
 
 
@@ -313,7 +313,7 @@ async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The synced directories."""
+    """Yield the list of synced directories."""
     found: list[Path] = []
     real = os.fsync
 

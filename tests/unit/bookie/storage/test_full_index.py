@@ -1,4 +1,4 @@
-"""A full disk of the index ends when there is space again: the store opens the index again and accepts adds."""
+"""If the disk of the index was full and has space again, the store opens the index again and accepts adds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LEDGER = LedgerId(1)
 
 
 class FullDatabase:
-    """A database whose device is full once: it keeps the error, also when it is closed."""
+    """A database whose device becomes full once; the error remains, even after the database is closed."""
 
     def __init__(self, database: Any) -> None:
         self._database = database
         self.error = ""
-        """Why writes fail; empty: they do not."""
+        """The reason why writes fail; if empty, they succeed."""
 
     def write(self, *arguments: Any) -> None:
         if self.error:
@@ -52,7 +52,7 @@ class FullDatabase:
 
 
 class Openings:
-    """Opens the database of an index; only the first one opened may become full."""
+    """Open the database of an index. Only the database that is opened first may become full."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -188,7 +188,7 @@ async def test_the_twin_cannot_be_read_after_it_could_not_be_opened() -> None:
 
 
 class LostIndex(MemoryIndex):
-    """Cannot be opened again."""
+    """An index that cannot be opened again."""
 
     async def reopen(self) -> None:
         if self._needs_reopen:

@@ -1,4 +1,4 @@
-"""The log of the index is compressed, a log of an earlier release is read, and a cut log loses its end alone."""
+"""The log of the index is compressed, a log of an earlier release is readable, and a cut log loses only its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_bytes(path: Path) -> int:
 
 
 async def killed(path: Path, copy: Path) -> Path:
-    """The files of a killed process's index at ``path``, which is in use."""
+    """Copy the files of an index at ``path`` that is in use, as a killed process would leave them."""
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("LOCK"))
     return copy
 
@@ -34,7 +34,7 @@ async def killed(path: Path, copy: Path) -> Path:
 async def test_the_log_takes_a_quarter_of_what_is_written(tmp_path: Path) -> None:
     index = await RocksIndex.open(tmp_path / "index")
     await index.write(pairs())
-    assert 4 * ENTRIES < log_bytes(tmp_path / "index") < 11 * ENTRIES  # 43 bytes for each without compression
+    assert 4 * ENTRIES < log_bytes(tmp_path / "index") < 11 * ENTRIES  # without compression, each takes 43 bytes
     copy = await killed(tmp_path / "index", tmp_path / "copy")
     await index.close()
     index = await RocksIndex.open(copy)

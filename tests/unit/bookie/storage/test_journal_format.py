@@ -1,4 +1,4 @@
-"""The journal's bytes: round trips, every cut, every flipped bit."""
+"""The bytes of the journal: round trips, every cut, every flipped bit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch_bytes(
 
 
 def resealed(data: bytes, at: int, value: bytes, end: int) -> bytes:
-    """``data`` with other bytes at a place, and the checksum at ``end`` made right again."""
+    """Replace bytes of ``data``, and correct the checksum that ends at ``end``."""
     changed = data[:at] + value + data[at + len(value) : end]
     return changed + struct.pack(">I", crc32c(changed)) + data[end + 4 :]
 

@@ -1,4 +1,4 @@
-"""Which damage to a journal is a torn tail and which is a loss (J3, J4, J8); on journals of the real writer."""
+"""Which damage to a journal is a torn tail and which is a loss (J3, J4, J8); with journals of the real writer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def replay(disk: MemoryDisk, checkpoint: int = 0, *, with_mark: bool = Tru
 
 
 async def write(disk: MemoryDisk, bodies: list[bytes], *, epoch: int = 10, file_bytes: int = 1 << 20) -> list[int]:
-    """One batch per body, after the existing ones; returns the file size after each."""
+    """Append one batch per body, and return the file size after each."""
     before = (await replay(disk)).replay
     slots = MarkSlots(disk, DIRECTORY)
     await slots.load()

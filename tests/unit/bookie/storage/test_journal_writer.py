@@ -1,4 +1,4 @@
-"""Group commit: what is acknowledged is durable, what fails is reported, and every wait is bounded."""
+"""Group commit: acknowledged records are durable, failures are reported, and every wait is bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.worlds.clocks import ManualClock
 
 
 class Switch:
-    """A ``before`` hook: holds chosen operations back, or fails them, and counts all."""
+    """A ``before`` hook that blocks or fails the chosen operations, and counts all operations."""
 
     def __init__(self) -> None:
         self.held: set[Operation] = set()
@@ -133,7 +133,7 @@ async def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
         rest = [put(journal, b"%d" % number) for number in range(100)]
         switch.go.set()
         await asyncio.gather(first, *rest)
-        assert switch.seen.count(Operation.SYNC) == 3  # the file header, the first, all the others
+        assert switch.seen.count(Operation.SYNC) == 3  # the file header, the first record, all other records
 
 
 async def test_a_lone_record_is_synced_at_once_and_waits_for_no_timer() -> None:
@@ -141,14 +141,14 @@ async def test_a_lone_record_is_synced_at_once_and_waits_for_no_timer() -> None:
     async with journal_on(MemoryDisk(before=switch), clock=ManualClock()) as journal:  # time does not pass
         for number in range(10):
             assert await put(journal, b"%d" % number) is None
-        assert switch.seen.count(Operation.SYNC) == 11  # the file header, and each record
+        assert switch.seen.count(Operation.SYNC) == 11  # the file header and each record
 
 
 async def test_a_group_is_bounded_by_bytes() -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
     async with journal_on(disk, StorageSettings(journal_batch_bytes=300)) as journal:
-        await asyncio.gather(*(put(journal, b"x" * 83) for _ in range(9)))  # 100 bytes with their record headers
+        await asyncio.gather(*(put(journal, b"x" * 83) for _ in range(9)))  # 100 bytes including the record header
         assert switch.seen.count(Operation.APPEND) == 1 + 3
 
 
@@ -449,7 +449,7 @@ async def test_marks_written_at_the_same_time_leave_the_greatest_one() -> None:
 
     disk.before = delay_the_first
     await asyncio.gather(*(slots.write(JournalMark(sequence, 1)) for sequence in (2, 3)))
-    assert len(set(replaced)) == 2  # damage to one of them leaves the other
+    assert len(set(replaced)) == 2  # damage to one slot leaves the other intact
     found = MarkSlots(disk, DIRECTORY)
     await found.load()
     assert found.mark == slots.mark == JournalMark(3, 1)

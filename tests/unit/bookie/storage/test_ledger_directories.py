@@ -1,4 +1,4 @@
-"""A store with several ledger directories: where entry logs go, and what a full or failing directory does (R114)."""
+"""A store with several ledger directories: where entry logs are written, and what a full or failing one does (R114)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEDGER = LedgerId(7)
 KEY = b"secret-key-of-ledger"
 LOST = "it has no file VERSION"
 SMALL_LOGS = StorageSettings(flush_page_entries=1, flush_sync_entries=1, entry_log_bytes=1)
-"""Each entry has a log of its own."""
+"""Settings with which each entry gets a log of its own."""
 Hook = Callable[[Operation, str], DiskError | None]
 
 
@@ -46,7 +46,7 @@ class Directories:
     missing: set[int] = field(default_factory=set)
     unlisted: set[int] = field(default_factory=set)
     unremovable: set[int] = field(default_factory=set)
-    """Directories from which no file can be removed."""
+    """The directories from which no file can be removed."""
     settings: StorageSettings = field(default_factory=StorageSettings)
     spread: SpreadDisk = field(init=False)
     store: LedgerStorage = field(init=False)
@@ -66,7 +66,7 @@ class Directories:
         ]
 
     async def restart(self, *missing: int) -> None:
-        """The store after a kill, without some of the directories."""
+        """Kill the store, and start it without some of the directories."""
         await self.store.abort()
         self.journal, self.index = self.journal.restarted(), self.index.restarted()
         self.disks = [disk.restarted() for disk in self.disks]
@@ -100,7 +100,7 @@ class Directories:
         return reply.status, reply.entries
 
     def logs(self) -> list[int]:
-        """The number of entry logs in each directory."""
+        """Return the number of entry logs in each directory."""
         return [sum(path.endswith(".log") for path in disk.paths()) for disk in self.disks]
 
     def problems(self) -> list[bool]:
@@ -112,7 +112,7 @@ def entry(entry_id: int) -> bytes:
 
 
 def broken(*operations: Operation, after: int = 0) -> Hook:
-    """Fail these operations, but for the first ``after`` of them."""
+    """Make these operations fail, except the first ``after`` of them."""
     left = [after]
 
     def hook(operation: Operation, path: str) -> DiskError | None:
@@ -143,12 +143,12 @@ async def test_a_new_log_goes_where_most_space_is_and_everything_else_to_the_fir
     for number in range(4):
         await world.flush(number)
         found.append(world.logs())
-    assert found == [[0, 0, 1], [0, 0, 2], [0, 1, 2], [0, 1, 3]], "of 300, 400 and 500 bytes; a log takes 71"
+    assert found == [[0, 0, 1], [0, 0, 2], [0, 1, 2], [0, 1, 3]], "300, 400 and 500 bytes are free; a log takes 71"
     await world.spread.replace("read-only", b"")
     assert "read-only" in world.disks[0].paths()
     await world.restart()
     assert await world.statuses(0, 1, 2, 3, 4) == [Status.OK] * 4 + [Status.NO_ENTRY]
-    assert len(await world.spread.names("entries")) == 4, "ids are unique over all directories"
+    assert len(await world.spread.names("entries")) == 4, "ids are unique across all directories"
 
 
 async def test_space_is_that_of_all_directories_and_room_that_of_the_roomiest(world: Directories) -> None:
@@ -198,12 +198,12 @@ async def test_what_a_failing_directory_took_of_a_flush_is_written_again_to_the_
     assert not world.store.fatal.done()
     await world.flush(6)
     await world.restart(1)
-    assert await world.statuses(*range(7)) == [Status.OK] * 7, "also without the directory"
+    assert await world.statuses(*range(7)) == [Status.OK] * 7, "all entries are readable without the directory"
     assert await world.listed() == (Status.OK, EntryRuns(((0, 6),)))
     await world.restart()
     assert await world.statuses(*range(7)) == [Status.OK] * 7
     await world.store.compact()
-    assert world.logs()[1] == 0, "the superseded logs are removed once the directory is back"
+    assert world.logs()[1] == 0, "the superseded logs are removed after the directory has returned"
     assert await uncounted(world.index) == []
     assert await world.statuses(*range(7)) == [Status.OK] * 7
     await world.store.abort()
@@ -219,7 +219,7 @@ async def test_a_directory_that_fills_up_or_fails_during_a_compaction_makes_no_s
     assert (await world.store.compact()).removed_logs == 0
     assert (world.store.is_full, world.store.fatal.done()) == (False, False)
     assert world.problems() == [False, not is_full, False]
-    assert (await world.store.compact()).removed_logs == int(is_full), "another directory takes the entries"
+    assert (await world.store.compact()).removed_logs == int(is_full), "the entries are moved to another directory"
     assert await world.statuses(*range(10)) == [Status.OK] * 10
     await world.store.abort()
 
@@ -271,7 +271,7 @@ async def test_too_many_open_files_during_the_sync_of_a_directory_leave_it_to_th
 
 
 async def test_a_log_that_is_removed_while_it_is_opened_is_gone_and_its_directory_stays(world: Directories) -> None:
-    """The reader finds its entry in another log then."""
+    """The reader then finds its entry in another log."""
     await world.flush(0)
     [log] = [path for path in world.disks[2].paths() if path.endswith(".log")]
     is_opening, may_open = asyncio.Event(), asyncio.Event()
@@ -332,7 +332,7 @@ async def test_what_is_in_a_directory_that_cannot_be_listed_at_the_start_is_out_
     await world.flush(2)
     assert await world.add(1, is_recovery=True) is Status.OK
     await world.store.checkpoint()
-    assert world.logs() == [0, 1, 2], "one of the two has an entry that was replaced"
+    assert world.logs() == [0, 1, 2], "one of the two logs has an entry that was replaced"
     records = await world.index.range(b"", b"\xff" * 32, 100)
     world.unlisted = {2}
     await world.restart()
@@ -340,11 +340,11 @@ async def test_what_is_in_a_directory_that_cannot_be_listed_at_the_start_is_out_
     assert await world.statuses(0, 1, 2, 3) == [Status.IO_ERROR, Status.IO_ERROR, Status.OK, Status.NO_ENTRY]
     assert await world.listed() == (Status.CORRUPT, EntryRuns(((2, 2),)))
     await world.store.compact()
-    assert await world.index.range(b"", b"\xff" * 32, 100) == records, "also what is known of its logs"
+    assert await world.index.range(b"", b"\xff" * 32, 100) == records, "the records about its logs are kept too"
 
 
 async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(world: Directories) -> None:
-    """Else the next start would remove the logs of the directory, to which the index does not refer."""
+    """Otherwise the next start would remove the logs of an omitted directory: the index does not refer to them."""
     await world.flush(0, 1)
     await world.store.abort()
     world.disks = [disk.restarted() for disk in world.disks]
@@ -366,7 +366,7 @@ async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(worl
 
 
 async def test_a_scrub_passes_over_what_is_in_a_missing_directory(world: Directories) -> None:
-    """A disk may hold many such entries, and each would be an error in the log and a request for a copy."""
+    """A disk may hold many such entries; each would cause an error in the log and a request for a copy."""
     await world.flush(0, 1)
     await world.restart(2)
     await world.flush(2)
@@ -400,7 +400,7 @@ async def test_a_directory_that_takes_no_writes_is_read_on_but_not_listed(world:
     await world.flush(1)
     assert world.problems() == [False, False, True]
     assert await world.statuses(0, 1) == [Status.OK] * 2
-    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 1),))), "so that it is repaired"
+    assert await world.listed() == (Status.CORRUPT, EntryRuns(((1, 1),))), "repair replaces the entry"
     await world.store.compact()
     assert world.logs() == [0, 1, 1]
 
@@ -416,7 +416,7 @@ async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_
     assert await world.listed() == (Status.OK, EntryRuns(((0, 0),)))
     world.fail(2, broken(Operation.READ, Operation.REPLACE))
     assert await world.statuses(0) == [Status.IO_ERROR]
-    assert world.problems() == [False] * 3, "one probe in ten seconds"
+    assert world.problems() == [False] * 3, "a directory is probed once in ten seconds"
     world.clock.now_s += 10
     assert await world.statuses(0) == [Status.IO_ERROR]
     assert world.problems() == [False, False, True]
@@ -464,7 +464,7 @@ async def test_a_directory_that_does_not_answer_is_out_of_use_and_is_asked_nothi
 
     async def silent(operation: Operation, path: str) -> None:
         asked.append(operation)
-        raise TimeoutError  # as after the deadline
+        raise TimeoutError  # as after a deadline
 
     world.disks[2].before = silent
     await world.flush(1, 2)
@@ -514,6 +514,6 @@ def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -
 
     reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((5, 9),)), "5 entries are elsewhere"))
     assert reply.entries == EntryRuns(((5, 9),))
-    assert damaged.ledgers(9) == [(LEDGER, [EntryId(4)])], "it is known also when the directory is back"
+    assert damaged.ledgers(9) == [(LEDGER, [EntryId(4)])], "the damage is still known after the directory has returned"
     assert damaged.list_of(LEDGER, ListReply(Status.OK, EntryRuns(((5, 9),)))).status is Status.OK
-    assert damaged.count == 0, "it was deleted"
+    assert damaged.count == 0, "the entry was deleted"

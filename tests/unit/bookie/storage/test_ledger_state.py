@@ -1,4 +1,4 @@
-"""One state object per ledger, never dropped while it matters, and loaded once."""
+"""Each ledger has one state object, which is loaded once and never dropped while it is needed."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_pages_have_every_ledger_once_in_order_whatever_is_saved_meanwhile
 
 
 class _Compared(int):
-    """A number that counts the comparisons of all such numbers."""
+    """A number that counts the comparisons of all its instances."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""The twin's power loss: synced data survives, and other data may be anything a disk can make of it."""
+"""Power loss on the in-memory disk: synced data survives; other data may be in any state that a disk could leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The read cache: large reads for sequential readers, bounded memory, and never outdated bytes."""
+"""The read cache: large reads for sequential readers, limited memory, and never outdated bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def entry(entry_id: int, mark: bytes = b"a", ledger_id: int = LEDGER) -> bytes:
 
 
 class CountedIndex(MemoryIndex):
-    """Counts the looked-up keys."""
+    """Count the keys that are looked up."""
 
     looked_up = 0
 
@@ -40,7 +40,7 @@ class CountedIndex(MemoryIndex):
 
 
 class World:
-    """A store on twins that counts the reads of entry logs, and holds them on request."""
+    """A store on in-memory twins that counts the reads of entry logs, and can block them."""
 
     def __init__(self, **settings: int) -> None:
         self.reads = 0
@@ -48,7 +48,7 @@ class World:
         self.may_read.set()
         self.is_reading = asyncio.Event()
         self.pauses: random.Random | None = None
-        """Turns of the loop before each operation of the disk and of the index."""
+        """The number of loop turns before each operation of the disk and of the index."""
         self.settings = StorageSettings(**settings)
         self.ledgers = MemoryDisk(before=self._before)
         self.index = CountedIndex(before=self._before)
@@ -79,7 +79,7 @@ class World:
         return [result.packet or result.status for result in reply.results]
 
     async def read_on(self, numbers: Sequence[int]) -> list[bytes | Status]:
-        """Read one entry after the other."""
+        """Read the entries one after another."""
         return [result for number in numbers for result in await self.read(number)]
 
     @property
@@ -130,7 +130,7 @@ async def test_one_load_is_bounded_whatever_size_the_entries_have() -> None:
     await world.start(60)
     assert await world.read_on(range(2)) == [entry(0), entry(1)]
     for _ in range(20):
-        await asyncio.sleep(0)  # the load in the background
+        await asyncio.sleep(0)  # let the background load finish
     assert 0 < world.store.read_cache.read_ahead_bytes <= 2 * 5 * PAYLOAD
 
 
@@ -140,7 +140,7 @@ async def test_no_more_is_read_for_a_request_than_its_answer_holds(monkeypatch: 
     await world.start(60)
     assert await world.read(*range(60)) == [entry(number) for number in range(9)]
     for _ in range(20):
-        await asyncio.sleep(0)  # the load in the background
+        await asyncio.sleep(0)  # let the background load finish
     assert world.store.read_cache.read_ahead_bytes <= (10 + 2 * 5) * PAYLOAD
 
 
@@ -204,7 +204,7 @@ async def test_a_collected_ledger_leaves_the_cache() -> None:
     assert set(await world.read_on(range(5))) == {Status.NO_ENTRY}
     reads = world.reads
     assert await world.read(2, ledger_id=OTHER) == [entry(2, ledger_id=OTHER)]
-    assert world.reads == reads, "another ledger left the cache"
+    assert world.reads == reads, "the other ledger was dropped from the cache"
 
 
 async def test_compaction_moves_entries_between_two_reads() -> None:
@@ -309,7 +309,7 @@ async def test_loads_in_the_background_are_few_and_end_with_the_store() -> None:
     ledgers = [LedgerId(number) for number in range(20, 30)]
     await world.start(200, *ledgers)
     for ledger_id in ledgers:
-        for number in (0, 1, 17, 33, 49):  # the first load took 64 entries
+        for number in (0, 1, 17, 33, 49):  # the first load read 64 entries
             await world.read(number, ledger_id=ledger_id)
     reads = world.reads
     world.may_read.clear()

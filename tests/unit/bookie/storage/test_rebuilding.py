@@ -1,4 +1,4 @@
-"""A lost index is made again from the entry logs: no live entry is lost, and nothing is ever "absent"."""
+"""A lost index is rebuilt from the entry logs: no live entry is lost, and no entry is reported absent."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ async def read(store: LedgerStorage, ledger_id: LedgerId, *entry_ids: int) -> li
 
 
 async def used() -> tuple[MemoryDisk, MemoryDisk]:
-    """The disks of a store after writes, a fence, entries stored again, a deletion and a compaction. L2 is deleted."""
+    """Return the disks of a store after writes, a fence, repeated adds, a deletion and a compaction. L2 is deleted."""
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(10))
     await add(store, L2, *range(10))
     await store.checkpoint()
-    await add(store, L1, *range(5))  # again
+    await add(store, L1, *range(5))  # stored again
     await add(store, L3, 0)
     assert (await store.fence(L3, KEY)).status is Status.OK
     await store.checkpoint()
     await collect(store, L2)
     assert (await store.compact()).removed_logs
     await store.checkpoint()
-    await add(store, L4, *range(3))  # in the journal alone
+    await add(store, L4, *range(3))  # only in the journal
     await store.abort()
     return journal.restarted(), ledgers.restarted()
 
@@ -85,7 +85,7 @@ async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown(
     assert await read(store, L1, *range(10)) == [(Status.OK, raw_entry(1, number)) for number in range(10)]
     assert await read(store, L3, 0, 1) == [(Status.OK, raw_entry(3, 0)), (Status.LIMBO, b"")]
     assert await listed(store, L4) == (Status.OK, [0, 1, 2])
-    assert await listed(store, L2) == (Status.NO_LEDGER, [])  # the caller puts it in limbo, if any metadata has it
+    assert await listed(store, L2) == (Status.NO_LEDGER, [])  # the caller puts it in limbo if the metadata still has it
     for ledger_id in (L1, L3):
         reply = await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 20)]))
         assert reply.status is Status.FENCED
@@ -121,7 +121,7 @@ async def test_a_deleted_ledger_whose_log_is_still_there_comes_back_and_can_be_c
         await collect(store, ledger_id)
         await store.clear_limbo(ledger_id)
     await store.compact()
-    assert await log_ids(ledgers) == []  # so no dead byte was forgotten
+    assert await log_ids(ledgers) == []  # so all dead bytes were counted
     await store.close()
 
 
@@ -162,7 +162,7 @@ async def one_log() -> tuple[MemoryDisk, MemoryDisk, str]:
 
 
 async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
-    """The answers for four entries, and the number of findings. Nothing may be wrong or absent."""
+    """Return the answers for four entries and the number of findings. No entry may be wrong or absent."""
     store, found = await rebuilt(journal.restarted(), ledgers)
     results = await read(store, L1, *range(4))
     for number, (status, packet) in enumerate(results):
@@ -258,7 +258,7 @@ async def test_what_is_damaged_counts_as_dead_and_a_torn_tail_keeps_no_log(damag
 
 
 class _BadSectors:
-    """A file with a part the device cannot read."""
+    """A file with a part that the device cannot read."""
 
     def __init__(self, file: DiskFile, begin: int, end: int) -> None:
         self._file, self._begin, self._end = file, begin, end

@@ -1,4 +1,4 @@
-"""Each error of RocksDB reaches the store with its meaning: in use, unreadable, full; never as an empty answer."""
+"""Each error of RocksDB reaches the store with its meaning (in use, unreadable, full), and never as an empty answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.storage.port import DiskError, DiskFullError
 
 
 class FullDatabase:
-    """Stands for a database whose device is full, which cannot be made without one."""
+    """A stand-in for a database on a full device, which cannot be produced without such a device."""
 
     def write(self, batch: object, options: object) -> None:
         raise Exception("IO error: No space left on device: While appending to file: 000004.log")
@@ -22,7 +22,7 @@ class FullDatabase:
 
 
 class StalledDatabase:
-    """Refuses the first two writes as RocksDB does when compaction is late."""
+    """A database that refuses the first two writes, as RocksDB does when its compaction is behind."""
 
     def __init__(self) -> None:
         self.refusals = 2
@@ -103,7 +103,7 @@ async def test_write_waits_while_compaction_is_behind(tmp_path: Path) -> None:
 
 
 async def test_an_index_on_a_full_disk_closes_although_it_cannot_flush(tmp_path: Path) -> None:
-    """Every write is in its synced log, so nothing is lost, and the stopping process has no error to report."""
+    """Every write is in the synced log, so nothing is lost, and a stopping process need not report an error."""
     index = await with_database(tmp_path / "index", FullDatabase())
     await index.close()
     with pytest.raises(DiskError, match="closed"):

@@ -1,4 +1,4 @@
-"""The logs of RocksDB are read as by RocksDB, and the records at which it would never go on are found."""
+"""The logs of RocksDB are read as by RocksDB itself, and records at which RocksDB would hang are found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bookie.storage.port import DiskError
 HEADER_BYTES = 7
 FULL, REUSED_FULL = 1, 5
 LARGE = 100_000
-"""A record of several blocks; its bytes cannot be compressed."""
+"""A record that spans several blocks; its bytes cannot be compressed."""
 
 
 def chunk(payload: bytes, kind: int = FULL) -> bytes:
@@ -27,7 +27,7 @@ def blocks(log: bytes) -> list[bytes]:
 
 
 def chunks_of(log: bytes) -> list[int]:
-    """Where the chunks of an intact log begin."""
+    """Return the positions of the chunks in an intact log."""
     places = []
     for start in range(0, len(log), BLOCK_BYTES):
         place, end = start, min(start + BLOCK_BYTES, len(log))
@@ -38,7 +38,7 @@ def chunks_of(log: bytes) -> list[int]:
 
 
 async def written(home: Path) -> Path:
-    """An index whose log has small records, and one of several blocks; not closed, as if it was killed."""
+    """Return an index whose log has small records and one of several blocks; it is not closed, as after a kill."""
     index = await RocksIndex.open(home)
     await index.write([(b"first", b"value")])
     await index.write([(b"large", random.Random(1).randbytes(LARGE))])
@@ -54,7 +54,7 @@ async def written(home: Path) -> Path:
 async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     log = (await written(tmp_path / "index")).read_bytes()
     places = chunks_of(log)
-    assert {log[place + 6] for place in places} >= {1, 2, 3, 4}, "full, first, middle and last chunks"
+    assert {log[place + 6] for place in places} >= {1, 2, 3, 4}, "the log has full, first, middle and last chunks"
     assert len(log) > LARGE
     assert endless_record_at(blocks(log)) is None
     for place in places:
@@ -74,7 +74,7 @@ async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     ids=["wrong checksum", "wrong length", "zeros"],
 )
 def test_what_ends_a_block_does_not_end_the_log(start: bytes) -> None:
-    """Bytes after it are no record, whatever they look like; the next block has records again."""
+    """Bytes after it in the same block are not records, whatever they contain; the next block has records again."""
     first = (start + chunk(b"not read", REUSED_FULL)).ljust(BLOCK_BYTES, b"\0")
     assert endless_record_at([first]) is None
     assert endless_record_at([first, chunk(b"next"), chunk(b"other")]) is None

@@ -1,4 +1,4 @@
-"""A damaged journal is salvaged: readable entries are served, others are unknown, and no old writer gets an answer."""
+"""A damaged journal is salvaged: readable entries are served, others are unknown, and old writers get no answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Disks:
         return other
 
     def with_index(self, index: MemoryIndex) -> Disks:
-        """A copy with another state of the index, such as one without its last writes."""
+        """Return a copy with another state of the index, for example without its last writes."""
         other = self.copy()
         other.index = index
         return other
@@ -54,7 +54,7 @@ class Disks:
         return [path for path in self.journal.paths() if path.endswith(".journal")]
 
     async def salvaged(self) -> SalvagedJournal:
-        """All steps of a salvage; the journal is taken out by deleting it."""
+        """Run all steps of a salvage; the journal is removed by deleting its files."""
         assert await damage_of([self.journal], self.index) is not None
         found = await salvage([self.journal], self.ledgers, self.index, SETTINGS)
         with pytest.raises(DamagedJournalError):
@@ -66,7 +66,7 @@ class Disks:
 
 
 async def used() -> Disks:
-    """A killed store: checkpointed entries of L1, the rest of it, L2 and L3 with its fence in the journal."""
+    """Return a killed store: checkpointed entries of L1; in the journal, the rest of L1, L2, and L3 with its fence."""
     disks = Disks()
     store = await disks.open()
     await add(store, L4, 0)
@@ -84,8 +84,11 @@ async def used() -> Disks:
 
 
 async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
-    """After a salvage no acknowledged entry is denied, and no old writer is answered; returns what is served."""
-    await store.set_limbo(list(ACKNOWLEDGED))  # as a start does with the ledgers named in the metadata
+    """Check that, after a salvage, no acknowledged entry is denied and no old writer is answered.
+
+    Return the served entries.
+    """
+    await store.set_limbo(list(ACKNOWLEDGED))  # a start does this with the ledgers that the metadata names
     served = set()
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         for entry_id, (status, packet) in zip(entry_ids, await read(store, ledger_id, *entry_ids), strict=True):
@@ -98,7 +101,7 @@ async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
 
 
 async def check_whole(store: LedgerStorage) -> None:
-    """Nothing is missing, except perhaps the last batch (J12), and no fence."""
+    """Check that nothing is missing, except perhaps the last batch (J12) and fences."""
     for ledger_id, entry_ids in ACKNOWLEDGED.items():
         found = await read(store, ledger_id, *entry_ids)
         last = (Status.NO_ENTRY, b"")
@@ -162,7 +165,7 @@ async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
     acknowledged = {(ledger_id, entry_id) for ledger_id, ids in ACKNOWLEDGED.items() for entry_id in ids}
     assert await check(store) == acknowledged - lost
     assert (await listed(store, L1))[0] is Status.LIMBO
-    assert await listed(store, L4) == (Status.OK, [])  # it was collected, and stays fenced
+    assert await listed(store, L4) == (Status.OK, [])  # L4 was collected, and stays fenced
     assert (await store.add(AddBatch(L4, KEY, [raw_entry(L4, 1)]))).status is Status.FENCED
     await store.close()
 
@@ -252,7 +255,7 @@ async def test_a_salvage_that_is_interrupted_at_any_step_can_be_repeated() -> No
 
 
 async def outcome(disks: Disks) -> str:
-    """The result of a start on the disks; refused ones are salvaged."""
+    """Return the result of a start on the disks; if it is refused, salvage them."""
     try:
         store = await disks.open()
     except DamagedJournalError:
@@ -305,7 +308,7 @@ async def test_every_cut_and_every_flipped_bit_of_the_journal_never_gives_wrong_
 
 
 async def damaged_log_is_served_in_part(logs: Disks, path: str, place: int, bit: int | None) -> None:
-    """Cut or change an entry log of a copy of the disks, and read everything."""
+    """Cut or change an entry log on a copy of the disks, and read everything."""
     disks = logs.copy()
     if bit is None:
         disks.ledgers.cut(path, place)
@@ -378,10 +381,10 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
     await store.checkpoint()
     await store.abort()
     disks = disks.copy()
-    disks.index = older  # as if its last writes had never been durable
+    disks.index = older  # the last writes of the index were not durable
     with pytest.raises(DamagedJournalError):
         await disks.open()
-    for _ in range(2):  # also if it is repeated
+    for _ in range(2):  # the second time, it is repeated
         found = await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
     for path in disks.journal.paths():
         disks.journal.lose(path)
@@ -450,7 +453,7 @@ async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None
     await store.abort()
     disks = disks.with_index(older)
     disks.ledgers.flip_bit(log_path(1), (HEADER_SIZE + RECORD_HEADER_SIZE + 35) * 8)
-    for _ in range(2):  # also if it is repeated
+    for _ in range(2):  # the second time, it is repeated
         await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
     await disks.salvaged()
     store = await disks.open()
@@ -502,7 +505,7 @@ async def test_files_with_other_names_are_not_the_journals() -> None:
 async def test_entries_that_a_killed_compaction_copied_are_durable_before_they_are_named(
     seed: int, is_index_lost: bool
 ) -> None:
-    """The copies are in the page cache alone, and the power fails after the salvage or the rebuild of the index."""
+    """The copies are only in the page cache, and the power fails after the salvage or the rebuild of the index."""
     disks = await killed_in_compaction()
     if is_index_lost:
         disks.index = MemoryIndex()
@@ -520,7 +523,7 @@ async def test_entries_that_a_killed_compaction_copied_are_durable_before_they_a
 
 
 async def killed_in_compaction() -> Disks:
-    """A store of five entries of L1, killed after a compaction had copied them and before it synced the new log."""
+    """Return a store with five entries, killed after a compaction copied them and before the new log was synced."""
     disks = Disks()
     store = await disks.open()
     await add(store, L1, *range(5))

@@ -1,4 +1,4 @@
-"""A store with several journals: where records go, what a start refuses, and what one failing journal does."""
+"""A store with several journals: where records are written, what a start refuses, and what a failing journal does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.bookie.storage.test_rebuilding import KEY, SETTINGS, add, read
 from tests.worlds.entries import raw_entry
 
 EVEN, ODD = LedgerId(2), LedgerId(3)
-"""Ledgers of the first and of the second journal."""
+"""A ledger of the first journal and one of the second."""
 
 
 class Disks:
@@ -36,7 +36,7 @@ class Disks:
         return await LedgerStorage.open(first, self.ledgers, self.index, SETTINGS, SystemClock(), more_journals=others)
 
     def killed(self) -> Disks:
-        """The disks after a kill of the process."""
+        """Return the disks after the process was killed."""
         other = Disks(0)
         other.journals = [disk.restarted() for disk in self.journals]
         other.ledgers, other.index = self.ledgers.restarted(), self.index.restarted()
@@ -48,7 +48,7 @@ def files(disk: MemoryDisk) -> list[str]:
 
 
 async def used() -> Disks:
-    """A killed store: two entries of each ledger in the index, one in its journal alone."""
+    """Return a killed store: two entries of each ledger in the index, and one only in its journal."""
     disks = Disks()
     store = await disks.open()
     for ledger_id in (EVEN, ODD):
@@ -121,7 +121,7 @@ async def test_a_store_with_one_journal_gets_no_second_one() -> None:
     await store.close()
     [value] = await disks.index.restarted().get_many([MARK_KEY])
     assert value is not None
-    assert len(value) == len(CheckpointMark().encode())  # as earlier releases write it
+    assert len(value) == len(CheckpointMark().encode())  # the format of earlier releases
     disks = disks.killed()
     with pytest.raises(WrongJournalError, match="has journal 1 of 1, and is given as journal 1 of 2"):
         await disks.open(*disks.journals, MemoryDisk())

@@ -1,4 +1,4 @@
-"""Races, damage, full and failing disks: what the store answers when things are not as they should be."""
+"""Races, damage, full and failing disks: the answers of the store under abnormal conditions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRITES = frozenset({Operation.CREATE, Operation.APPEND, Operation.SYNC, Operatio
 
 
 class Valve:
-    """A ``before`` hook that delays or fails the given operations."""
+    """A ``before`` hook that delays the given operations or makes them fail."""
 
     def __init__(self) -> None:
         self.is_held: Callable[[Operation, str], bool] = lambda operation, path: False
@@ -58,7 +58,7 @@ class Valve:
 
 
 class StorageWorld:
-    """A store on twins, with a valve before each."""
+    """A store on in-memory twins, with a valve for each."""
 
     def __init__(self) -> None:
         self.valve = Valve()
@@ -74,7 +74,7 @@ class StorageWorld:
         )
 
     async def restart(self, **settings: int) -> None:
-        """As after a kill of the process."""
+        """Restart the store as after the process was killed."""
         await self.store.abort()
         self.journal, self.ledgers, self.index = (twin.restarted() for twin in (self.journal, self.ledgers, self.index))  # type: ignore[assignment]
         for twin in (self.journal, self.ledgers, self.index):
@@ -91,7 +91,7 @@ class StorageWorld:
         return reply.results[0].status
 
     def let_retry(self) -> None:
-        """Let the time pass after which a full disk is tried again."""
+        """Let the time pass after which a full disk is used again."""
         self.clock.now_s += StorageSettings().flush_retry_s
 
     def is_full(self) -> bool:
@@ -256,10 +256,10 @@ async def test_an_add_that_was_on_its_way_when_the_ledger_was_marked_is_not_coll
 
 
 async def test_an_add_clears_the_mark_when_it_arrives_and_not_only_when_it_is_durable(world: StorageWorld) -> None:
-    """The entries stored before it may be among those that its client relies on."""
+    """Entries stored before may be among those on which the client of the new add relies."""
     await world.add(0)
     await world.store.checkpoint()
-    await world.store.fence(LEDGER, KEY)  # a collection does not wait for the journal then
+    await world.store.fence(LEDGER, KEY)  # a collection of a fenced ledger does not wait for the journal
     mark = world.store.mark(LEDGER)
     world.valve.hold(Operation.SYNC)
     adding = asyncio.create_task(world.add(1, is_recovery=True))
@@ -422,7 +422,7 @@ async def test_an_entry_log_ends_at_its_own_size_whatever_a_flush_holds(world: S
     sizes = [len(world.ledgers.content(path)) for path in world.ledgers.paths()]
     assert len(sizes) == 3
     assert max(sizes) < 6 * len(entry(0))
-    assert await uncounted(world.index) == []  # every log was ended in order
+    assert await uncounted(world.index) == []  # every log was ended properly
     for _ in range(2):
         assert [await world.status_of(number) for number in range(10)] == [Status.OK] * 10
         await world.restart()
@@ -508,7 +508,7 @@ async def test_entries_waiting_for_the_entry_logs_are_bounded() -> None:
     accepted = statuses.index(Status.TOO_MANY_REQUESTS)
     assert set(statuses[:accepted]) == {Status.OK}
     assert set(statuses[accepted:]) == {Status.TOO_MANY_REQUESTS}
-    assert 10 < accepted < 20  # two caches of 2,000 bytes, about 300 an entry
+    assert 10 < accepted < 20  # two caches of 2,000 bytes, and about 300 bytes per entry
     assert (await world.store.fence(LEDGER, KEY)).status is Status.OK
     world.valve.open()
     await settle()
@@ -583,7 +583,7 @@ async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(wor
 @pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
 async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageWorld, operation: Operation) -> None:
     await world.add(0, 1)
-    first = [Operation.INDEX_WRITE]  # announces the log that the next write to the index refers to
+    first = [Operation.INDEX_WRITE]  # this write announces the log to which the next write to the index refers
 
     def fail(found: Operation, path: str) -> DiskFullError | None:
         if found in first:
@@ -606,7 +606,7 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageW
     assert (await world.add(2, is_recovery=True)).status is Status.OK
     await world.store.checkpoint()
     logs = [path for path in world.ledgers.paths() if path.startswith(entry_log.DIRECTORY)]
-    assert len(logs) == (3 if operation is Operation.INDEX_WRITE else 2)  # then the first may be named, and stays
+    assert len(logs) == (3 if operation is Operation.INDEX_WRITE else 2)  # the index may refer to the first one
     await world.restart()
     assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
     assert (await world.add(3)).status is Status.FENCED
@@ -624,7 +624,7 @@ async def test_a_ledger_collected_while_a_flush_waits_for_space_takes_no_entry_o
         if operation is not Operation.APPEND or not path.startswith(entry_log.DIRECTORY):
             return None
         appends += 1
-        return DiskFullError("no space left") if appends > 3 else None  # a header and both entries fit
+        return DiskFullError("no space left") if appends > 3 else None  # the header and both entries are written
 
     world.valve.failure = fail
     with pytest.raises(DiskFullError):
@@ -671,7 +671,7 @@ async def test_damage_in_an_entry_log_that_a_full_disk_cut_off_costs_no_entry_be
 
 
 async def world_with_dead_bytes_of_a_removed_log() -> StorageWorld:
-    """A store after a kill between the removal of the newest entry log and that of its number of dead bytes."""
+    """Return a store killed between the removal of the newest entry log and that of the log's count of dead bytes."""
     world, other = StorageWorld(), LedgerId(LEDGER + 1)
     world.clock = ManualClock(turns=1)
     await world.start()
@@ -716,7 +716,7 @@ async def test_a_new_entry_log_is_not_removed_while_it_is_written_for_the_dead_b
         nonlocal appends
         is_append = operation is Operation.APPEND and path.startswith(entry_log.DIRECTORY)
         appends += is_append
-        return is_append and appends == 2  # the header is there
+        return is_append and appends == 2  # the header is already written
 
     world.valve.is_held = is_first_page
     flush = asyncio.create_task(world.store.checkpoint())
@@ -833,7 +833,7 @@ async def test_entries_read_back_after_a_failed_sync_are_made_durable_before_the
     world.valve.fail(DiskError("input/output error"), Operation.SYNC)
     assert (await world.add(1)).status is Status.IO_ERROR
     world.valve.open()
-    await world.restart()  # the page cache still has entry 1, the disk will never have it
+    await world.restart()  # entry 1 is still in the page cache, but will never be on the disk
     served = await world.status_of(1)
     for seed in range(20):
         crashed = StorageWorld()

@@ -1,4 +1,4 @@
-"""Our packing of entries, held to the entries stored by Apache's client on Apache's bookies."""
+"""Our encoding of entries compared with entries that Apache's client stored on Apache's bookies."""
 
 from __future__ import annotations
 

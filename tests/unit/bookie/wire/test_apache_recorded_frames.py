@@ -1,4 +1,4 @@
-"""Our codecs of both protocol versions, held to recorded frames of Apache's client and bookie."""
+"""Our codecs of both protocol versions compared with recorded frames of Apache's client and bookie."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDED = (*rows("frames"), *rows("handshakes"))
 
 
 def is_v2(row: dict[str, Any]) -> bool:
-    """A header of version 2; a message of version 3 begins with the tag of its own header."""
+    """Return whether the frame is of version 2; a message of version 3 begins with the tag of its header."""
     return bytes.fromhex(row["body"])[0] == v2.VERSION
 
 
@@ -39,7 +39,10 @@ def bodies(*, is_v2_wire: bool, is_request: bool, operation: str | None = None) 
 
 
 def test_messages_of_version_3_are_read_and_written_again_byte_for_byte() -> None:
-    """Our messages name every recorded field: unknown ones, otherwise kept and written again, are discarded first."""
+    """Our messages define every recorded field.
+
+    Unknown fields would be kept and written again, so they are discarded first.
+    """
     for is_request, kind in ((True, pb.Request), (False, pb.Response)):
         for body in bodies(is_v2_wire=False, is_request=is_request):
             message = kind.FromString(body)
@@ -94,7 +97,7 @@ def test_added_entries_of_both_versions_carry_the_key_of_their_password() -> Non
 
 
 def logins(operation: str, *, is_v2_wire: bool) -> list[tuple[str, bytes]]:
-    """Plugin and token of each message of a login, in the order in which they passed."""
+    """Return the plugin and token of each message of a login, in the recorded order."""
     found = []
     for row in RECORDED:
         body = bytes.fromhex(row["body"])
@@ -116,7 +119,7 @@ def logins(operation: str, *, is_v2_wire: bool) -> list[tuple[str, bytes]]:
 
 
 def answered_as_recorded(challenge: bytes, response: bytes) -> tuple[DigestMd5Login, dict[str, str]]:
-    """A login of ours with the recorded nonce of the client, and its answer to the recorded challenge."""
+    """Log in with the recorded nonce of the client, and return our answer to the recorded challenge."""
     cnonce = parse_challenge(response)["cnonce"]
     ours = DigestMd5Login(CREDENTIALS, lambda: cnonce)
     assert ours.first() == b""
@@ -137,9 +140,9 @@ def test_a_real_bookie_took_what_our_login_answers_and_ours_believes_its_proof()
 
 @pytest.mark.parametrize("is_v2_wire", [False, True], ids=["version 3", "version 2"])
 def test_apaches_client_answers_the_same_but_for_whom_it_acts(is_v2_wire: bool) -> None:
-    """It names itself once more, which is signed along. After the login it sends one more empty token.
+    """Apache's client also sends an authorization identity, which is signed.
 
-    The bookie answers it as if it asked for no login.
+    After the login it sends one more, empty token. The bookie answers it as if it requested no login.
     """
     *said, surplus, thanks = logins("login", is_v2_wire=is_v2_wire)
     assert (surplus, thanks) == (("sasl", b""), ("AuthDisabledPlugin", b""))
@@ -154,7 +157,7 @@ def test_apaches_client_answers_the_same_but_for_whom_it_acts(is_v2_wire: bool) 
 
 
 def signed(prefix: str, directives: dict[str, str]) -> str:
-    """RFC 2831, section 2.1.2.1, with an identity to act as."""
+    """Compute the response of RFC 2831, section 2.1.2.1, with an authorization identity."""
 
     def md5(text: bytes) -> str:
         return hashlib.md5(text).hexdigest()
@@ -184,7 +187,7 @@ def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_th
 
 
 def test_who_does_not_log_in_is_refused_at_the_top_of_the_answer_alone() -> None:
-    """This distinguishes a refusal of the client from one of a ledger's password."""
+    """This distinguishes the refusal of a client from a wrong password of a ledger."""
     for operation, asked in (("no login", pb.ADD_ENTRY), ("our login", pb.GET_BOOKIE_INFO)):
         answers = [
             pb.Response.FromString(body) for body in bodies(is_v2_wire=False, is_request=False, operation=operation)

@@ -1,4 +1,4 @@
-"""Adds and their good answers as bytes: equal to protobuf's output, to the last bit."""
+"""Adds and their successful answers as bytes: exactly equal to protobuf's output."""
 
 from __future__ import annotations
 

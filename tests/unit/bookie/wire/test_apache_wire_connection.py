@@ -1,4 +1,4 @@
-"""A connection's own rules, fed by hand: for any input, nothing but the right answer reaches a caller (S18)."""
+"""The rules of a single connection, fed by hand: whatever it receives, a caller gets only its own answer (S18)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def response(txn_id: int, operation: int, status: int, part: str, ledger_id: int
 
 
 UNKNOWN_FIELD = b"\xf8\x3f\x01"
-"""Of a version to come: 1023, a number."""
+"""A future version: 1023, as a number."""
 
 small = st.integers(1, 4)
 plausible = st.builds(
@@ -76,7 +76,7 @@ def test_each_request_is_told_once_and_only_of_what_it_asked(bodies: list[bytes]
 
 
 class Sink(asyncio.Transport):
-    """Takes everything."""
+    """A sink that accepts everything."""
 
     def writelines(self, list_of_data: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Logins against the examples of RFC 2831 and RFC 4616, and against bookies that prove nothing."""
+"""Logins compared with the examples of RFC 2831 and RFC 4616, and with bookies that do not prove their identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version 2 of Apache's protocol, against its documented bytes (docs/formats.md#version-2) and against itself."""
+"""Version 2 of Apache's protocol: compared with its documented bytes (docs/formats.md#version-2), and round trips."""
 
 from __future__ import annotations
 

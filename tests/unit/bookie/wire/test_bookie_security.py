@@ -1,4 +1,4 @@
-"""An operator's options for connections to bookies: contradictions, and secrets that stay secret."""
+"""An operator's options for connections to bookies: contradictions, and secrets that are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a silent bookie is asked again, and what its callers get until then (R42)."""
+"""When an unresponsive bookie is asked again, and what its callers get until then (R42)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DENIAL = ReadReply(Status.OK, [EntryResult(EntryId(0), Status.NO_ENTRY)])
 
 
 class Scripted(Transport):
-    """Answers with ``status`` after ``delay_s``, or with TIMEOUT if the delay is too long."""
+    """A transport that answers with ``status`` after ``delay_s``, or with TIMEOUT if the delay is too long."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Scripted(Transport):
 
 
 class Gray:
-    """A transport with circuits before a bookie that can stop answering."""
+    """A transport with circuits, for a bookie that can stop answering."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -73,7 +73,7 @@ class Gray:
         return (await self.transport.ask(bookie, READ, DEADLINE_S)).status
 
     async def open(self) -> None:
-        """Let requests time out until the circuit is open."""
+        """Let requests time out until the circuit opens."""
         self.inner.delay_s = 1e9
         for _ in range(module.SILENCES_MAX):
             assert await self.read() is Status.TIMEOUT
@@ -94,7 +94,7 @@ async def test_an_open_circuit_fails_every_kind_of_request_at_once_and_never_as_
     assert not any(reply.status.is_absent for reply in replies)
     assert world.clock.monotonic_s() == started_s
     assert world.sent == asked
-    assert await world.read(OTHER) is Status.TIMEOUT  # which has a circuit of its own
+    assert await world.read(OTHER) is Status.TIMEOUT  # the other bookie has a circuit of its own
     assert world.circuits.open_count == 1
 
 

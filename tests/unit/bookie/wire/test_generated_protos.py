@@ -1,4 +1,4 @@
-"""The committed code of every ``.proto`` file equals the compiler's current output."""
+"""The committed code for every ``.proto`` file equals the compiler's current output."""
 
 from __future__ import annotations
 

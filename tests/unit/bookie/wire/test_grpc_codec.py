@@ -1,4 +1,4 @@
-"""Messages to values and back: nothing is lost, and a peer's mistake is never taken for an answer."""
+"""Messages to values and back: nothing is lost, and an invalid message is never taken for an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the in-process transport, on which tests and simulations rely."""
+"""Faults of the in-process transport, which tests and simulations use."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.deadlines import STATE_S
 
 BOOKIE = BookieId("b")
 SOON_S = 0.1
-"""For calls that must time out."""
+"""The deadline of calls that must time out."""
 
 
 @dataclass
 class RecordingBookie(BookieHandler):
-    """Accepts everything, in the order of arrival."""
+    """A bookie that accepts everything and records the order of arrival."""
 
     payloads: list[bytes] = field(default_factory=list)
     incarnations: set[str] = field(default_factory=set)
     polls: int = 0
-    """Long polls in progress."""
+    """The number of long polls in progress."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_received: asyncio.Event = field(default_factory=asyncio.Event)
 

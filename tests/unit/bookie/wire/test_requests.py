@@ -1,4 +1,4 @@
-"""Requests as values: each list of request kinds is complete."""
+"""Requests as values: each list of kinds of requests is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transport a request takes, and in which order requests of one bookie do."""
+"""Which transport a request uses, and the order of the requests to one bookie."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = AddBatch(LEDGER, b"key", [b"entry"])
 
 
 class Addresses:
-    """A resolver that answers once its gate is open."""
+    """A resolver that answers only after its gate was opened."""
 
     def __init__(self, **protocols: str) -> None:
         self.protocols: dict[str, str | None] = dict(protocols)
@@ -38,7 +38,7 @@ class Addresses:
 
 
 class Recording(MemoryTransport):
-    """Answers each add with ``status`` and remembers it."""
+    """A transport that answers each add with ``status`` and records it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Addresses(), MemoryNetwork())

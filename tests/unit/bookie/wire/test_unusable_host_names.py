@@ -1,4 +1,4 @@
-"""A bookie registered under a name that cannot be looked up is an unreachable bookie, and no error of its caller."""
+"""A bookie whose registered host name cannot be looked up is an unreachable bookie, not an error of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying one position: exactly its entries, verified, byte for byte, whatever the bookies do on the way."""
+"""Copying one position: exactly its entries, verified byte for byte, whatever the bookies do during the copy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def always() -> bool:
 
 @dataclass
 class Scene:
-    """A ledger on a b c d e (3 copies each), position 1 to be copied to t."""
+    """A ledger on a b c d e (three copies of each entry) whose position 1 is copied to t."""
 
     bookies: Bookies
     ledger: Versioned
@@ -208,7 +208,7 @@ async def test_a_corrupt_copy_is_passed_over_and_reported() -> None:
         assert await at.on_target() == at.packets
         assert all("digest mismatch" in copy.detail for copy in outcome.corrupt)
         assert {(copy.bookie, copy.entry_id) for copy in outcome.corrupt} <= {("a", 0), ("c", 50)}
-        assert len(outcome.corrupt) == 1  # one chunk has one first holder, and the other one is asked only then
+        assert len(outcome.corrupt) == 1  # a chunk has one first source, and the other one is asked only afterwards
 
 
 @in_virtual_time
@@ -435,7 +435,7 @@ async def test_a_copy_that_must_stop_while_it_waits_for_the_rate_sends_nothing_a
     """R94."""
     async with scene(members="a b c", quorum=3) as at:
         at.copier.pace.set_rate(100)
-        await at.copier.pace.before_add(BookieId("another"), 1000, 0)  # all others wait for ten seconds
+        await at.copier.pace.before_add(BookieId("another"), 1000, 0)  # all other adds wait for ten seconds
         stop_s = at.bookies.clock.monotonic_s() + 3
 
         async def may_continue() -> bool:
@@ -473,7 +473,7 @@ async def test_what_the_target_has_is_not_copied_again() -> None:
 @in_virtual_time
 async def test_large_entries_travel_in_bounded_batches() -> None:
     async with scene(members="a b c", quorum=3, count=40, payload_bytes=700_000, length=40) as at:
-        assert (await at.copy()).is_complete  # the metadata's length is no help: Apache's recovery may store too little
+        assert (await at.copy()).is_complete  # the metadata's length may be too small after Apache's recovery
         assert await at.on_target() == at.packets
         for batch in at.bookies["t"].adds:
             assert sum(map(len, batch.entries[:-1])) < BATCH_BYTES_MAX
@@ -506,7 +506,7 @@ async def test_nothing_is_left_of_the_budget_after_a_copy() -> None:
 
 
 async def dummy_outcome(bad: dict[str, Status | None]) -> tuple[CopyOutcome, dict[EntryId, bytes], Scene]:
-    """Copy with a DUMMY digest; entry 3 (on a, b, c, d) is altered on, or answered with a status by, some holders."""
+    """Copy with a DUMMY digest. Some holders of entry 3 (a, b, c, d) return altered bytes, others a status."""
     async with scene(members="a b c d", quorum=4, count=10, digest_type=DigestType.DUMMY) as at:
         for name, status in bad.items():
             at.bookies[name].results[EntryId(3)] = flipped if status is None else answers(status)

@@ -1,4 +1,4 @@
-"""Repair of closed ledgers whose metadata is of format 1, which names neither password nor digest type."""
+"""Repair of closed ledgers with metadata of format 1, which contains neither password nor digest type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 async def lost_a_bookie(world: RepairWorld, digest_type: DigestType) -> Mapping[EntryId, bytes]:
-    """Ten entries on a, b and c, by a writer with a password and this digest type; c is lost."""
+    """Create ten entries on a, b and c with a password and this digest type; then c is lost."""
     spoken = make_metadata((0, "a b c"), quorum=(3, 3), last=9, length=100)
     silent = replace(spoken, digest_type=None, password=None, ctime_ms=None, format_version=1)
     ledger = await world.ledgers.create(LEDGER, silent)

@@ -1,4 +1,4 @@
-"""The limits on all copies of one process: rates, shares, the floor, and slow bookies."""
+"""The limits on all copies of one process: rates, shares, the minimum rate, and slow bookies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_RANK = 2
 
 
 async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OTHER_RANK, store_s: float = 0.0) -> int:
-    """The bytes sent in a time, with four lanes for each bookie and 1 MiB at a time."""
+    """Return the bytes sent in this time, with four lanes per bookie and 1 MiB per request."""
     total = 0
 
     async def lane(bookie: BookieId) -> None:

@@ -1,4 +1,4 @@
-"""One copy with several lost positions: each entry is read once, and each target gets exactly its position."""
+"""A copy of several lost positions: each entry is read once, and each target gets exactly its position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @dataclass
 class Scene:
-    """A ledger whose members with capital letters are lost: B is to be copied to bt."""
+    """A ledger whose members with capital letters are lost; the target of the copy for B is bt."""
 
     bookies: Bookies
     ledger: Versioned
@@ -51,7 +51,7 @@ class Scene:
         return should_hold(self.ledger.metadata, step.old, self.packets)
 
     def reads(self) -> Counter[EntryId]:
-        """How often each entry was asked for, of all bookies together."""
+        """Return how often each entry was requested, from all bookies together."""
         return Counter(
             entry_id for node in self.bookies.nodes.values() for ids in node.tampering.reads for entry_id in ids
         )
@@ -308,7 +308,7 @@ FINAL = (Status.NO_ENTRY, Status.CORRUPT, Status.LIMBO)
 
 
 def disturb(at: Scene, rng: random.Random) -> None:
-    """Let some sources lack some entries, and some targets be busy, silent or full."""
+    """Make some sources lack some entries, and make some targets busy, unresponsive or full."""
     for name in at.ledger.metadata.members():
         for entry_id in rng.sample(sorted(at.packets), rng.choice((0, 0, 3, 20))):
             at.bookies[name].results[entry_id] = answers(rng.choice(TEMPORARY + FINAL))

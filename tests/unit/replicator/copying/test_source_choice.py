@@ -1,4 +1,4 @@
-"""Which holder of an entry is asked first, and the known loads of the bookies."""
+"""Which holder of an entry is asked first, and the known load of each bookie."""
 
 from __future__ import annotations
 

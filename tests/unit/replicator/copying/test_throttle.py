@@ -1,4 +1,4 @@
-"""The bounds on copying: bytes per second on a clock that only sleeping moves, and bytes in memory."""
+"""The limits on copying: bytes per second on a clock that only sleeping advances, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
 async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate: int) -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
-    await throttle.take(MIB)  # twelve days of debt
+    await throttle.take(MIB)  # a debt of twelve days
     waiting = [asyncio.create_task(throttle.take(1024)) for _ in range(20)]
     for _ in range(50):
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ def test_no_span_of_time_sees_more_than_its_share(rate: int, requests: list[tupl
     passed = asyncio.run(run())
     for first in range(len(passed)):
         for last in range(first, len(passed)):
-            # The last request may overshoot: it passes as soon as the bucket is not in debt.
+            # The last request may exceed the limit, because it passes as soon as the bucket has no debt.
             size = sum(each for _, each in passed[first:last])
             span_s = passed[last][0] - passed[first][0]
             assert size <= rate * (span_s + BURST_S) + passed[first][1] + 1
@@ -199,7 +199,7 @@ async def test_the_smallest_rank_passes_first(ranks: list[int]) -> None:
             passed.append(("memory", rank))
 
     async with budget.hold(10), asyncio.TaskGroup() as group:
-        group.create_task(throttle.take(MIB))  # the one whose turn it is keeps it
+        group.create_task(throttle.take(MIB))  # the task whose turn it is keeps its turn
         for rank in ranks:
             group.create_task(send(rank))
         waiting = [asyncio.create_task(hold(rank)) for rank in [0, *ranks]]
@@ -221,7 +221,7 @@ async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> Non
         await whole.__aexit__(None, None, None)
 
     freeing = asyncio.create_task(queue_up_behind_and_free())
-    await holds[0].__aenter__()  # returns in the step in which it hands the turn to the next one
+    await holds[0].__aenter__()  # returns in the same step in which it passes the turn to the next one
     behind[0].cancel()
     await asyncio.wait([freeing, *behind])
     assert [task.cancelled() for task in behind] == [True, False]

@@ -1,4 +1,4 @@
-"""How many chunks are on their way to one bookie."""
+"""The number of chunks in transfer to one bookie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded evidence from bookies' answers."""
+"""The evidence that is recorded from the answers of bookies."""
 
 from __future__ import annotations
 

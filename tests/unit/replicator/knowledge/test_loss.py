@@ -1,4 +1,4 @@
-"""Signs that a member lost acknowledged entries."""
+"""Signs that a member has lost acknowledged entries."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.worlds.ledgers import make_metadata
     ("held", "is_lost"),
     [
         ([0, 1, 2, 3], False),
-        ([0, 1], False),  # a slow member: it lacks the end
+        ([0, 1], False),  # a slow member, which lacks the last entries
         ([], True),
-        ([3], True),  # the writer continued after the member's return
+        ([3], True),  # the writer continued after the member had returned
         ([0, 3], True),
     ],
 )

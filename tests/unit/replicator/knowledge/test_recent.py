@@ -1,4 +1,4 @@
-"""Values read once for all their callers."""
+"""Values that are read once for all concurrent callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Reads:
-    """Reads that end when the test lets them, each with its number; some of them fail."""
+    """Numbered reads that end when the test lets them; some of them fail."""
 
     def __init__(self, *failing: int) -> None:
         self._failing = failing
@@ -31,7 +31,7 @@ class Reads:
 
 
 async def results(reads: Reads, callers: int) -> list[int | BaseException]:
-    """Return what one caller gets, and callers that come while its read is under way."""
+    """Return the result of one caller, and those of the callers that arrive during its read."""
     shared = Shared(reads.read, VirtualClock(), 1.0)
     asking = [asyncio.create_task(shared.fresh()) for _ in range(callers)]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The count of the copies that were stored on the same bookie again."""
+"""The number of copies that were stored again on the same bookie."""
 
 from __future__ import annotations
 

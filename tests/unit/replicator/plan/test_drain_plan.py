@@ -1,4 +1,4 @@
-"""The repair plan with drained bookies: what moves, from whom, and what is left to writers."""
+"""The repair plan with drained bookies: what is moved, the sources, and what is left to writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of moves: the fewest replacements that make the closed fragments of a ledger adhere to the policy."""
+"""The plan of moves: the fewest replacements with which the closed fragments of a ledger meet the policy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_sourc
 
 
 def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installed() -> None:
-    """R57: of members moved together, some may not have been copied."""
+    """R57: some of the members that are moved together may not have been copied."""
     metadata, judge = closed("a1 a2 b1", 3).metadata, placement().judge()
     to_b = CopiedStep(
         SwapMember(fragment_index=0, position=1, old=names("a2")[0], target=names("b2")[0], cause=Cause.MISPLACED)
@@ -76,7 +76,7 @@ def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installe
     assert without_worse_moves(metadata, [to_b, to_a], judge) == [to_b, to_a]
     assert without_worse_moves(metadata, [to_b], judge) == [to_b]
     assert without_worse_moves(metadata, [to_a], judge) == []
-    assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced wherever it can be"
+    assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced in any case"
 
 
 def test_a_plan_with_enough_steps_is_partial_and_the_next_one_continues() -> None:
@@ -227,7 +227,10 @@ def of_first_or_second(members: str, ledger_id: int = 7) -> Versioned:
 
 @pytest.mark.parametrize("ledger_id", range(20))
 def test_a_bookie_that_is_no_fault_is_chosen_among_many_that_are(ledger_id: int) -> None:
-    """Too few bookies of both groups are up, so those in no group are allowed as well. They are faults all the same."""
+    """Too few bookies of both groups are registered, so bookies without a group are allowed.
+
+    They still count as faults.
+    """
     groups = {
         "first": {"p1": {"rack": "/p"}},
         "second": {name: {"rack": f"/{name}"} for name in ("s1", "s2", "s3")},
@@ -263,7 +266,7 @@ def test_one_bookie_of_a_secondary_group_is_better_than_two_others_if_the_primar
 def test_no_ensemble_with_as_few_replacements_is_better(
     members: tuple[BookieId, ...], size: int, write_quorum: int, min_racks: int, up: set[str]
 ) -> None:
-    """Compared with every possible choice, for up to three replacements."""
+    """The plan is compared with every possible choice of up to three replacements."""
     members, quorum = members[:size], min(write_quorum, size)
     where = placement(PlacementPolicy(min_racks=min_racks))
     judge = where.judge()
@@ -281,7 +284,7 @@ def test_no_ensemble_with_as_few_replacements_is_better(
 def _best(
     judge: EnsembleJudge, members: tuple[BookieId, ...], quorum: int, spare: list[BookieId], count: int
 ) -> tuple[int, int]:
-    """The least cost with ``count`` replacements. One bookie of each rack is as good as another."""
+    """Return the lowest cost with ``count`` replacements."""
     costs = [judge.faults(members, quorum).cost] if count == 0 else []
     for positions in itertools.combinations(range(len(members)), count):
         for chosen in itertools.permutations(spare, count) if count else ():

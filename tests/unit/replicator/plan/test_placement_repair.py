@@ -1,4 +1,4 @@
-"""Repair keeps the placement policy: what replicators choose for lost positions."""
+"""Repair follows the placement policy: the bookies that replicators choose for lost positions."""
 
 from __future__ import annotations
 

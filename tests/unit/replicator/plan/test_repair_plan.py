@@ -1,4 +1,4 @@
-"""The repair plan: its decisions in named situations, and the rules it keeps in all of them."""
+"""The repair plan: its decisions in certain situations, and the rules that it follows in all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bookies(writable: str, read_only: str = "") -> Bookies:
 
 
 def ledger(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2), last: int | None = None) -> Versioned:
-    """A ledger with these (first entry, members); closed at ``last`` unless ``last`` is None."""
+    """Return a ledger with these fragments (first entry, members), closed at ``last`` unless that is None."""
     length = 0 if last is None else last + 1
     return Versioned(LEDGER, make_metadata(*fragments, quorum=quorum, last=last, length=length), 3)
 
@@ -223,7 +223,7 @@ def test_a_bookie_with_damaged_copies_keeps_its_place_if_it_takes_good_ones() ->
             write_quorum=2,
             sources=(a, b),
         )
-        assert step.holders(0) == (a, b)  # entries undamaged there may have no other copy
+        assert step.holders(0) == (a, b)  # undamaged entries on a and b may have no other copy
 
 
 def test_a_damaged_copy_of_a_fragment_that_may_grow_is_replaced_in_place_or_waits() -> None:
@@ -293,7 +293,7 @@ def situations(draw: st.DrawFn) -> tuple[Versioned, Bookies, Knowledge]:
 
 
 def closed_range(metadata: LedgerMetadata, index: int, is_tail_written: bool) -> range | None:
-    """The slow twin: entries of a fragment that can never change, or None."""
+    """The slow twin: return the entries of a fragment that can no longer change, or None."""
     count = len(metadata.fragments)
     if not metadata.is_closed and (index == count - 1 or (index == count - 2 and not is_tail_written)):
         return None

@@ -1,4 +1,4 @@
-"""Which bookie gets the copy of a lost position: by policy, free space, its other copies, and earlier attempts."""
+"""Which bookie gets the copy of a lost position: policy, free space, copies it already has, and earlier attempts."""
 
 from __future__ import annotations
 

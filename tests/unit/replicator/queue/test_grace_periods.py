@@ -1,4 +1,4 @@
-"""The arithmetic of grace periods."""
+"""The computation of grace periods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A list of 100,000 tasks, all parked, in a cluster of 300 bookies: no step keeps the loop from other work."""
+"""A list of 100,000 parked tasks in a cluster of 300 bookies: no step blocks the loop for long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP_S_MAX: Final = 0.05
 
 
 async def park_all(world: RepairWorld, count: int) -> None:
-    """Mark and park ledgers of two lost bookies, in few requests."""
+    """Mark and park ledgers of two lost bookies, with few requests."""
     bookies = [f"b{number:03}.example.org:3181" for number in range(BOOKIES)]
     for name in bookies:
         await super(RepairWorld, world).register(name)
@@ -58,7 +58,7 @@ async def park_all(world: RepairWorld, count: int) -> None:
 
 
 class Turns:
-    """The longest time between two turns of the loop, in seconds of this thread: other processes do not count."""
+    """The longest time between two turns of the loop, in CPU seconds of this thread: other processes do not count."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -87,7 +87,7 @@ async def refresh_while_counting(world: RepairWorld) -> tuple[TaskQueue, Turns]:
 
 
 async def test_a_long_list_is_read_in_steps() -> None:
-    """By items, as a time would depend on the machine: no more than ``JUDGED_AT_ONCE`` between two turns."""
+    """Items are counted, because a time would depend on the machine: at most ``JUDGED_AT_ONCE`` between two turns."""
     count = 3000
     async with a_world("") as world:
         await park_all(world, count)
@@ -97,7 +97,7 @@ async def test_a_long_list_is_read_in_steps() -> None:
 
 
 async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
-    """A bookie of a striped ledger lists a run for each few entries: 400,000 runs of 2,000,000 entries."""
+    """A bookie of a striped ledger lists a run for every few entries: 400,000 runs of 2,000,000 entries."""
     stripe, last = Stripe(5, 3), EntryId(8 * COMPARED_AT_ONCE - 1)
     runs = tuple((start, start + 2) for start in range(5, last, 5))  # position 2 stores 0..2, 5..7, and so on
     listed = EntryRuns(((0, 2), *runs))
@@ -115,7 +115,7 @@ async def test_no_step_of_the_longest_list_takes_more_than_50_ms() -> None:
     async with a_world("") as world:
         await park_all(world, TASKS)
         gc.collect()
-        gc.disable()  # it looks at all nodes of the store in memory, which a real process does not have
+        gc.disable()  # the collector would scan all nodes of the store in memory, which a real process does not have
         try:
             for _ in range(2):
                 queue, turns = await refresh_while_counting(world)

@@ -1,4 +1,4 @@
-"""Which task comes first."""
+"""The order of tasks."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def test_workers_with_the_same_list_do_not_reach_for_the_same_task() -> None:
         ("a b c d e", "", "", NOTHING_LOST),
         ("a b c d", "e", "", 2),
         ("a c d", "b e", "", 1),
-        ("a e", "b c d", "", 1),  # of some entries one copy is left, of others none
+        ("a e", "b c d", "", 1),  # some entries have one copy left, others none
         ("", "a b c d e", "", NO_COPY_LEFT),
-        ("a b c d e", "e", "", 2),  # it is registered, and has perhaps lost its disks
+        ("a b c d e", "e", "", 2),  # e is registered, but may have lost its disks
         ("a b c d e", "b c", "", 1),
         ("a b c d e", "b c", "b c", NOTHING_LOST),
         ("a c d e", "b c", "c", 2),
@@ -139,7 +139,7 @@ def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
         ("b b b", NO_COPY_LEFT),
         ("c a a d b", 2),
         ("a a c d b", 1),  # the entries on b, a and a
-        ("c a a a d b e", 2),  # no position of the entries on a alone is missing
+        ("c a a a d b e", 2),  # the entries that are only on a lack no position
     ],
 )
 def test_a_bookie_that_a_fragment_names_twice_has_one_copy(members: str, expected: int) -> None:

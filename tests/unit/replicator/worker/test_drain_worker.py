@@ -1,4 +1,4 @@
-"""Draining a bookie with real workers on the twin: everything moves while it serves, and races lose nothing."""
+"""Draining a bookie with real workers on the twin: all data is moved while it serves, and races lose nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 
 async def drain(world: RepairWorld, bookie: str, *ledgers: int) -> None:
-    """As an operator does: note it, let the bookie turn read-only, and mark its ledgers."""
+    """Do what an operator does: record the drain, let the bookie become read-only, and mark its ledgers."""
     await Drains(world.store, ROOT).start(Drain(BookieId(bookie), "test", 1))
     await world.register(bookie, is_read_only=True)
     await world.tasks.marking.mark_many([(LedgerId(ledger), names(bookie)) for ledger in ledgers])
@@ -55,7 +55,7 @@ async def test_everything_of_a_drained_bookie_moves_and_it_stays_where_it_is_nee
 
 @in_virtual_time
 async def test_a_drain_replaces_both_positions_of_a_bookie_that_a_fragment_names_twice() -> None:
-    """As the lint advises (``DUPLICATE_MEMBER``)."""
+    """The lint gives this advice (``DUPLICATE_MEMBER``)."""
     async with a_world("a b s t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "b a b"), quorum=(2, 2), last=9), 10)
         await drain(world, "b", LEDGER)
@@ -130,7 +130,7 @@ async def test_a_drained_bookie_that_dies_half_way_is_a_lost_one() -> None:
 async def test_a_drained_bookie_with_bad_copies_leaves_by_those_of_others() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
-        await world.add_bookies("b", incarnation="2")  # its disks were replaced: it holds nothing
+        await world.add_bookies("b", incarnation="2")  # its disks were replaced, so it has no entries
         await drain(world, "b", LEDGER)
         await world.heal()
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")

@@ -1,4 +1,4 @@
-"""A task without bookies is a request to move copies: a worker leaves it to those who move copies."""
+"""A task without bookies requests moves of copies: a worker leaves it to the workers that move copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes kept out by the store's ACLs: each logs it, asks less and less often, and goes on once it may."""
+"""Processes that the store's ACLs refuse: each logs it, retries less and less often, and continues when permitted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 HOUR_S = 3600.0
 LINES_MAX = 70
-"""In an hour: one a minute, and a few more at the beginning."""
+"""In an hour: one per minute, and a few more at the beginning."""
 
 
 def lines_with(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -55,7 +55,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
         assert running.run is not None
         assert not running.run.done()
         refused = lines_with(caplog, "store refused")
-        assert 2 <= refused <= 2 * LINES_MAX  # the tasks, and the watch of bookies
+        assert 2 <= refused <= 2 * LINES_MAX  # for the tasks and for the watch of bookies
         assert no_traceback(caplog)
         assert "the tasks: " in running.worker.problem
         assert "the list of bookies: " in running.worker.problem
@@ -72,7 +72,7 @@ async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_long
 
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_an_idle_worker_reports_a_refusal_until_it_ends(is_disabled: bool) -> None:
-    """With either wait: for tasks, or recovery to be enabled."""
+    """Both waits report it: the wait for tasks, and the wait until recovery is enabled."""
 
     @in_virtual_time
     async def story() -> None:

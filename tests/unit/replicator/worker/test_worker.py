@@ -1,4 +1,4 @@
-"""The worker on a small cluster in memory: what it repairs, how, and what it ignores."""
+"""The worker on a small cluster in memory: what it repairs, how it repairs it, and what it ignores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_every_fragment_is_repaired_and_everything_else_in_the_metadata_st
         assert [fragment.members[p] for fragment, p in zip(after.fragments, (0, 1, 1), strict=True)] == list("aca")
         assert (after.state, after.last_entry_id, after.length) == (LedgerState.CLOSED, 29, 300)
         await world.assert_whole(LEDGER, packets)
-        assert world.version(LEDGER) == 1  # all fragments by one write
+        assert world.version(LEDGER) == 1  # all fragments are changed by one write
 
 
 @in_virtual_time
@@ -89,7 +89,7 @@ async def test_a_last_fragment_beyond_the_steps_of_a_round_is_repaired_before_th
 
 @in_virtual_time
 async def test_a_named_bookie_that_did_not_answer_at_first_is_asked_again_before_the_task_ends() -> None:
-    """Entry 1 is on b and c: b lacks it, and is no source of it while the copies of a are made."""
+    """Entry 1 is on b and c: b lacks it, so b cannot be its source while the copies of a are made."""
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(2, 2), last=11), 12)
         kept = [packets[EntryId(i)] for i in await world.bookies.nodes[BookieId("b")].holds(LEDGER) if i != 1]
@@ -132,7 +132,7 @@ async def test_rounds_end_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> No
         await world.assert_whole(LEDGER, packets)
 
         async def nothing(repair: ledger_repair.LedgerRepair) -> None:
-            """Look without a result."""
+            """Run a round without a result."""
 
         monkeypatch.setattr(ledger_repair, "REPAIRING_ROUNDS_MAX", 1000)
         monkeypatch.setattr(ledger_repair.LedgerRepair, "_round", nothing)
@@ -301,7 +301,7 @@ async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -
 
 
 def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Any]:
-    """For the list before the copy: schedule ``act`` before the list after the copy."""
+    """For use before the first list: run ``act`` before the second list, which follows the copy."""
 
     async def arm() -> None:
         tampering.before_list = act

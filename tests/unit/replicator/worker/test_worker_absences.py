@@ -1,4 +1,4 @@
-"""Members that are down and in no task: a restart must not cost a copy, and a real loss is not forgotten."""
+"""Missing members that no task names: a restart must not cost a copy, and a real loss is not forgotten."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
         world.bookies["a"].read_status = None
         running = world.worker(once=False)
         async with world.running(running):
-            await world.clock.sleep(SETTLE_S + 1)  # just after its start, a worker concludes nothing from an absence
+            await world.clock.sleep(SETTLE_S + 1)  # until then, a worker draws no conclusion from an absence
             await world.tasks.marking.mark(LEDGER, names("z"))
             await until(lambda: _is_without(world, "b", "c"))
 
 
 @in_virtual_time
 async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_its_task_names() -> None:
-    """R70: the auditor names the bookies; the delay of the cluster holds for all other members."""
+    """R70: the auditor names the bookies; the delay of the cluster applies to all other members."""
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
@@ -120,7 +120,7 @@ async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_ta
 
 @in_virtual_time
 async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is_over() -> None:
-    """R72: workers follow the record, and need no topology."""
+    """R72: workers use the record, and do not need the topology."""
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
         since_ms = world.clock.epoch_ms() - DELAY_S * 1000

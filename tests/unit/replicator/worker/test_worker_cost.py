@@ -1,4 +1,4 @@
-"""The requests a repair sends to the metadata store. Small ledgers are the usual case, and the store is shared."""
+"""The number of requests to the metadata store per repair. Most ledgers are small, and the store is shared."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.worlds.virtual_time import in_virtual_time
 
 LEDGERS = 200
 LISTINGS = 160
-"""Requests of the listings at the start and at the end, in which all ledgers share."""
+"""The requests of the listings at the start and at the end, which all ledgers share."""
 
 
 def counted(running: Running) -> list[str]:
-    """The requests of a worker from now on."""
+    """Return a list of the worker's requests from now on."""
     requests: list[str] = []
 
     async def count(operation: str, path: str) -> Fault | None:
@@ -36,7 +36,7 @@ def counted(running: Running) -> list[str]:
 @pytest.mark.parametrize(("entries", "cost"), [(10, 6), (0, 5)])
 @in_virtual_time
 async def test_a_small_ledger_costs_six_requests_and_an_empty_one_five(entries: int, cost: int) -> None:
-    """Lock, read, reserve, synchronize, look, and one transaction. For an empty ledger, nothing is reserved."""
+    """Lock, read, reserve, synchronize, check, and one transaction. An empty ledger needs no reservation."""
     async with a_world("a b c t") as world:
         for ledger_id in range(1, LEDGERS + 1):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=entries - 1), entries)
@@ -63,12 +63,12 @@ async def cost_of_one_more_bookie(world: RepairWorld) -> int:
 async def test_a_ledger_that_lacks_nothing_costs_its_lock_and_one_transaction() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
-        # The listing of the task, then: create the lock, read, synchronize, look, and one transaction.
+        # After the listing of the task: create the lock, read, synchronize, check, and one transaction.
         assert await cost_of_one_more_bookie(world) == 6
 
 
 async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Awaitable[None]]) -> list[Ending]:
-    """Repair, and run ``act`` right before the first transaction starting with ``first_path``."""
+    """Repair, run ``act`` before the first transaction that starts with ``first_path``, and return the endings."""
     running = world.worker()
     done: list[bool] = []
 
@@ -86,7 +86,7 @@ async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Aw
 
 @in_virtual_time
 async def test_a_task_marked_again_right_before_the_only_transaction_stays() -> None:
-    """R13: the new copies are installed all the same, and the turn looks again."""
+    """R13: the new copies are installed nevertheless, and the worker checks the ledger again."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("c")
@@ -103,7 +103,7 @@ async def test_a_task_marked_again_right_before_the_only_transaction_stays() -> 
 
 @in_virtual_time
 async def test_a_target_that_disappears_right_before_the_only_transaction_is_not_named() -> None:
-    """No later look would find it, and an auditor that saw it disappear before has not marked the ledger."""
+    """No later check would find it, and an auditor that saw it disappear earlier has not marked the ledger."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("c")
@@ -158,7 +158,7 @@ async def test_a_lock_deleted_right_before_the_only_transaction_completes_nothin
 
 @in_virtual_time
 async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replaced() -> None:
-    """R2: a list kept for many turns does not serve a ledger with a bookie missing from this list."""
+    """R2: a list that is used for many turns must not be used for a ledger with a bookie that is not in it."""
     async with a_world("a b c t") as world:
         for ledger_id in (1, 2):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -169,7 +169,7 @@ async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replac
 
         async def join(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path in (lock_path(ROOT, 1), lock_path(ROOT, 2)):  # the worker takes a lock
-                if joined:  # the second ledger: a writer has named a bookie that has only just joined
+                if joined:  # the second ledger: its writer has named a bookie that registered a moment ago
                     ledger_id = LedgerId(int(path[-1]))
                     await world.bookies.start(["n"])
                     packets = await world.bookies.nodes[BookieId("b")].storage.list_entries(ledger_id)

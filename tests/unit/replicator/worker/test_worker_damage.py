@@ -1,4 +1,4 @@
-"""Damaged copies found during a repair are replaced by good ones, in place if the bookie accepts this (R41)."""
+"""Damaged copies that a repair finds are replaced by good ones, in place if the bookie supports it (R41)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time, until
 
 OTHERS = (("a", EntryId(3)), ("c", EntryId(4)))
-"""Of each other member an entry whose copy is damaged: one of the two members is asked first for both entries."""
+"""Of each other member, an entry with a damaged copy: one of the two members is asked first for both entries."""
 
 
 async def store_damaged(world: RepairWorld, bookie: str, packet: bytes) -> None:
@@ -31,7 +31,7 @@ async def stored(world: RepairWorld, bookie: str, entry_id: EntryId) -> bytes:
 
 
 def undamaged(packets: dict[EntryId, bytes]) -> dict[EntryId, bytes]:
-    """Entries without damaged copies: the copy of the member that was not asked stays damaged."""
+    """Return the entries without damaged copies: the member that was not asked first keeps its damaged copy."""
     damaged = {entry_id for _, entry_id in OTHERS}
     return {entry_id: packet for entry_id, packet in packets.items() if entry_id not in damaged}
 
@@ -63,7 +63,7 @@ async def test_every_damaged_copy_that_a_striped_ledger_shows_is_replaced() -> N
         await world.kill("a")
         await world.tasks.marking.mark(LEDGER, names("a"))
         recorder = await world.heal()
-        # Entries 0 and 8 are on the lost bookie and on b alone: they have no good copy. Entry 1 is not read.
+        # Entries 0 and 8 are only on the lost bookie and on b, so they have no good copy. Entry 1 is not read.
         assert recorder.endings() == [Ending.PARKED]
         assert recorder.results[0].reason is ParkReason.UNREADABLE_ENTRIES
         assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("b", 0), ("b", 8)}
@@ -92,7 +92,7 @@ async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced()
 @pytest.mark.parametrize("is_apache", [False, True])
 @in_virtual_time
 async def test_an_apache_bookie_with_wrong_bytes_loses_its_position(is_apache: bool) -> None:
-    """It may serve them again after an add of the right ones."""
+    """After an add of the right bytes, the bookie may serve the wrong ones again."""
     async with a_world("b t u v") as world:
         await world.add_bookies("a c", incarnation="" if is_apache else "1")
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -170,7 +170,7 @@ async def test_a_damaged_copy_of_an_open_ledger_is_replaced_in_place() -> None:
 
 @in_virtual_time
 async def test_a_member_of_an_open_ledger_that_lacks_entries_and_has_a_damaged_one_gets_both() -> None:
-    """The copy of b shows the damaged entry of c. It stays there, because c takes no copies at first."""
+    """The copy of b reveals the damaged entry of c. The damage remains at first, because c accepts no copies."""
     async with a_world("a b c") as world:
         before = (await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None))).metadata
         packets = make_packets(LEDGER, 30)
@@ -193,7 +193,7 @@ async def test_a_member_of_an_open_ledger_that_lacks_entries_and_has_a_damaged_o
 @pytest.mark.parametrize("last", [None, 29], ids=["open", "closed"])
 @in_virtual_time
 async def test_damage_of_a_member_that_gets_its_missing_entries_in_the_same_round_is_replaced(last: int | None) -> None:
-    """The task names b and c. The copy of b shows the damaged entry of c, which is asked first."""
+    """The task names b and c. The copy of b reveals the damaged entry of c, which is asked first."""
     async with a_world("a b c") as world:
         await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=last))
         packets = make_packets(LEDGER, 30)
@@ -232,7 +232,7 @@ async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -
 @pytest.mark.parametrize("fail", [lost_session, stopped, dead])
 @in_virtual_time
 async def test_damage_met_by_an_interrupted_copy_is_replaced_before_the_task_ends(fail: Fail) -> None:
-    """The entries read before the interruption are not read again, by the same process or by another one."""
+    """The entries read before the interruption are not read again, neither by this process nor by another one."""
     count, damaged = 8000, range(0, 2000, 100)
     async with a_world("a b c t") as world:
         for name in world.bookies.nodes:

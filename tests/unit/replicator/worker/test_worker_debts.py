@@ -1,4 +1,4 @@
-"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as a better place exists."""
+"""Placement debts: a copy that repair put in a bad place is recorded, and moved as soon as there is a better place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.worlds.virtual_time import in_virtual_time, until, when
 OTHER = LedgerId(8)
 HOUR_S = 3600.0
 REFUSALS_MAX = 70
-"""In an hour: one a minute, and a few more at the beginning."""
+"""In an hour: one per minute, and a few more at the beginning."""
 
 
 def debts(world: RepairWorld) -> PlacementDebts:
@@ -34,7 +34,7 @@ def debts(world: RepairWorld) -> PlacementDebts:
 
 
 async def in_one_rack(world: RepairWorld, ledger_id: LedgerId = LEDGER) -> dict[EntryId, bytes]:
-    """A ledger that lost its copy in the other rack."""
+    """Create a ledger that lost its copy in the other rack."""
     await write_topology(world)
     packets = await world.ledger(ledger_id, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
     await world.kill("x")
@@ -249,7 +249,7 @@ def test_a_run_with_once_repairs_although_no_debt_can_be_read(is_denied: bool) -
             await world.assert_whole(OTHER, packets, "y")
             if not is_denied:
                 await asyncio.sleep(HOUR_S)
-                assert not running.done(), "its marks are part of the work"
+                assert not running.done(), "the marks that it still has to make are part of its work"
                 is_readable = True
             assert await running is (RunEnd.UNSETTLED if is_denied else RunEnd.SETTLED)
             assert recorder.endings() == [Ending.REPAIRED] + [Ending.MOVED] * (not is_denied)
@@ -335,7 +335,7 @@ async def test_looks_are_rare_however_often_bookies_come_and_go() -> None:
         assert await repayment.look() == 20
         assert len(await world.tasks.list()) == 20
         await world.clock.sleep(ROUND_S)
-        assert await repayment.look() == 0  # they are marked
+        assert await repayment.look() == 0  # they are already marked
 
 
 @in_virtual_time
@@ -355,7 +355,7 @@ async def test_a_damaged_record_is_a_debt_of_its_ledger() -> None:
 async def test_a_debt_does_not_end_before_the_repair_that_recorded_it() -> None:
     async with a_world("a b x") as world:
         await in_one_rack(world)
-        await debts(world).add(PlacementDebt(LEDGER, 1))  # a repair is about to name b, and the metadata names x
+        await debts(world).add(PlacementDebt(LEDGER, 1))  # a repair is about to name b, but the metadata names x
         store = world.session()
         ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
         repayment = Repayment(ports, Worker(ports, ReplicatorSettings("zk://m/l"), Recorder(), "w")._absences)

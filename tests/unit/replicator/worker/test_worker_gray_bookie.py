@@ -1,4 +1,4 @@
-"""A registered bookie that does not answer costs the process some waits, not each ledger (R42)."""
+"""A registered bookie that does not answer costs a process a few waits, and not one per ledger (R42)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 LEDGERS = 200
 MEMBERS = ("a b s", "b s c", "s a b", "b c a")
-"""Bookie b is lost, and bookie s is registered and does not answer. It is a source, and a candidate for copies."""
+"""Bookie b is lost. Bookie s is registered but does not answer; it is a source and a candidate for copies."""
 
 
 async def repair_all(*, has_circuits: bool) -> float:
-    """Repair the ledgers with default settings; the seconds it took."""
+    """Repair the ledgers with default settings, and return the seconds that it took."""
     async with a_world("a b c s t") as world:
         world.has_circuits = has_circuits
         packets = {}
@@ -50,7 +50,7 @@ async def test_a_bookie_that_answers_again_is_used_again() -> None:
         await world.kill("b")
         await world.tasks.marking.mark(LedgerId(1), names("b"))
         async with world.running(running):
-            await until(lambda: _has(running, Ending.FAILED))  # bookie s is the only candidate
+            await until(lambda: _has(running, Ending.FAILED))  # bookie s is the only possible target
             assert running.worker.load().unreachable_bookies == 1
             faults.is_request_lost = False
             await until(world.is_clean)

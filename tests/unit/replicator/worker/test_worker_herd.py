@@ -1,7 +1,7 @@
-"""Many workers, few events: the cost of an event does not grow with the number of standby workers.
+"""Many workers, few events: the cost of an event does not depend on the number of standby workers.
 
-A request is anything a session sends, also to set a watch. When a watch fires, the message comes from the store, and
-is no request.
+A request is anything that a session sends, including the setting of a watch. When a watch fires, the store sends the
+message, so that is not a request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 IDLE_S = 10.0
-"""Shorter than the time after which a standby worker looks by itself."""
+"""Less than the time after which a standby worker checks the tasks without a call."""
 LISTING = 25
-"""Requests of one look at everything, with the watches it sets again."""
+"""The requests of one check of everything, including the watches that it sets again."""
 
 
 class Fleet:
-    """Running workers, and their requests."""
+    """Running workers and their requests."""
 
     def __init__(self, world: RepairWorld, count: int) -> None:
         self.requests: list[str] = []
@@ -75,7 +75,7 @@ async def a_fleet(world: RepairWorld, count: int) -> AsyncIterator[Fleet]:
 
 
 async def cost_of(fleet: Fleet, event: Callable[[], Awaitable[None]]) -> int:
-    """The requests of an event and of everything after it, beyond what the fleet sends anyway."""
+    """Return the requests that an event causes, in addition to what the fleet sends anyway."""
     idle = await fleet.requests_in(IDLE_S)
     await event()
     return await fleet.requests_in(IDLE_S) - idle
@@ -122,7 +122,7 @@ async def test_the_end_of_a_watching_worker_costs_the_same_for_any_number_of_sta
 
 @in_virtual_time
 async def test_the_requests_of_standby_workers_are_bounded() -> None:
-    """A look of each standby worker every few minutes, and those of the watching workers."""
+    """One check of each standby worker every few minutes, and the checks of the watching workers."""
     async with a_world("a b c t") as world, a_fleet(world, 400) as fleet:
         looks = await fleet.requests_in(600.0) / LISTING
         assert looks <= 600 * (1 + WATCHING_MAX / 5.0)
@@ -135,7 +135,7 @@ async def test_many_tasks_are_shared_by_workers_that_are_called() -> None:
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
         async with a_fleet(world, 12) as fleet:
-            for name in "tuv":  # so slow that no worker can do everything
+            for name in "tuv":  # so slow that a few workers cannot do everything
                 await slow_down(world, name)
             await world.tasks.marking.mark_many([(LedgerId(i), names("c")) for i in range(256)])
             await asyncio.sleep(8)
@@ -158,7 +158,7 @@ async def slow_down(world: RepairWorld, name: str) -> None:
 
 @in_virtual_time
 async def test_a_standby_worker_without_a_call_repairs_after_a_while() -> None:
-    """The watching workers are registered and do nothing: the task waits for minutes, and not for ever."""
+    """The watching workers are registered but do nothing: the task waits for minutes, but not for ever."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")

@@ -1,4 +1,4 @@
-"""Repair and drain keep a ledger in its requested bookie groups, by Pulsar's node in the store."""
+"""Repair and drain keep a ledger in its requested bookie groups, which are in Pulsar's node in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member, not named by the task, that does not serve an entry to a copy for another bookie (R140)."""
+"""A member that the task does not name, and that lacks an entry which a copy for another bookie needs (R140)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 COUNT = 300
 LONG, PAYLOAD_BYTES = 8000, 2000
-"""A fragment that takes a minute to copy at 256 KiB/s."""
+"""The size of a fragment that takes a minute to copy at 256 KiB/s."""
 UNSTRIPED = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1)
 STRIPED = make_metadata((0, "a b c d"), (100, "c d a b"), quorum=(3, 2), last=COUNT - 1)
 WORLD = "a b c d t"
@@ -114,7 +114,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_canno
 
 
 async def heal_with_one_mark_unanswered(world: RepairWorld) -> None:
-    """Run a worker whose first mark fails, because the store does not answer."""
+    """Run a worker whose first mark fails because the store does not answer."""
     running, failed = world.worker(), 0
 
     async def fail_once(operation: str, path: str) -> Fault | None:
@@ -131,7 +131,7 @@ async def heal_with_one_mark_unanswered(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_not_answer_to_their_mark() -> None:
-    """The next round of the turn copies the same entries again."""
+    """The next round of the same turn copies the same entries again."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
         await world.lose("c")
@@ -142,7 +142,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_no
 
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_place_are_listed_already() -> None:
-    """The next round does not read these entries: their target lists them."""
+    """The next round does not read these entries, because their target lists them."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
         await world.kill("c")
@@ -155,7 +155,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_p
 
 @in_virtual_time
 async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_alone_first() -> None:
-    """One damaged entry of a bookie is stored there before the others, and no later copy reads it."""
+    """A damaged entry of a bookie is stored there before the others, and no later copy reads it."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, {COUNT - 1})
         without_lists(world)
@@ -169,7 +169,7 @@ async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_alon
 async def interrupted_copy(
     world: RepairWorld, metadata: LedgerMetadata, count: int, fail: Fail
 ) -> dict[EntryId, bytes]:
-    """Copy for bookie c, and interrupt the copy after the first 2,500 entries, which its source a lacks."""
+    """Copy for bookie c, and interrupt the copy after the first 2,500 entries, which the source a lacks."""
     packets = await world.ledger(LEDGER, metadata, count, payload_bytes=PAYLOAD_BYTES)
     await world.kill("a")
     await world.add_bookies("a", incarnation="2")
@@ -196,7 +196,7 @@ async def interrupted_copy(
 @pytest.mark.parametrize("fail", [dead, lost_session])
 @in_virtual_time
 async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_interrupted(fail: Fail) -> None:
-    """The copy goes on after the entries that the source lacks, so these are not read again."""
+    """The copy continues after the entries that the source lacks, so these are not read again."""
     metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=LONG - 1)
     async with a_world(WORLD) as world:
         packets = await interrupted_copy(world, metadata, LONG, fail)
@@ -206,7 +206,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_copy_is_inter
 @pytest.mark.parametrize("fail", [dead, lost_session])
 @in_virtual_time
 async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_after_it_is_closed(fail: Fail) -> None:
-    """The member must not be named while the ledger is open: a recovery would not believe it any more (R91)."""
+    """The member must not be named while the ledger is open: a recovery would no longer believe it (R91)."""
     metadata, count = make_metadata((0, "a b c"), (LONG, "b d e"), quorum=(3, 2)), LONG + 9
     async with a_world("a b c d e t") as world:
         packets = await interrupted_copy(world, metadata, count, fail)

@@ -1,4 +1,4 @@
-"""Large and badly damaged ledgers, at default settings: what is read, copied at the same time, and written."""
+"""Large and badly damaged ledgers with default settings: what is read, copied concurrently, and written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Watching(Transport):
-    """Counts the concurrent requests of copies."""
+    """Count the concurrent requests of copies."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -33,14 +33,14 @@ class Watching(Transport):
         self.reads_max: Counter[BookieId] = Counter()
         self.adds_max: Counter[BookieId] = Counter()
         self.chunks_max = 0
-        """Of all bookies together."""
+        """For all bookies together."""
         self.sources_max = 0
-        """Bookies read at the same time."""
+        """The number of bookies that are read at the same time."""
         self.served: Counter[EntryId] = Counter()
-        """How often each entry was read, of all bookies together."""
+        """How often each entry was read, from all bookies together."""
         self.served_bytes = 0
         self.entries: list[tuple[LedgerId, int]] = []
-        """First entries of the adds, in the order in which they were sent."""
+        """The first entries of the adds, in the order in which they were sent."""
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
@@ -83,7 +83,7 @@ class Watching(Transport):
 
 
 def watched(world: RepairWorld, latency_s: float, bookies: str = "") -> Watching:
-    """Delay requests to these bookies (empty: to all), and note the requests to all of them."""
+    """Delay requests to these bookies (to all if empty), and record the requests to all bookies."""
     for bookie in names(bookies) or world.bookies.nodes:
         world.bookies.transport.faults(bookie).delay_s = latency_s
     watching = Watching(world.bookies.transport)
@@ -144,8 +144,8 @@ async def test_fragments_of_one_ledger_are_copied_side_by_side_within_the_bounds
         started_s = world.clock.monotonic_s()
         await world.heal()
         took_s = world.clock.monotonic_s() - started_s
-        assert watching.chunks_max == FRAGMENTS_AT_ONCE  # as each fragment has one chunk
-        assert took_s < 2.0  # one after the other, this takes 20 round trips
+        assert watching.chunks_max == FRAGMENTS_AT_ONCE  # each fragment has one chunk
+        assert took_s < 2.0  # one after another, the copies would take 20 round trips
         assert world.version(LEDGER) == 1
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -198,7 +198,7 @@ async def test_one_bookie_gets_no_more_chunks_at_a_time_than_the_setting_permits
 
 @in_virtual_time
 async def test_copies_wait_for_their_target_and_never_choose_another_one_for_that() -> None:
-    """The less urgent ledger waits for its place, although another bookie is idle."""
+    """The less urgent ledger waits for its target, although another bookie is idle."""
     async with a_world("a b c t u") as world:
         targets = {}
         for number in range(1, 9):

@@ -1,4 +1,4 @@
-"""Limits on copying that all workers of a cluster share, set while they run."""
+"""Limits on copying that all workers of a cluster share, changed while the workers run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAYLOAD_BYTES = 100_000
 
 
 async def lost_ledgers(world: RepairWorld) -> None:
-    """Some 48 MiB to copy."""
+    """Create about 48 MiB that must be copied."""
     for number in range(LEDGERS):
         metadata = make_metadata((0, "a b c"), quorum=(3, 3), last=ENTRIES - 1)
         await world.ledger(LedgerId(number), metadata, ENTRIES, payload_bytes=PAYLOAD_BYTES)

@@ -1,4 +1,4 @@
-"""The memory of a worker: bytes held between a read and its acknowledged add, at default settings."""
+"""The memory of a worker: bytes held between a read and the acknowledgement of its add, with default settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.worlds.virtual_time import in_virtual_time
 MIB = 1 << 20
 LATENCY_S = 0.01
 LARGE_BYTES = 5_000_000
-"""One such entry of each ledger in flight is more than the budget: 76 MiB."""
+"""One such entry in flight for each ledger exceeds the budget: 76 MiB."""
 
 
 class Counting(Transport):
-    """Counts the bytes of entries already read and not yet acknowledged by a target."""
+    """Count the bytes of entries that were read but not yet acknowledged by a target."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

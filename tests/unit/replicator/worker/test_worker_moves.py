@@ -1,4 +1,4 @@
-"""Placement marks: a worker with a topology moves the copies of a misplaced ledger, and no entry has fewer copies."""
+"""Placement marks: a worker with a topology moves the copies of misplaced ledgers, and no entry has fewer copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def write_topology(world: RepairWorld, racks: dict[str, str] | None = None
 
 
 async def heal(world: RepairWorld, seed: int = 0, **chosen: Any) -> Recorder:
-    """One worker, by the topology in the store as it is now, until everything is settled."""
+    """Run one worker with the topology that is now in the store, until all tasks are done."""
     store = world.session()
     recorder = Recorder(world.version)
     placement = await load_placement(store, world.cluster)
@@ -67,7 +67,7 @@ async def test_one_copy_is_moved_so_that_the_ledger_spans_two_racks_and_the_task
         assert (result.ending, result.moved_copies, result.entries) == (Ending.MOVED, 1, 10)
         members = (await world.metadata(LEDGER)).fragments[0].members
         kept = [at for at, member in enumerate(members) if member == names("a b")[at]]
-        assert len(kept) == 1  # the other one has its position still
+        assert len(kept) == 1  # the other one still has its position
         assert set(members) & set(names("x y"))
         assert sum(copied(world).values()) == 10
         await world.assert_whole(LEDGER, packets)
@@ -79,7 +79,7 @@ async def test_the_replaced_member_is_read_if_no_other_bookie_serves_an_entry() 
     async with a_world("a b x") as world:
         await write_topology(world)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
-        for entry_id in range(10):  # each bookie denies every second entry, although it lists all of them
+        for entry_id in range(10):  # each bookie denies every second entry, although it lists all entries
             world.bookies["ab"[entry_id % 2]].results[EntryId(entry_id)] = answers(Status.NO_ENTRY)
         await world.tasks.marking.mark(LEDGER, ())
         recorder = await heal(world)

@@ -1,4 +1,4 @@
-"""The order of repair: the ledger closest to its loss comes first, whatever failed before or is registered now."""
+"""The order of repair: the ledger with the fewest copies comes first, whatever failed earlier or is registered now."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_othe
             await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         await world.tasks.marking.mark(LedgerId(99), names("d"))
         world.bookies["s"].read_status = Status.TIMEOUT
-        running = world.worker(ledgers_in_flight=1, bytes_per_second=240)  # about a ledger in a second
+        running = world.worker(ledgers_in_flight=1, bytes_per_second=240)  # about one ledger per second
         results = running.recorder.results
         async with asyncio.TaskGroup() as group:
             group.create_task(running.worker.run())
@@ -57,7 +57,7 @@ async def test_a_wiped_bookie_that_is_registered_leaves_its_ledgers_as_urgent_as
         await ledgers_on(world, "a b c", range(1, MANY))
         await ledgers_on(world, "a d", range(99, 100))
         await world.kill("c", "d")
-        await world.add_bookies("d", incarnation="2")  # empty disks under the same name
+        await world.add_bookies("d", incarnation="2")  # empty disks under the same bookie id
         for ledger_id in range(1, MANY):
             await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
         await world.tasks.marking.mark(LedgerId(99), names("d"))
@@ -98,7 +98,7 @@ async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> Non
             await world.tasks.marking.mark(LedgerId(9), names("d"))
             await until(lambda: _true(len(results) >= 7))
             running.worker.stop()
-        assert [result.ledger_id for result in results].index(LedgerId(9)) <= 2  # two batches were under way
+        assert [result.ledger_id for result in results].index(LedgerId(9)) <= 2  # at most two batches had begun
 
 
 @in_virtual_time
@@ -119,7 +119,7 @@ async def test_a_boosted_ledger_comes_before_the_others_with_as_many_copies_and_
 
 
 async def most_in_flight(entries: int) -> int:
-    """Repair forty ledgers at default settings; the most ledgers in repair at the same time."""
+    """Repair forty ledgers with default settings, and return the largest number in repair at the same time."""
     async with a_world("a b c t") as world:
         await ledgers_on(world, "a b c", range(1, 41), count=entries)
         await world.kill("c")
@@ -155,7 +155,7 @@ async def test_urgent_large_ledgers_do_not_wait_for_large_ledgers_in_flight(monk
         await world.kill("c")
         for ledger_id in range(1, 41):
             await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
-        running = world.worker(bytes_per_second=100, once=False)  # a ledger takes seconds
+        running = world.worker(bytes_per_second=100, once=False)  # each ledger takes seconds
         results = running.recorder.results
         work = asyncio.ensure_future(running.worker.run())
         await until(lambda: _true(running.worker.load().ledgers_in_flight == LARGE_IN_FLIGHT_MAX))

@@ -1,4 +1,4 @@
-"""What the worker cannot repair now: parked with a reason, woken by a change, never tried in a hot loop."""
+"""What the worker cannot repair now is parked with a reason, woken by a change, and never retried in a hot loop."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
 
 
 def made_earlier(task: ParkedTask, *, days: int) -> ParkedTask:
-    """Return the record as it would be if the bookies had refused days before."""
+    """Return the record as it would be if the bookies had refused this many days earlier."""
     refusals = tuple(replace(each, at_ms=each.at_ms - days * 86_400_000) for each in task.refusals)
     return replace(task, refusals=refusals)
 
@@ -414,7 +414,7 @@ async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> Non
         running.start()
         await asyncio.sleep(3600)
         assert requests < 3600 / running.worker._settings.poll_interval_s * 30
-        assert running.recorder.endings().count(Ending.PARKED) <= 3  # once, and after each half hour
+        assert running.recorder.endings().count(Ending.PARKED) <= 3  # once at first, and once every half hour
         await running.stop()
 
 
@@ -453,5 +453,5 @@ async def test_one_failing_ledger_does_not_keep_the_others_waiting() -> None:
         failures = [result for result in running.recorder.results if result.ending is Ending.FAILED]
         assert {result.ledger_id for result in failures} == {0}
         assert len(failures) == 5
-        assert world.clock.monotonic_s() - started_s > 60  # with growing pauses
+        assert world.clock.monotonic_s() - started_s > 60  # the pauses grow
         assert [task.ledger_id for task in await world.tasks.list()] == [0]

@@ -1,4 +1,4 @@
-"""How many bytes a worker sends for a position if its copy is interrupted, at default settings."""
+"""How many bytes a worker sends for a position if its copy is interrupted, with default settings."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MIB = 1 << 20
 ENTRIES = 600
 PAYLOAD_BYTES = 100_000
 RATE = MIB
-"""The copy of the ledger takes about a minute."""
+"""The size of a ledger whose copy takes about a minute."""
 TARGETS = ("t", "u", "v")
 
 
 def received(world: RepairWorld) -> dict[str, int]:
-    """Bytes sent to each target."""
+    """Return the bytes sent to each target."""
     return {name: sum(len(entry) for batch in world.bookies[name].adds for entry in batch.entries) for name in TARGETS}
 
 
 async def a_lost_position(world: RepairWorld) -> tuple[dict[EntryId, bytes], int]:
-    """A ledger that lost a bookie, and the bytes of one of its positions."""
+    """Create a ledger that lost a bookie, and return the bytes of one of its positions."""
     packets = await world.ledger(
         LEDGER,
         make_metadata((0, "a b"), quorum=(2, 2), last=ENTRIES - 1, digest_type=DigestType.HMAC),
@@ -58,7 +58,7 @@ def target_of(world: RepairWorld) -> str:
 
 
 Fail = Callable[[RepairWorld, Running], Awaitable[Running]]
-"""Lets something fail, and returns the worker that goes on."""
+"""A function that makes something fail, and returns the worker that continues."""
 
 
 async def nothing(world: RepairWorld, running: Running) -> Running:
@@ -92,7 +92,7 @@ async def lost_session(world: RepairWorld, running: Running) -> Running:
 
 
 async def stopped(world: RepairWorld, running: Running) -> Running:
-    """As by SIGTERM, with too short a grace period. Another worker goes on."""
+    """Stop the worker as SIGTERM does, with too short a grace period. Another worker continues."""
     running.worker.stop()
 
     async def is_released() -> bool:
@@ -103,7 +103,7 @@ async def stopped(world: RepairWorld, running: Running) -> Running:
 
 
 async def dead(world: RepairWorld, running: Running) -> Running:
-    """The process ends without giving anything back. Another worker goes on."""
+    """Let the process end without releasing anything. Another worker continues."""
     await running.store.close()
     running.worker.stop()
     return world.worker(once=False, seed=7, bytes_per_second=RATE)
@@ -149,7 +149,7 @@ async def test_progress_is_recorded_once_in_a_window() -> None:
         running.store.fault_hook = note
         await running.worker.run()
         times = sorted(set(records))
-        assert 3 <= len(times) <= 4  # the reservation, and one record in 10 s of half a minute
+        assert 3 <= len(times) <= 4  # the reservation, and one record every 10 s for half a minute
         assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= PROGRESS_S
 
 
@@ -160,7 +160,7 @@ def test_the_window_is_a_number_of_bytes_or_seconds() -> None:
 
 
 async def a_recorded_copy(world: RepairWorld, *, end: int, incarnation: str = "1") -> dict[EntryId, bytes]:
-    """A small ledger that lost b, and a dead worker's record: ``u`` has the entries before ``end``."""
+    """Create a small ledger that lost b, and the record of a dead worker: ``u`` has the entries before ``end``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
     await world.kill("b")
     await world.tasks.marking.mark(LEDGER, names("b"))
@@ -216,15 +216,15 @@ async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
 
 
 SHARED = 20
-"""The number of entries before 60 stored by both positions 1 and 2 of three, with a write quorum of 2: each third."""
+"""The number of entries before 60 that both positions 1 and 2 of three store with a write quorum of 2: every third."""
 STORED = 66
-"""The number of entries stored by position 2, of 100."""
+"""The number of entries out of 100 that position 2 stores."""
 
 
 async def a_target_of_another_position(world: RepairWorld, *, has: int = 60) -> dict[EntryId, bytes]:
-    """A striped ledger that lost c, and a dead worker's record: ``u`` has what b stores before entry 60.
+    """Create a striped ledger that lost c, and a dead worker's record: ``u`` has what b stores before entry 60.
 
-    In fact, ``u`` has it only before entry ``has``.
+    In fact, ``u`` has these entries only before entry ``has``.
     """
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=99), 100)
     await world.kill("c")

@@ -1,4 +1,4 @@
-"""Workers whose targets read entries from their sources by themselves (R48)."""
+"""Workers whose targets read entries directly from their sources (R48)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MEMBERS = "a b c"
 TARGET = "t"
 PAYLOAD_BYTES = 5000
 ENTRIES = 1000
-"""Five chunks, so several lanes pull."""
+"""Five chunks, so that several lanes pull."""
 
 
 @dataclass
 class Healed:
-    """What one worker did."""
+    """The result of one worker."""
 
     recorder: Recorder
     load: Load
@@ -59,7 +59,7 @@ class Scene:
         return Healed(running.recorder, running.worker.load())
 
     async def assert_repaired(self, healed: Healed) -> None:
-        """The ledger is whole, and each entry was acknowledged once."""
+        """Check that the ledger has all copies and that each entry was acknowledged once."""
         assert healed.recorder.endings()[-1] is Ending.REPAIRED
         await self.world.assert_whole(LEDGER, self.packets, TARGET)
         assert await self.world.is_clean()
@@ -179,14 +179,14 @@ async def test_damaged_copies_are_found_by_the_worker_itself_and_replaced() -> N
         healed = await at.heal()
         found = {(copy.bookie, copy.entry_id) for copy in healed.recorder.corrupt}
         assert healed.recorder.endings() == [Ending.MARKED_AGAIN, Ending.NOTHING_MISSING]
-        assert len(found) == 5  # those of the bookie the target was to read this chunk from
+        assert len(found) == 5  # those of the bookie from which the target would have pulled this chunk
         assert found < damaged
         assert healed.recorder.results[0].replaced_copies == 5
         for bookie, entry_id in ((TARGET, entry_id) for _, entry_id in damaged):
             reply = await at.world.bookies.nodes[BookieId(bookie)].storage.read(LEDGER, [entry_id])
             assert reply.results[0].packet == at.packets[entry_id]
         through_worker = sum(len(at.packets[entry_id]) for _, entry_id in found)
-        assert healed.load.pulled_bytes == healed.load.copied_bytes - through_worker  # good copies are pulled in place
+        assert healed.load.pulled_bytes == healed.load.copied_bytes - through_worker  # good copies are pulled directly
 
 
 @pytest.mark.parametrize("copying", ["a b c t", ""])
@@ -213,7 +213,7 @@ async def test_a_source_that_does_not_answer_the_target_is_left_alone_and_nothin
         assert at.world.clock.monotonic_s() - started_s < 10
         assert not healed.recorder.corrupt
         asked = [copy.source for copy in at.world.bookies[TARGET].copies]
-        assert 1 <= asked.count(BookieId("c")) <= LANES_MAX  # by the lanes in progress
+        assert 1 <= asked.count(BookieId("c")) <= LANES_MAX  # one by each lane in progress
         assert healed.load.pulled_bytes == healed.load.copied_bytes == at.size_bytes
 
 
@@ -230,7 +230,7 @@ async def test_where_bookies_do_not_reach_each_other_the_worker_carries_everythi
 @pytest.mark.parametrize("status", [Status.BAD_REQUEST, Status.IO_ERROR, Status.SHUTTING_DOWN])
 @in_virtual_time
 async def test_a_target_that_fails_to_pull_gets_the_rest_from_the_worker(status: Status) -> None:
-    """An older bookie, whose registration promises more, answers BAD_REQUEST."""
+    """An older bookie answers BAD_REQUEST, although its registration announces pulls."""
     async with scene() as at:
         at.world.bookies[TARGET].copy_replies = [Status.OK, status]
         healed = await at.heal()
@@ -275,7 +275,7 @@ async def test_other_disks_under_the_target_s_name_take_nothing() -> None:
             await at.world.bookies.start([TARGET], incarnation="2")
 
         at.world.bookies[TARGET].before_copy = replace_disks
-        at.world.bookies[TARGET].copy_replies = [Status.WRONG_INCARNATION]  # as the old process ends
+        at.world.bookies[TARGET].copy_replies = [Status.WRONG_INCARNATION]  # the answer of the old process when it ends
         healed = await at.heal()
         assert Ending.REPAIRED not in healed.recorder.endings()
         assert "t" not in (await at.world.metadata(LEDGER)).members()
@@ -305,7 +305,7 @@ async def test_disable_stops_before_the_next_pull() -> None:
         at.world.bookies[TARGET].before_copy = disable
         healed = await at.heal()
         assert Ending.REPAIRED not in healed.recorder.endings()
-        assert len(at.world.bookies[TARGET].copies) <= LANES_MAX  # the lanes in progress
+        assert len(at.world.bookies[TARGET].copies) <= LANES_MAX  # one by each lane in progress
         assert not at.world.bookies[TARGET].adds
 
 

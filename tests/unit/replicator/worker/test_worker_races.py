@@ -1,4 +1,4 @@
-"""The worker against others and against time: writers, rivals, lost locks and sessions, stops and crashes."""
+"""The worker under concurrency: writers, other workers, lost locks and sessions, stops and crashes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> Non
         world.bookies["t"].before_add = lambda: world.store.delete(lock_path(ROOT, LEDGER))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.STOPPED, Ending.REPAIRED]
-        assert recorder.looks == [0, 1]  # versions of the metadata at those moments
+        assert recorder.looks == [0, 1]  # the versions of the metadata at the two checks
         await world.assert_whole(LEDGER, packets, "t")
 
 
@@ -234,7 +234,7 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
         running.start()
         await until(world.is_clean, seconds=60)
         await running.stop()
-        assert sessions == [2]  # one write of metadata, by the second session
+        assert sessions == [2]  # a single write of metadata, in the second session
         assert running.recorder.endings() == [Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
 
@@ -268,7 +268,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
         running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
-        assert len(world.bookies["t"].adds) <= 4  # what was on its way
+        assert len(world.bookies["t"].adds) <= 4  # only what was already in transfer
         assert world.version(LEDGER) == 0
         assert await world.tasks.locks.locked() == frozenset()
         await world.tasks.switches.enable()
@@ -345,7 +345,7 @@ async def test_a_lock_that_was_left_behind_is_released_although_the_ledger_has_n
         refused = 0
 
         async def fails(operation: str, path: str) -> Fault | None:
-            """Another worker completes the task just before the lock, and the store does not answer the release."""
+            """Let another worker complete the task just before the lock, and let the release get no answer."""
             nonlocal refused
             if operation == "multi" and not refused:
                 await world.store.delete(task_path(ROOT, LEDGER), 0)
@@ -408,7 +408,7 @@ async def test_a_repair_that_exceeds_the_stop_grace_is_cancelled_and_its_lock_re
 
 
 async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId, bytes], lost: str) -> None:
-    """In any case, each member but the lost ones holds all it should (I17), and members are distinct (I6)."""
+    """Check that each member that is not lost has all its entries (I17), and that members are distinct (I6)."""
     metadata = await world.metadata(LEDGER)
     for fragment in metadata.fragments:
         assert len(set(fragment.members)) == metadata.ensemble_size
@@ -424,7 +424,10 @@ async def assert_no_unverified_member(world: RepairWorld, packets: dict[EntryId,
 
 
 async def crash_after(turns: int) -> bool:
-    """Crash a worker after so many turns of the loop and let another one finish; whether the first ended before."""
+    """Crash a worker after this many turns of the loop, and let another one finish.
+
+    Return whether the first one had finished.
+    """
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (4, "b a c"), (9, "c a b"), quorum=(2, 2), last=8)
         packets = await world.ledger(LEDGER, metadata, 9)

@@ -1,4 +1,4 @@
-"""Reservations (S16) and the last look before a task is deleted (I18): protection of copies when locks fail."""
+"""Reservations (S16) and the last check before a task is deleted (I18) protect copies when locks fail."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
         assert [kind for kind in kinds if kind in ("reserve", installed, lock_path(ROOT, LEDGER))] == [
             lock_path(ROOT, LEDGER),
             "reserve",
-            installed,  # with the release, the task and the lock
+            installed,  # together with the reservation, the task and the lock
         ]
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
@@ -104,7 +104,7 @@ async def test_a_target_in_place_of_one_that_refused_is_reserved_before_it_gets_
 
 @in_virtual_time
 async def test_a_reservation_that_a_former_worker_makes_late_is_removed_before_the_task_ends() -> None:
-    """Its write was under way when it lost the lock, and arrives after the next worker has taken the lock."""
+    """The write was in progress when the worker lost its lock, and arrives after the next worker has taken the lock."""
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -138,7 +138,7 @@ async def test_filling_up_in_place_reserves_nothing() -> None:
 
 
 def mark_again_during_the_copy(world: RepairWorld, targets: str) -> None:
-    """Mark the ledger for another bookie during its copy, so the task cannot be completed with the installation."""
+    """Mark the ledger for another bookie during its copy, so that the installation cannot complete the task."""
 
     async def mark() -> None:
         await world.tasks.marking.mark(LEDGER, names("x"))
@@ -174,12 +174,12 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install(is_
         running.store.fault_hook = late
         running.start()
         await asyncio.sleep(60)
-        assert writes  # it was on its way
+        assert writes  # the write was in progress
         assert world.version(LEDGER) == 0
         assert running.recorder.endings() == [Ending.STOPPED]
         reserved = await world.reservations.read(LEDGER)
         assert reserved is not None
-        assert reserved.reservations == (other,)  # the other worker's stands
+        assert reserved.reservations == (other,)  # the other worker's reservation remains
         await running.stop()
         assert len(packets) == 10
 
@@ -187,8 +187,10 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install(is_
 @pytest.mark.parametrize("marked_again", ["", "during the copy", "during the write"])
 @in_virtual_time
 async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(marked_again: str) -> None:
-    """Apache's workers delete locks of others. A collector of theirs ignores reservations, and deletes what no ledger
-    names while it has the lock. So nothing may be named between, and its lock stays.
+    """Apache's workers delete locks of others.
+
+    A collector of Apache ignores reservations, and deletes entries that no ledger names while it has the lock. So
+    nothing may be named in that time, and its lock remains.
     """
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -211,7 +213,7 @@ async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(mar
         running.store.fault_hook = late
         running.start()
         await asyncio.sleep(60)
-        assert writes  # it was on its way
+        assert writes  # the write was in progress
         assert world.version(LEDGER) == 0
         assert running.recorder.endings() == [Ending.STOPPED]
         assert await world.tasks.locks.locked() == {LEDGER}
@@ -291,7 +293,7 @@ async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() 
 
 @in_virtual_time
 async def test_a_target_that_lists_no_more_is_not_named() -> None:
-    """It listed a moment ago, so it is not asked before a small copy."""
+    """It could list its entries a moment ago, so it is not asked for a list before a small copy."""
     async with a_world("a b t u") as world:
         packets = {}
         for ledger_id in (7, 8):
@@ -315,7 +317,7 @@ async def test_a_target_that_lists_no_more_is_not_named() -> None:
 
 @in_virtual_time
 async def test_a_collection_that_began_before_a_copy_deletes_nothing() -> None:
-    """S16: it ends with the pin for the first ledger, and the first add for the second one."""
+    """S16: the pin ends it for the first ledger, and the first add ends it for the second one."""
     async with a_world("a b t") as world:
         packets = {}
         for ledger_id in (7, 8):
@@ -361,7 +363,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict(monkeypatc
         async def late(operation: str, path: str) -> Fault | None:
             is_locked = world.cell.stat(lock_path(ROOT, LEDGER)) is not None
             if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
-                changed.append(path)  # another worker without a lock names a bookie that died a moment ago
+                changed.append(path)  # another worker without a lock names a bookie that was just lost
                 now = await world.ledgers.read(LEDGER)
                 wanted = now.metadata.with_member(0, 1, BookieId("c"))
                 await world.ledgers.write(LEDGER, wanted, now.version)
@@ -397,7 +399,7 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_healthy_and_one_that_d
 async def heal_while(
     world: RepairWorld, act: Callable[[], Awaitable[None]], *, is_before_look: bool = False
 ) -> list[Ending]:
-    """Heal, and run an action right before the task would be deleted for the first time, or before the last look."""
+    """Heal, and run an action before the first deletion of the task, or before the last check."""
     running = world.worker()
     done: list[bool] = []
 
@@ -424,7 +426,7 @@ async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_t
 
         async def lose_it_again() -> None:
             await world.lose("b")
-            assert await world.task(LEDGER) == before  # it is named already: the report changes nothing
+            assert await world.task(LEDGER) == before  # the task already names it: the report changes nothing
 
         assert await heal_while(world, lose_it_again) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
@@ -570,13 +572,13 @@ async def test_a_task_stays_if_an_installation_left_a_step_out(
         await world.heal()
         assert await world.task(LEDGER) is None
         assert "b" not in (await world.metadata(LEDGER)).members()
-        if first_list != "of other disks":  # these lost also entries that no mark names
+        if first_list != "of other disks":  # the other disks also lost entries that no mark names
             await world.assert_whole(LEDGER, packets)
 
 
 @in_virtual_time
 async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
-    """A collector at work on the ledger there must not finish after the bookie has become a member."""
+    """A collector that is deleting the ledger there must not finish after the bookie has become a member."""
     async with a_world("a b c d") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(2, 2), last=0), 1)
         await world.lose("c")
@@ -589,14 +591,14 @@ async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
 
 
 async def lose_a_member_of_an_empty_ledger(world: RepairWorld) -> None:
-    """Members a and b; b is lost."""
+    """Create an empty ledger with the members a and b; b is lost."""
     await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
     await world.lose("b")
 
 
 @in_virtual_time
 async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
-    """R118: no copy exists, so nothing can be deleted."""
+    """R118: there are no copies, so nothing can be deleted."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
         asked: list[str] = []
@@ -623,7 +625,7 @@ async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_qu
 
 @in_virtual_time
 async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with_its_task() -> None:
-    """An earlier release reserved for empty ledgers as well, and one of its workers may have died."""
+    """Earlier releases made reservations for empty ledgers too, and one of their workers may have died."""
     async with a_world("a b t u") as world:
         await lose_a_member_of_an_empty_ledger(world)
         await world.reservations.reserve(LEDGER, "old", [Reservation(EntryId(0), 1, BookieId("u"), "1")])
@@ -634,7 +636,7 @@ async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with
 
 @in_virtual_time
 async def test_an_empty_ledger_whose_lock_was_taken_over_is_not_changed() -> None:
-    """Without a reservation, a late write is checked against the lock and the version of the metadata."""
+    """Even without a reservation, a late write is checked against the lock and the version of the metadata."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
         running = world.worker(once=False)
@@ -664,7 +666,7 @@ async def _has_ended(recorder: Recorder) -> bool:
 
 
 async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) -> Recorder:
-    """Heal; other disks are recorded under the name of ``t``, whose registration outlives its disks for a while."""
+    """Heal while other disks are recorded for ``t``, whose registration outlives its disks for a while."""
     histories = Incarnations(world.store, ROOT)
     for name in "tu":
         await histories.record(BookieId(name), "1", 0)
@@ -688,7 +690,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
 @in_virtual_time
 async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
-    """A bookie on new disks searches the metadata once for possible entries of the old ones: nothing is named later."""
+    """A bookie on new disks searches the metadata once for entries of the old disks, so nothing may be named later."""
     for moment in ("look", "install"):
         async with a_world("a b t u") as world:
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

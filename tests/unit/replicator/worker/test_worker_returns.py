@@ -1,4 +1,4 @@
-"""A lost bookie returns while its copy is under way: the copy ends soon, and nothing is copied twice."""
+"""A lost bookie returns during the copy: the copy ends soon, and nothing is copied twice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.worlds.virtual_time import in_virtual_time, until
 ENTRIES = 240
 PAYLOAD_BYTES = 100_000
 RATE = 400_000
-"""The copy of the ledger takes about a minute."""
+"""The size of a ledger whose copy takes about a minute."""
 LOST_BYTES = ENTRIES * PAYLOAD_BYTES
 UNDER_WAY_BYTES = LANES_MAX * (BATCH_BYTES_MAX + PAYLOAD_BYTES)
-"""Chunks that have started when a bookie returns."""
+"""The bytes of chunks in transfer when a bookie returns."""
 
 
 def received(world: RepairWorld, *bookies: str) -> int:
-    """Bytes sent to these bookies."""
+    """Return the bytes sent to these bookies."""
     batches = (batch for name in bookies for batch in world.bookies[name].adds)
     return sum(len(entry) for batch in batches for entry in batch.entries)
 
@@ -93,7 +93,7 @@ async def test_only_what_the_returned_copy_lacks_is_filled_in_place() -> None:
 @pytest.mark.parametrize("incarnation", ["1", "2"])
 @in_virtual_time
 async def test_the_copy_goes_on_if_the_bookie_returns_with_empty_disks(incarnation: str) -> None:
-    """As a bookie with new disks, or as one of Apache's whose disks are not recorded."""
+    """A bookie with new disks, or an Apache bookie whose disks are not recorded, returns like this."""
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         await world.bookies.start(["b"], incarnation)
@@ -129,7 +129,7 @@ async def test_the_copies_of_a_bookie_that_keeps_returning_come_to_their_end() -
         packets = await a_lost_position(world)
         running = a_worker(world)
         async with world.running(running):
-            for _ in range(20):  # up for some seconds and down for twenty, and an auditor marks the ledger each time
+            for _ in range(20):  # up for some seconds and down for twenty; an auditor marks the ledger each time
                 await asyncio.sleep(20)
                 if "b" not in (await world.metadata(LEDGER)).members():
                     break
@@ -141,7 +141,7 @@ async def test_the_copies_of_a_bookie_that_keeps_returning_come_to_their_end() -
         (target,) = (await world.metadata(LEDGER)).members() - set(names("a"))
         assert target in names("t u")
         lost = sum(map(len, packets.values()))
-        # Two copies were ended by a return, after twenty seconds each; the third one ran to its end.
+        # A return ended two copies after twenty seconds each; the third copy was completed.
         assert received(world, "t", "u") <= lost + RETURNS_MAX * (20 * RATE + UNDER_WAY_BYTES)
         await world.assert_whole(LEDGER, packets, target)
 
@@ -202,7 +202,7 @@ def test_returns_are_counted_once_and_forgotten_after_the_window() -> None:
 
 @in_virtual_time
 async def test_one_return_that_ends_many_slow_copies_is_no_flapping() -> None:
-    """Copies at a low rate end long after the return that ended the first of them."""
+    """Slow copies still end long after the return that ended the first of them."""
     count, rate = 100, 100_000
     async with a_world("a b t u v") as world:
         wholes: list[dict[EntryId, bytes]] = []

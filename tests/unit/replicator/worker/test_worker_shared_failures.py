@@ -1,4 +1,4 @@
-"""Failures and rests are shared: a ledger that cannot be repaired costs a fleet as much as one worker."""
+"""Failures and pauses are shared: a ledger that cannot be repaired costs a fleet no more than one worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worlds.repair import RepairWorld, Running, a_world, answers
 from tests.worlds.virtual_time import in_virtual_time, until
 
 WORKERS = 3
-"""As many as look at all tasks."""
+"""The number of workers that check all tasks."""
 
 
 def start(world: RepairWorld, count: int = WORKERS, *, poll_interval_s: float = 5.0) -> list[Running]:
@@ -209,6 +209,6 @@ async def test_parked_ledgers_share_one_list_of_bookies() -> None:
         for record in parked:
             await world.parked.unpark(record.ledger_id)
         await world.parked.forget_lists()
-        assert len((await world.store.children(lists)).names) == 1  # a record may just be written
+        assert len((await world.store.children(lists)).names) == 1  # a record may be in the process of being written
         await world.parked.forget_lists()
         assert (await world.store.children(lists)).names == ()

@@ -1,6 +1,6 @@
-"""Bookies that lack entries of an unclosed ledger: they came back on empty disks, and have no sign of it.
+"""Bookies that lack entries of an unclosed ledger: they returned on empty disks, and nothing on them shows it.
 
-Apache's bookies have no limbo, so only the other members show that something is missing.
+Apache's bookies have no limbo, so only the other members show that entries are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GRACE_S = 30.0
 
 
 async def wipe(world: RepairWorld, bookie: str, *, has_no_lists: bool = False) -> None:
-    """Let a bookie lose its disks and serve again, as if nothing had happened, and mark its lost entries."""
+    """Let a bookie lose its disks and serve again as if nothing had happened, and mark the lost entries."""
     await world.kill(bookie)
     await world.add_bookies(bookie, incarnation="2")
     world.bookies[bookie].has_no_lists = has_no_lists
@@ -54,7 +54,7 @@ def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, ha
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, tail), quorum=(2, 2), last=None), 30)
             metadata = await world.metadata(LEDGER)
             await wipe(world, "b", has_no_lists=has_no_lists)
-            if tail == "a b":  # the writer has gone on to the present disks
+            if tail == "a b":  # the writer has continued on the present disks
                 await world.bookies.put("b", LEDGER, [packets[EntryId(each)] for each in range(20, 30)])
             await assert_filled_up(world, packets, metadata)
 
@@ -199,7 +199,7 @@ NAMES_NEWEST = [
 def test_entries_after_the_one_that_a_member_names_as_its_last_are_copied(
     fragments: tuple[tuple[int, str], ...], named: int
 ) -> None:
-    """An Apache bookie names the greatest of its newest entries, which a repair may have stored after later ones."""
+    """An Apache bookie reports the greatest of its newest entries, which a repair may have stored after later ones."""
 
     @in_virtual_time
     async def test() -> None:
@@ -271,7 +271,7 @@ async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stay
         assert running.recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
         assert "none after 9" in running.recorder.results[-1].detail
         for bookie in ("a", "b"):
-            world.bookies[bookie].last = lambda result: result  # a flush
+            world.bookies[bookie].last = lambda result: result  # as after a flush
         await until(world.is_clean, seconds=4000, every_s=1)
         await running.stop()
 
@@ -323,7 +323,7 @@ async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
 
 @in_virtual_time
 async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledged() -> None:
-    """Two copies, two acknowledgements: one believed denial would cut off an acknowledged entry."""
+    """Two copies, two acknowledgements: if a single denial were believed, an acknowledged entry would be cut off."""
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "b a c d"), quorum=(2, 2), last=None), 9)
         await wipe(world, "b", has_no_lists=True)
@@ -355,7 +355,7 @@ def test_a_ledger_stays_unclosed_while_no_member_is_believed(is_recovery_begun: 
             await asyncio.sleep(10 * GRACE_S)
             assert (await world.metadata(LEDGER)).state is not LedgerState.CLOSED
             assert running.recorder.endings()[-1] is Ending.PARKED
-            await world.register("c")  # with its disks
+            await world.register("c")  # with its old disks
             await until(world.is_clean, seconds=4000, every_s=1)
             after = await world.metadata(LEDGER)
             if after.state is LedgerState.CLOSED:
@@ -416,13 +416,13 @@ async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
 
 
 async def lose_too(world: RepairWorld, bookie: str) -> None:
-    """Lose another bookie together with its disks, and mark its ledger."""
+    """Lose another bookie with its disks, and mark its ledger."""
     await world.kill(bookie)
     await world.tasks.marking.mark(LEDGER, names(bookie))
 
 
 def names_as_last(packets: dict[EntryId, bytes], named: int) -> Tamper:
-    """Return a change of the last entry to this one, as after its store into an Apache bookie."""
+    """Return a change that reports this entry as the last one, as after it was stored on an Apache bookie."""
 
     def change(result: EntryResult) -> EntryResult:
         entry_id = EntryId(named)
@@ -432,7 +432,7 @@ def names_as_last(packets: dict[EntryId, bytes], named: int) -> Tamper:
 
 
 def repacked(packet: bytes, *, lac: int) -> bytes:
-    """The same entry, written while no more than ``lac`` was confirmed."""
+    """Return the same entry, as written when no entry after ``lac`` was confirmed."""
     digest = digest_for(DigestType.CRC32C, PASSWORD)
     ledger_id, entry_id = packet_ids(packet)
     entry = unpack(digest, packet, ledger_id, entry_id)

@@ -1,4 +1,4 @@
-"""Where a worker copies to, at default settings: many ledgers at a time, and another attempt at the same one."""
+"""The targets of a worker with default settings: many ledgers at once, and another attempt for the same ledger."""
 
 from __future__ import annotations
 
@@ -127,6 +127,6 @@ async def test_a_slow_source_is_read_less() -> None:
         world.bookies.transport.faults(BookieId("t")).delay_s = 0.01
         started_s = world.clock.monotonic_s()
         await world.heal()
-        assert world.clock.monotonic_s() - started_s < 5.0  # in turns, this takes 15 s
+        assert world.clock.monotonic_s() - started_s < 5.0  # one after another, this would take 15 s
         assert len(world.bookies["a"].reads) <= 2 < 10 < len(world.bookies["b"].reads)
         await world.assert_whole(LEDGER, packets, "t")

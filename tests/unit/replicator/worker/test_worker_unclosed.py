@@ -1,4 +1,4 @@
-"""Unclosed ledgers: left to their writer for a grace period, then fenced, closed and repaired; nothing is lost."""
+"""Unclosed ledgers: left to their writer for a grace period, then fenced, closed and repaired; no entry is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def a_writer(world: RepairWorld) -> LedgerWriter:
 
 
 async def a_writer_that_lost_a_bookie(world: RepairWorld) -> tuple[LedgerWriter, BookieId]:
-    """A writer of ten entries, and the lost member of its ensemble."""
+    """Create a writer of ten entries, and return it with the lost member of its ensemble."""
     writer = await a_writer(world)
     for entry in range(10):
         await writer.append(b"%d" % entry)
@@ -66,7 +66,8 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         waiting = await world.metadata(LEDGER)
         assert [fragment.members[1] == "b" for fragment in waiting.fragments] == [False, False, True]
         assert waiting.state is LedgerState.OPEN
-        # Few turns: the first repairs what it can, the second sees it done. No lock is held, no worker sleeps over it.
+        # Only two turns: the first repairs what it can, the second finds nothing to do. No lock is held, and no worker
+        # is blocked.
         assert running.recorder.endings() == [Ending.IN_GRACE] * 2
         assert running.recorder.outlook.in_grace == 1
         assert await world.tasks.locks.locked() == frozenset()
@@ -95,11 +96,11 @@ async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
 
 @in_virtual_time
 async def test_no_recovery_begins_after_repair_was_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repair is disabled while the members are asked for their entries, after the grace period."""
+    """Repair is disabled after the grace period, while the members are asked for their entries."""
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
-        await world.tasks.marking.mark(LEDGER, names("a"))  # so it is asked in each turn
+        await world.tasks.marking.mark(LEDGER, names("a"))  # so that a is asked in each turn
         started_s = world.clock.monotonic_s()
         ask, is_over = world.bookies.transport.ask, False
 
@@ -357,7 +358,7 @@ async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed()
         await world.lose("b")
         world.bookies.hang_up("a")
         running = world.worker(once=False).start()
-        await until(_has_failed(running, 6), seconds=3600)  # the pause is minutes by now
+        await until(_has_failed(running, 6), seconds=3600)  # by now, the pause lasts minutes
         world.bookies.listen("a")
         await world.add_bookies("v")
         await until(world.is_clean, seconds=10)
@@ -381,7 +382,7 @@ async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() ->
 
 
 async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
-    """An open ledger whose last fragment is empty, and whose confirmed entries are on members in limbo alone."""
+    """Create an open ledger with an empty last fragment; its confirmed entries are only on members in limbo."""
     await with_cookies(world, "a b c d t u", 0)
     await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
     await world.kill("a", "b")
@@ -393,7 +394,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
 
 @in_virtual_time
 async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
-    """The last ensemble alone gives the end; but not the length, which is in the previous entry."""
+    """The last ensemble shows the end, but not the length, which is stored in the previous entry."""
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
         recorder = await world.heal()

@@ -1,4 +1,4 @@
-"""The worker among bookies that cannot list their entries: what they serve, entry by entry, is what counts."""
+"""The worker with bookies that cannot list their entries: it reads them entry by entry."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ async def test_a_target_whose_copies_do_not_verify_is_not_named() -> None:
 
 @pytest.fixture(params=[False, True], ids=["all are recorded", "too many to be recorded"])
 def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the bound of the recorded damaged copies below the number of entries, in one of two cases."""
+    """In one of two cases, lower the limit of recorded damaged copies below the number of entries."""
     if request.param:
         for module in (damages, execution):
             monkeypatch.setattr(module, "LEDGER_COPIES_MAX", COUNT // 3)
@@ -354,7 +354,7 @@ async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_whi
 async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_while_no_other_can_take_its_place() -> (
     None
 ):
-    """Apache's ``SortedLedgerStorage`` serves the former bytes until its next flush."""
+    """Apache's ``SortedLedgerStorage`` serves the old bytes until its next flush."""
     async with a_world("a b") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -380,7 +380,7 @@ async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_w
 async def test_a_bookie_that_loses_stored_copies_again_and_again_is_replaced(
     metadata: LedgerMetadata, damaged: Sequence[int]
 ) -> None:
-    """An Apache bookie serves a stored entry from its memory, until its flush to a failing disk."""
+    """An Apache bookie serves a stored entry from memory until it flushes to the failing disk."""
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, metadata, COUNT)

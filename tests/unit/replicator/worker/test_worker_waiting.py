@@ -1,4 +1,4 @@
-"""An idle worker begins at once if a task appears, and does not poll until then."""
+"""An idle worker starts as soon as a task appears, and does not poll until then."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_ena
         await world.tasks.switches.disable()
         if is_seen:
             await world.register("t", is_read_only=True)
-            await world.register("t")  # a changed bookie makes the worker look
+            await world.register("t")  # a changed bookie wakes the worker
             await asyncio.sleep(600)
         await world.tasks.marking.mark(LEDGER, names("b"))
         await asyncio.sleep(600 if is_seen else 0)
@@ -87,7 +87,7 @@ async def reconnected(_: RepairWorld, running: Running) -> None:
 
 async def disabled(world: RepairWorld, _: Running) -> None:
     await world.tasks.switches.disable()
-    await world.register("a", is_read_only=True)  # a changed bookie makes the worker look
+    await world.register("a", is_read_only=True)  # a changed bookie wakes the worker
 
 
 async def enabled(world: RepairWorld, _: Running) -> None:
@@ -100,7 +100,7 @@ Change = Callable[[RepairWorld, Running], Awaitable[None]]
 @pytest.mark.parametrize(("begin", "end"), [(interrupted, reconnected), (expired, reconnected), (disabled, enabled)])
 @in_virtual_time
 async def test_a_worker_that_cannot_look_shows_no_tasks(begin: Change, end: Change) -> None:
-    """Other workers may end the tasks meanwhile, and an alert takes the maximum over workers."""
+    """Other workers may complete the tasks, and the alert uses the maximum over all workers."""
     async with a_world("a b") as world:
         await a_loss(world)
         await world.tasks.marking.mark(LEDGER, names("b"))

@@ -1,7 +1,7 @@
-"""A member that came back on empty disks while another is down: acknowledged entries stay (S6, default settings).
+"""A member returns on empty disks while another is missing: acknowledged entries are kept (S6, default settings).
 
-Ledger 3/3/2: entries 0 to 9 are on a, b and c, entry 10 was acknowledged by b and c. b comes back on empty disks, as
-Apache's bookies do, without a trace in the store; c is away, with its disks.
+Ledger 3/3/2: entries 0 to 9 are on a, b and c; entry 10 was acknowledged by b and c. b returns on empty disks, as
+Apache's bookies do, without a trace in the store; c is missing, but has its disks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MINUTES = 60.0
 
 
 async def lose_b_and_miss_c(world: RepairWorld, named: str, *, has_no_lists: bool = False) -> dict[EntryId, bytes]:
-    """The situation of the module docstring, with a task that names ``named``."""
+    """Create the situation in the module docstring, with a task that names ``named``."""
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
     last = make_packets(LEDGER, 11)[EntryId(10)]
     for name in "bc":
@@ -105,7 +105,7 @@ def test_another_worker_does_not_cut_off_an_acknowledged_entry(named: str) -> No
 
 @in_virtual_time
 async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie() -> None:
-    """Without confirmed entries a failed recovery can fill the bookie completely; the record remains."""
+    """If no entry is confirmed, a failed recovery can fill the bookie completely; the record remains."""
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
         doubts = world.ports(world.store).doubts
@@ -144,7 +144,7 @@ async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believe
 
 @in_virtual_time
 async def test_the_task_of_a_wiped_bookie_waits_for_a_member_that_may_have_all_entries() -> None:
-    """The entries of b are on a alone, which is restarting and is not named by the task."""
+    """The entries of b are only on a, which is restarting and is not named by the task."""
     async with a_world("a b t") as world:
         await with_cookies(world, "a b t", 3600)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
@@ -163,7 +163,7 @@ async def test_the_task_of_a_wiped_bookie_waits_for_a_member_that_may_have_all_e
 
 @in_virtual_time
 async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
-    """While one worker lists the tasks, the ledger is marked, and another worker records a doubt, copies, and dies."""
+    """While one worker lists the tasks, the ledger is marked; another worker records a doubt, copies, and dies."""
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
         ports = world.ports(world.store)
@@ -234,7 +234,7 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 5 * MINUTES)
         assert doubts.path(LEDGER) in running.recorder.results[-1].detail
-        await doubts.forget(LEDGER)  # the operator, after a look at the bookies
+        await doubts.forget(LEDGER)  # the operator does this after checking the bookies
         await until(world.is_clean, seconds=4000, every_s=1)
         assert (await world.metadata(LEDGER)).last_entry_id == 9
         await world.assert_whole(LEDGER, packets)
@@ -243,7 +243,10 @@ async def test_a_damaged_record_makes_every_member_doubtful() -> None:
 
 @in_virtual_time
 async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
-    """b lacks the end of what a has, as at any crash of a writer; c is lost. The ledger is recovered all the same."""
+    """b lacks the last entries of a, as after any crash of a writer; c is lost.
+
+    The ledger is recovered nevertheless.
+    """
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         last = make_packets(LEDGER, 11)[EntryId(10)]
@@ -258,7 +261,7 @@ async def test_a_slow_member_does_not_keep_a_ledger_open() -> None:
 
 
 async def replace_cookie(world: RepairWorld, bookie: str) -> None:
-    """What an operator does to start an Apache bookie on empty disks."""
+    """Do what an operator does to start an Apache bookie on empty disks."""
     cookies = CookieStore(world.store, world.cluster)
     stored = await cookies.read(BookieId(bookie))
     assert stored is not None
@@ -274,7 +277,7 @@ async def delete_cookie(world: RepairWorld, bookie: str) -> None:
 
 
 async def overwrite_cookie(world: RepairWorld, bookie: str) -> None:
-    """What a bookie does that starts with another set of directories."""
+    """Do what a bookie does that starts with another set of directories."""
     cookies = CookieStore(world.store, world.cluster)
     stored = await cookies.read(BookieId(bookie))
     assert stored is not None
@@ -282,7 +285,7 @@ async def overwrite_cookie(world: RepairWorld, bookie: str) -> None:
 
 
 async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> dict[EntryId, bytes]:
-    """A ledger with ``count`` entries on a, b and c, and more up to ``last`` on b and c."""
+    """Create a ledger with ``count`` entries on a, b and c, and more entries up to ``last`` on b and c."""
     await with_cookies(world, "a b c t u", 0)
     packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), count)
     more = {entry_id: each for entry_id, each in make_packets(LEDGER, last + 1).items() if entry_id >= count}
@@ -295,7 +298,10 @@ async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> 
 def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_believed(
     is_there_at_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the members are judged, b has its entries or is down; when it is asked for the end, its disks are empty."""
+    """When the members are checked, b has its entries or is missing.
+
+    When it is asked for the end, its disks are empty.
+    """
 
     @in_virtual_time
     async def test() -> None:
@@ -333,7 +339,7 @@ def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_belie
 async def test_a_member_that_comes_back_empty_gets_no_entry_of_the_recovery_before_its_loss_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The recovery stores entry 10 again, which a has, and fails at entry 11. On b this would hide its loss."""
+    """The recovery stores entry 10 again, which a has, and fails at entry 11. On b, this would hide its loss."""
     async with a_world("a b c t u") as world:
         await acknowledged_by_b_and_c(world, 11, 10)
         for name in "bc":
@@ -396,7 +402,10 @@ async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_b
 async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_it_lost(
     change_cookie: Callable[[RepairWorld, str], Awaitable[None]],
 ) -> None:
-    """No registered member has an entry, so none shows what was confirmed. The cookie of b shows its new disks."""
+    """No registered member has an entry, so none shows what was confirmed.
+
+    The cookie of b shows that its disks are new.
+    """
     async with a_world("a b c t u") as world:
         packets = await acknowledged_by_b_and_c(world, 0, 0)
         await world.kill("b", "c")
@@ -414,7 +423,7 @@ async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_i
 
 @in_virtual_time
 async def test_copies_of_a_closed_fragment_do_not_show_that_a_member_on_new_disks_has_its_entries() -> None:
-    """After b lost its disks it became the target of another fragment, so it has the beginning of the ledger."""
+    """After b lost its disks, it became the target of another fragment, so it has the beginning of the ledger."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 0)
         metadata = make_metadata((0, "a b t"), (4, "a b c"), quorum=(3, 2), last=None)

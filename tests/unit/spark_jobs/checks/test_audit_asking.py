@@ -1,4 +1,4 @@
-"""Asking bookies for their entries: real storage in memory, faults on demand, a second look before a report."""
+"""Asking bookies for their entries: real storage in memory, faults on demand, and a second check before a report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def a_cluster() -> AsyncIterator[RepairWorld]:
 
 
 async def store(world: RepairWorld, number: int, metadata: LedgerMetadata, lost: dict[str, Iterable[int]]) -> None:
-    """Create a ledger of ten entries; the bookies in ``lost`` never received theirs with these ids."""
+    """Create a ledger of ten entries; the bookies in ``lost`` never received their entries with these ids."""
     ledger = await world.ledgers.create(LedgerId(number), metadata)
     packets = make_packets(ledger.ledger_id, 10)
     for bookie in sorted(metadata.members()):
@@ -68,7 +68,7 @@ def missing(answers: Answers) -> dict[int, set[BookieId]]:
 
 
 GROWING = make_metadata((0, "a b c"), (10, "a b c"), (20, "a b c"), quorum=(2, 2), last=None)
-"""Its first fragment is settled."""
+"""An open ledger whose first fragment is settled."""
 CLOSED = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
 
 
@@ -89,14 +89,14 @@ async def test_entries_that_a_bookie_never_got_are_found() -> None:
         answers = await ask(world, 1, 2)
         assert missing(answers) == {1: {BookieId("b"), BookieId("c")}}
         ((_, (found,)),) = answers.found
-        # Entry 3 is on a and b only; entries 1 and 2 of c are elsewhere once.
+        # Entry 3 is only on a and b; entries 1 and 2 of c have one copy on another bookie.
         assert (found.severity, found.positions, found.absent) == (Severity.CRITICAL, (1, 2), 1 + 6)
         assert answers.absent == 7
 
 
 @in_virtual_time
 async def test_the_denying_bookies_are_computed_once_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each computation walks all fragments for each bookie."""
+    """Each computation visits all fragments for each bookie."""
     looks: list[set[BookieId]] = []
     real = asking._deniers
 
@@ -162,7 +162,7 @@ async def test_an_entry_that_a_bookie_leaves_out_as_damaged_is_a_finding_of_its_
 
 @in_virtual_time
 async def test_an_entry_of_which_every_copy_is_damaged_is_not_lost() -> None:
-    """Its bytes exist, and may be read by other means."""
+    """Its bytes exist, and can perhaps be read in another way."""
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         for name in ("b", "c"):
@@ -199,7 +199,7 @@ async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
 
 @in_virtual_time
 async def test_a_bookie_that_misses_an_answer_now_and_then_is_asked_to_the_end() -> None:
-    """Only ledgers in sequence without an answer show that it is silent."""
+    """A bookie counts as unresponsive only after several ledgers in sequence without an answer."""
     lost = [ListReply(Status.TIMEOUT)] * ATTEMPTS_MAX
     async with a_cluster() as world:
         count = 3 * SILENT_AFTER
@@ -272,7 +272,7 @@ async def test_a_member_that_came_meanwhile_is_asked_too() -> None:
         world.bookies["b"].before_list = move
         answers = await ask(world, 1)
         ((_, (found,)),) = answers.found
-        # Entry 1 is on b and on d, which took the place of c.
+        # Entry 1 is on b and on d, which replaced c.
         assert (found.missing, found.copies_min, found.severity) == ((BookieId("b"),), 1, Severity.CRITICAL)
 
 
@@ -303,7 +303,7 @@ async def test_the_tail_of_an_open_ledger_is_not_asked_for() -> None:
         await store(world, 1, growing, {"c": range(10), "d": range(10), "b": [EntryId(2)]})
         answers = await ask(world, 1)
         assert missing(answers) == {1: {BookieId("b")}}
-        assert answers.requests == 3, "a and b, and b once more"
+        assert answers.requests == 3, "a and b, and b a second time"
 
 
 def without_lists(world: RepairWorld) -> None:
@@ -323,7 +323,7 @@ async def test_of_bookies_without_lists_the_ends_of_what_they_store_are_read() -
         answers = await ask(world, 1, 2)
         assert (answers.found, dict(answers.unknown)) == ([], {})
         assert answers.sampled == {BookieId("a"): 2, BookieId("b"): 2, BookieId("c"): 2, BookieId("d"): 1}
-        # In fragment 0-3 the position of a has entries 0, 2 and 3, in 4-9 its position 2 has 4, 5, 7 and 8.
+        # In fragment 0-3, the position of a has entries 0, 2 and 3; in 4-9, its position 2 has 4, 5, 7 and 8.
         assert world.bookies["a"].reads == [(0, 3, 4, 8), (0, 9)]
         assert answers.expected == 2 * 10 + 2 * 10
 
@@ -360,7 +360,7 @@ async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
 
 
 def once(world: RepairWorld, name: str, status: Status = Status.NO_ENTRY) -> Tamper:
-    """Answer for an entry like this, once."""
+    """Answer once with this status for an entry."""
 
     def answer(result: EntryResult) -> EntryResult:
         del world.bookies[name].results[result.entry_id]
@@ -449,7 +449,7 @@ async def test_an_apache_bookie_that_can_read_no_sample_of_many_ledgers_is_unkno
 
 @in_virtual_time
 async def test_many_damaged_ledgers_of_an_apache_bookie_that_reads_others_are_found() -> None:
-    """If an entry log is lost, all ledgers of some minutes are damaged."""
+    """The loss of an entry log damages all ledgers of several minutes."""
     other = make_metadata((0, "b c d"), (4, "a b c"), quorum=(2, 2), last=8, length=100)
     count = 3 * UNREAD_AFTER
     async with a_cluster() as world:

@@ -1,4 +1,4 @@
-"""The verdict of the replicas check, held against a plain walk over every entry."""
+"""The verdict of the replicas check, compared with a simple loop over every entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     ack_quorum = draw(st.integers(1, write_quorum))
     starts = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=4)))
     members = st.permutations(BOOKIES).map(lambda bookies: bookies[:size])
-    members |= st.lists(st.sampled_from(BOOKIES), min_size=size, max_size=size)  # a bookie may be named twice
+    members |= st.lists(st.sampled_from(BOOKIES), min_size=size, max_size=size)  # a bookie may be a member twice
     fragments = tuple(Fragment(EntryId(first), tuple(draw(members))) for first in starts)
     metadata = LedgerMetadata(size, write_quorum, ack_quorum, fragments)
     if draw(st.booleans()):
@@ -38,7 +38,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 @st.composite
 def periodic(draw: st.DrawFn) -> set[int]:
-    """Entries as a bookie of a striped ledger holds them, with up to two more or fewer."""
+    """Entries as a bookie of a striped ledger holds them; up to two are added or removed."""
     period, size, shift = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.integers(0, 7))
     held = {entry for entry in range(draw(st.integers(0, 31))) if (entry + shift) % period < size}
     return held ^ draw(st.sets(st.integers(0, 31), max_size=2))
@@ -181,7 +181,7 @@ def test_silence_is_never_absence() -> None:
     (found,) = findings(ledger, {a: Holdings(nothing, is_sure=True), b: Holdings(nothing)})
     assert (found.severity, found.missing) == (Severity.CRITICAL, (a,))
     (found,) = findings(ledger, {a: Holdings(nothing, is_sure=True)})
-    assert found.severity is Severity.NO_LIVE_COPY, "b is not registered, and may come back"
+    assert found.severity is Severity.NO_LIVE_COPY, "b is not registered, but may return with its copy"
     (found,) = findings(ledger, {each: Holdings(nothing, is_sure=True) for each in (a, b)})
     assert (found.severity, found.copies_min, found.bytes_estimate) == (Severity.LOST, 0, 2000)
 

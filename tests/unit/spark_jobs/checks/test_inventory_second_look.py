@@ -1,4 +1,4 @@
-"""Copies outside of the metadata: read again, judged, and unknown rather than superfluous in any doubt."""
+"""Copies that the metadata does not name: read again, judged, and unknown rather than superfluous in case of doubt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, NotJudged,
 from tests.worlds.cluster import formatted
 
 NONE = Grace(1 << 60, None)
-"""No grace time."""
+"""Without a grace period."""
 
 
 def fragments(*parts: tuple[int, str]) -> tuple[Fragment, ...]:
@@ -138,7 +138,7 @@ async def test_a_ledger_that_is_there_again_or_unreadable_is_not_unowned(place: 
 
 
 async def test_a_deletion_is_as_old_as_the_last_change_beside_it(place: Place) -> None:
-    """Ledger 2 shares its node with ledger 1; the node of ledger 20,001 went with it; 30,001 never had a node."""
+    """Ledger 2 shares its parent node with ledger 1; the parent of ledger 20,001 was deleted; 30,001 never had one."""
     await place.create({1: MOVED, 2: MOVED, 20_001: MOVED})
     leaf = "/ledgers/00/0000"
     made = await place.store.stat(leaf)
@@ -211,7 +211,7 @@ async def test_a_change_counts_from_the_last_write_of_the_metadata() -> None:
 async def test_a_repair_that_ends_during_the_look_is_seen_in_the_metadata(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark is gone after the ledger was read, and the bookie has a place in the ledger by then."""
+    """The mark is removed after the ledger was read; by then, the bookie is a member of the ledger."""
     await place.create({1: MOVED})
     root, ledgers = place.cluster.root, LedgerStore(place.store, place.cluster, random.Random(1))
     await create_with_parents(place.store, task_path(root, 1), b"replica: 'x'", root)

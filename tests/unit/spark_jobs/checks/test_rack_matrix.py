@@ -1,4 +1,4 @@
-"""Which racks ensembles are in."""
+"""In which racks the members of ensembles are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second look of the references check: what would be reported is read again, and the unknown is never absent."""
+"""The second check of references: possible findings are read again, and unknown is never treated as absent."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_compacted_ledger_has_no_verdict_once_its_reference_is_in_a_ledg
     path = f"/second/managed-ledgers/{ML}/__compaction"
     await put_node(place.store, path, cursor())
     assert await place.look(unreferenced(1)) == (Verdict.UNREFERENCED, None)
-    await place.store.set(path, b"\x08\x05", -1)  # the position is in ledger 5 since
+    await place.store.set(path, b"\x08\x05", -1)  # by now, the position is in ledger 5
     assert await place.look(unreferenced(1)) == (Verdict.NOT_JUDGED, NotJudged.IN_LEDGER)
     assert await place.look(unreferenced(2)) == (Verdict.UNREFERENCED, None)
     await place.store.set(path, b"\x08\x02", -1)
@@ -114,7 +114,7 @@ async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(pla
 
 
 async def test_the_age_of_a_ledger_is_that_of_its_creation() -> None:
-    """Its metadata changes when it is closed, and whenever a copy is moved."""
+    """The metadata of a ledger changes when it is closed and whenever a copy is moved."""
     times_ms = itertools.count(1_000)
     store = MemoryStore(MemoryCell(lambda: next(times_ms)))
     place = Place(store, await formatted(store))
@@ -144,7 +144,7 @@ async def test_a_ledger_that_is_deleted_during_the_second_look_is_not_reported(
 
 
 async def test_what_the_metadata_says_now_counts(place: Place) -> None:
-    """The first look read no names, and the ledger may have changed since."""
+    """The first check does not read names, and the ledger may have changed since."""
     unnamed = of_pulsar(b"delayed-index-bucket", delayedIndexTopic="persistent://t/n/orders")
     for number, custom in enumerate((unnamed, (), MESSAGES), 1):
         await place.create(number, custom=custom)
@@ -205,9 +205,9 @@ async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(p
     by_shadow, by_both = lost(1, names=[shadow]), lost(1, names=[shadow, ML])
     unknown = (Verdict.NOT_JUDGED, NotJudged.MAYBE_SHADOW)
     await put_node(place.store, node, managed(1))
-    assert await place.look(by_shadow) == unknown, "the node may be in another ZooKeeper"
+    assert await place.look(by_shadow) == unknown, "the node may be in another metadata store"
     await put_node(place.store, "/second/admin/policies/t/n", b"{}")
-    assert await place.look(by_shadow) == (Verdict.LOST, None), "a topic without a partitioned one"
+    assert await place.look(by_shadow) == (Verdict.LOST, None), "the topic has no partitioned topic"
     for data, verdict in (
         (partitioned(), (Verdict.LOST, None)),
         (partitioned(shadow_of="persistent://t/n/orders"), (Verdict.CHANGED, None)),
@@ -218,17 +218,17 @@ async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(p
     ):
         await put_node(place.store, topic, data)
         assert await place.look(by_shadow) == verdict, data
-    assert await place.look(by_both) == unknown, "the source does not refer to it"
+    assert await place.look(by_both) == unknown, "the source topic does not refer to it"
     await put_node(place.store, f"/second/managed-ledgers/{ML}", managed(1))
     (seen,) = await look_again(place.store, place.cluster, SETTINGS, [by_both])
     assert (seen["verdict"], seen["topic"]) == (Verdict.LOST, "persistent://t/n/orders")
     await put_node(place.store, topic, partitioned(shadow_of="persistent://t/n/orders"))
-    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == unknown, "further nodes may refer to it"
+    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == unknown, "other nodes may refer to it"
     await put_node(place.store, node, managed(1, shadow_of="persistent://t/n/orders"))
     assert await place.look(by_shadow) == (Verdict.CHANGED, None)
     await place.create(1)
     assert await place.look(by_both) == (Verdict.CHANGED, None)
-    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == (Verdict.CHANGED, None), "it exists by now"
+    assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == (Verdict.CHANGED, None), "the ledger exists by now"
 
 
 async def test_a_ledger_in_the_node_of_its_own_topic_is_referenced_even_if_that_is_a_shadow_topic(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Where an image may be: paths, and addresses without secrets."""
+"""The places where an image may be stored: paths, and URLs without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an incremental reading reads and what it carries over, on a store in memory; and which leaves a plan reads."""
+"""What an incremental run reads and what it takes from the image, on a store in memory, and how leaves are planned."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ LEDGERS = dict.fromkeys([*range(40), *range(10_000, 10_040), 20_000, 1 << 33], H
 
 @dataclass
 class World:
-    """A cluster in memory, and the image from the last reading."""
+    """A cluster in memory, and the image that the last run wrote."""
 
     store: MemoryStore
     cluster: Cluster
@@ -112,7 +112,7 @@ class World:
         return [LeafParent(path, stat.children_count, leaf_stat(stat)) for path, stat in nodes if stat.children_count]
 
     async def whole(self, live: str = LIVE) -> tuple[set[int], Mapping[str, Any]]:
-        """Read everything; the ids of returned rows, and the counts."""
+        """Read everything. Return the ids in the returned rows, and the counts."""
         options = self._options(live)
         return self._took(
             options, [batch async for batch in scan(unpaced(self.store), self.cluster, await self.plan(), options)]
@@ -121,7 +121,7 @@ class World:
     async def again(
         self, live: str = LIVE, after_plan: Callable[[], Awaitable[None]] | None = None
     ) -> tuple[set[int], Mapping[str, Any]]:
-        """Read incrementally; ``after_plan`` is called before anything is listed."""
+        """Read incrementally; ``after_plan`` is called before the first listing."""
         plan, options = await self.plan(), self._options(live)
         if after_plan is not None:
             await after_plan()
@@ -152,7 +152,7 @@ class World:
         rows = [row for batch in batches for row in batch.to_pylist()]
         summary = rows[-1]["summary"]
         listed = sum(parent["listed"] for parent in summary["parents"])
-        assert listed == sum(summary[name] for name in ("ledgers", "unreadable", "vanished")), "each counts once"
+        assert listed == sum(summary[name] for name in ("ledgers", "unreadable", "vanished")), "each is counted once"
         assert options.image_dir is not None
         made = tuple(ImageFile(**file) for file in summary["image"]["files"])
         if not summary["image"]["problem"]:
@@ -164,7 +164,7 @@ class World:
             self.places = dict.fromkeys(self.files, LocalImageFolder(directory))
             self.last_ms = self.now_ms
             kept = sum(file.rows for file in made if file.is_ledgers)
-            assert kept == summary["ledgers"], "the new image has every ledger"
+            assert kept == summary["ledgers"], "the new image contains every ledger"
         return {row["ledger_id"] for row in rows[:-1]}, _plain(summary)
 
 
@@ -175,7 +175,7 @@ def _plain(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the counts are equal, apart from their origin."""
+    """Return whether the counts are equal, except for the counts of their origin."""
     return all(one[name] == other[name] for name in one if name not in ("carried", "carried_problem", "vanished"))
 
 
@@ -195,9 +195,9 @@ async def test_what_did_not_change_is_carried_over(tmp_path: Path) -> None:
     found, again = await place.again()
     assert found == expected == {102}
     assert same(again, counts)
-    assert (counts["carried"], again["carried"]) == (0, counts["ledgers"] - 2), "the open one and 102 are read"
+    assert (counts["carried"], again["carried"]) == (0, counts["ledgers"] - 2), "only the open ledger and 102 are read"
     found, again = await place.again()
-    assert (found, again["carried"]) == (expected, counts["ledgers"] - 2), "an image of an image is as good"
+    assert (found, again["carried"]) == (expected, counts["ledgers"] - 2), "its own image is as good"
 
 
 async def test_new_deleted_open_and_endangered_ledgers_are_seen_at_once(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ async def test_new_deleted_open_and_endangered_ledgers_are_seen_at_once(tmp_path
     assert same(again, counts)
     found, again = await place.again()
     assert found == {60, 30_001}
-    assert again["carried"] < 10, "a ledger that was endangered at its last reading is read again"
+    assert again["carried"] < 10, "a ledger that was at risk when it was last read is read again"
     found, again = await place.again()
     assert again["carried"] == again["ledgers"] - 2
 
@@ -221,7 +221,7 @@ async def test_a_change_of_a_closed_ledger_is_seen_when_its_turn_comes(tmp_path:
     place = await world(tmp_path)
     await place.whole("a:1,b:1,c:1,d:1")
     await place.write(7, closed("a:1", "b:1", "d:1"))
-    assert (await place.again())[0] == set(), "neither the list nor the image shows that it was moved to a lost bookie"
+    assert (await place.again())[0] == set(), "neither the list nor the image shows the move to a lost bookie"
     seen_ms, unread_ms = 0, {leaf: record.read_from_ms for leaf, record in place.records.items()}
     for _ in range(14):
         place.now_ms += DAY_MS
@@ -323,7 +323,7 @@ async def test_a_leaf_that_was_made_again_is_read_as_a_whole(tmp_path: Path) -> 
 
 
 async def test_a_store_that_was_set_back_gives_no_stale_rows(tmp_path: Path) -> None:
-    """A restored backup has older transactions, so the list of children is no continuation of the one in the image."""
+    """A restored backup has older transaction ids, so its list of children does not continue the one in the image."""
     place = await world(tmp_path)
     await place.whole()
     record = place.records[0]
@@ -429,8 +429,8 @@ def row(ledger_id: int, **values: Any) -> dict[str, Any]:
     ("rows", "is_refused"),
     [
         ([row(10_000), row(10_001), row(19_999)], False),
-        ([row(10_000), row(10_001)], True),  # fewer than the leaf has
-        ([row(10_000), row(10_001), row(20_000)], True),  # one of the next leaf
+        ([row(10_000), row(10_001)], True),  # fewer rows than the leaf has
+        ([row(10_000), row(10_001), row(20_000)], True),  # a row of the next leaf
         ([row(9_999), row(10_000), row(10_001)], True),
         ([row(20_000), row(20_001), row(20_002)], True),
         ([row(10_000), row(10_001), row(10_001)], True),
@@ -442,7 +442,7 @@ def row(ledger_id: int, **values: Any) -> dict[str, Any]:
 def test_rows_that_cannot_be_those_of_a_leaf_are_refused(
     rows: list[dict[str, Any]], is_refused: bool, tmp_path: Path
 ) -> None:
-    """The checksums are right, so it was written so."""
+    """The checksums are right, so the rows were written like this."""
     place, name = LocalImageFolder(tmp_path), "ledgers-0.parquet"
     table = pa.Table.from_pylist(rows, LEDGERS_SCHEMA)
     content = part_module.table_content(table)
@@ -484,9 +484,9 @@ RECORD = LeafRecord(1, STAT, 10, NOW_MS - DAY_MS, (LeafSlice("ledgers-0", 0, 10)
 def test_what_a_stat_shows(stat: LeafStat, *, is_same: bool, may_serve: bool) -> None:
     assert (RECORD.is_same(stat), RECORD.may_serve(stat)) == (is_same, may_serve)
     assert not replace(RECORD, listed=11).is_same(replace(stat, children=11))
-    assert not replace(RECORD, listed=9).may_serve(stat), "it has rows of ledgers that were not listed"
+    assert not replace(RECORD, listed=9).may_serve(stat), "the image has rows of ledgers that were not listed"
     more = replace(RECORD, listed=11, slices=(LeafSlice("ledgers-0", 0, 11),))
-    assert not more.is_same(stat), "one was created after the stat, and ZooKeeper was set back"
+    assert not more.is_same(stat), "a ledger was created after the stat, and ZooKeeper was then restored from a backup"
 
 
 @pytest.mark.parametrize("hours", [5, 24, 80])
@@ -501,7 +501,7 @@ def test_every_leaf_is_read_again_within_the_period(hours: int) -> None:
         whole = [leaf for leaf, work in zip(leaves, works, strict=True) if work.record is None]
         read.append(len(whole))
         records |= {leaf: replace(RECORD, leaf=leaf, read_from_ms=now) for leaf in whole}
-        assert all(now + step - record.read_from_ms <= period for record in records.values()), "until the next run"
+        assert all(now + step - record.read_from_ms <= period for record in records.values()), "also at the next run"
     if hours <= 24:
         assert max(read) <= len(leaves) * step * 2 // period + 2, "no run reads much more than its share"
         assert sum(read) <= 6 * len(leaves)
@@ -515,7 +515,7 @@ def test_what_is_too_old_or_from_the_future_is_read() -> None:
     read_ms = RECORD.read_from_ms
     assert not is_read(read_ms + 1, read_ms)
     assert is_read(read_ms + 71 * DAY_MS, read_ms + 71 * DAY_MS)
-    assert is_read(read_ms + 40 * DAY_MS, read_ms), "the next run would come after 80 days"
+    assert is_read(read_ms + 40 * DAY_MS, read_ms), "the next run would only come 80 days after this read"
     assert not is_read(read_ms - 30_000, read_ms - 30_000)
     assert is_read(read_ms - 61_000, read_ms - 61_000)
 
@@ -560,7 +560,7 @@ def test_a_ledger_is_settled_only_if_no_fragment_names_a_bookie_twice() -> None:
     ledgers, index = columns.take()
     assert ledgers["settled"].to_pylist() == [True, False]
     quorums = {(each["ledger_id"], each["write_quorum"]) for each in index.to_pylist()}
-    assert quorums == {(1, 2), (2, 1)}, "two copies of some entries are on one bookie"
+    assert quorums == {(1, 2), (2, 1)}, "one bookie has two copies of some entries"
 
 
 def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -581,7 +581,10 @@ def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
 async def test_the_last_reading_is_that_of_the_image_or_else_the_oldest_that_ended_early(
     tmp_path: Path, has_image: bool
 ) -> None:
-    """The interval to the next run is estimated by it: a shorter one would leave ledgers unread beyond their period."""
+    """The interval to the next run is estimated from it.
+
+    If it is too short, ledgers are not read within their period.
+    """
     made, clock = await world(tmp_path / "world"), ManualClock()
     place, kind, now_ms = LocalImageFolder(tmp_path / "image"), made.cluster.kind.value, clock.epoch_ms()
 

@@ -1,4 +1,4 @@
-"""What a one-shot run leaves on record, and its exit code. The store is in memory, and no Spark starts."""
+"""The records and the exit code of a one-shot run. The store is in memory, and Spark does not start."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def record(run_id: str, state: RunState = RunState.RUNNING, kind: RunKind = RunK
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch) -> MemoryCell:
-    """The server of every session of a run."""
+    """Return the server of every session of a run."""
     cell = MemoryCell()
     asyncio.run(_formatted(cell))
 
@@ -112,7 +112,7 @@ def test_an_old_record_that_cannot_be_read_does_not_keep_a_run_from_its_start(ce
 def test_old_records_are_removed_after_the_end_of_a_run(
     cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then, the newest complete run of the kind may be an old one."""
+    """Before the end of the run, the newest complete run of the kind may be an old one."""
     monkeypatch.setattr(keeper_module, "RUNS_KEPT", 2)
     complete = "20270115-000001-done"
     failed = ["20270115-000002-none", "20270115-000003-none"]
@@ -164,7 +164,7 @@ def test_a_start_that_may_be_on_record_as_a_change_or_not_does_not_begin(
     shadow = RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1), is_change=False)
     shadow.begin(0)
     shadow.end(DONE)
-    assert states(cell) == {HERE: RunState.DONE}, "the start in shadow mode is no change"
+    assert states(cell) == {HERE: RunState.DONE}, "the start of a run in shadow mode is not recorded as a change"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ Ending = Callable[..., None]
 
 @pytest.fixture
 def ending(cell: MemoryCell, monkeypatch: pytest.MonkeyPatch) -> Ending:
-    """Makes Spark fail in runs of this process, after a signal to it if one is given."""
+    """Make Spark fail in runs of this process, after a signal to the process if one is given."""
 
     def prepare(error: BaseException, number: int | None = None) -> None:
         def session(settings: SessionSettings) -> AbstractContextManager[Callable[[], SparkSession]]:
@@ -242,7 +242,7 @@ def ending(cell: MemoryCell, monkeypatch: pytest.MonkeyPatch) -> Ending:
 def test_a_run_whose_spark_ended_by_the_same_signal_was_ended_by_this_signal(
     cell: MemoryCell, ending: Ending, tmp_path: Path
 ) -> None:
-    """A supervisor sends the signal to every process of a service, the Java process of Spark included."""
+    """A supervisor sends the signal to every process of a service, including the Java process of Spark."""
     ending(SparkEndedError("Spark's driver has ended"), signal.SIGTERM)
     arguments = ["--metadata-uri", URI, "--report-dir", str(tmp_path), "--quiet"]
     assert audit_module.main(arguments) == 128 + signal.SIGTERM
@@ -277,7 +277,7 @@ def failures() -> list[Exception]:
 def test_an_error_of_no_family_ends_with_the_exit_code_of_the_record(
     cell: MemoryCell, ending: Ending, tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its exit code must not be that of findings."""
+    """Its exit code must not be the one for findings."""
     ending(error)
     arguments = ["--metadata-uri", URI, "--report-dir", str(tmp_path)]
     assert audit_module.main([*arguments, "--fail-on", "critical"]) == ExitCode.INTERNAL

@@ -1,4 +1,4 @@
-"""Folders for findings: only those Hadoop can open, and never one with a secret."""
+"""Folders for findings: only those that Hadoop can open, and never one that contains a secret."""
 
 from __future__ import annotations
 

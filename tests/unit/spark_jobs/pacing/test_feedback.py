@@ -1,4 +1,4 @@
-"""How many nodes a task asks for at a time, by its measured latency."""
+"""The number of nodes that a task requests at a time, based on its measured latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks read from observers if these are named and answer, or else from the servers of the metadata URI."""
+"""Tasks read from observers if observers are configured and answer, otherwise from the servers in the metadata URI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ URI = "zk://zk1,zk2/ledgers"
 
 @pytest.fixture
 async def connected_to(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hosts of each attempt to connect; hosts with ``down`` in their name do not answer."""
+    """Return the hosts of each attempt to connect; hosts with ``down`` in their name do not answer."""
     hosts_tried: list[str] = []
     cell = MemoryCell()
     await formatted(MemoryStore(cell))
@@ -54,7 +54,7 @@ async def test_observers_come_first(connected_to: list[str]) -> None:
 
 
 async def test_servers_of_another_cluster_are_refused(connected_to: list[str]) -> None:
-    """R131: their ledgers may have the same paths."""
+    """R131: the ledgers of another cluster may have the same paths."""
     async with connected_at_pace(parse_uri(URI), 15, PLAIN_ACCESS, Budget().whole) as connection:
         ours = connection.cluster.instance_id
     for instance_id, is_refused in (("", False), (ours, False), ("another", True)):

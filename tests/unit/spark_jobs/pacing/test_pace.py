@@ -1,4 +1,4 @@
-"""The pace of tasks, in virtual time: limits hold, and a server with a queue stays usable for other clients."""
+"""The pace of tasks on virtual time: limits hold, and a server with a queue remains usable for other clients."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
 NODE_S = 1 / 100_000
-"""The server's time for a node."""
+"""The server's time per node."""
 TRIP_S = 0.002
 DECODE_S = 1 / 30_000
-"""A task's time for a node."""
+"""A task's time per node."""
 SMALL = "/small"
 
 
 @dataclass
 class Server:
-    """Answers one request after the other, in the order in which they came."""
+    """A server that answers requests one after another, in order of arrival."""
 
     free_s: float = 0.0
     reads: list[tuple[float, int]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Server:
 
 
 class Slow(MemoryStore):
-    """A session with the given server."""
+    """A session with this server."""
 
     def __init__(self, server: Server, size: int = 200) -> None:
         super().__init__(MemoryCell())
@@ -62,7 +62,7 @@ class Slow(MemoryStore):
 
 
 async def a_task(server: Server, budget: TaskBudget, nodes: int, decode_s: float = 0.0) -> None:
-    """Read as a scan does: three chunks at a time, one of which is decoded when two more were asked for."""
+    """Read as a scan does: up to three chunks at a time; the first is decoded after the next two were requested."""
     store = PacedStore(Slow(server), Pace(VirtualClock(), budget), SMALL)
     ahead: list[asyncio.Task[list[bytes | None]]] = []
     while nodes > 0:
@@ -77,7 +77,7 @@ async def a_task(server: Server, budget: TaskBudget, nodes: int, decode_s: float
 
 
 async def beside(work: asyncio.Future[list[None]], server: Server) -> list[float]:
-    """Latencies of another client while ``work`` goes on."""
+    """Return the latencies of another client while ``work`` is in progress."""
     other, latencies, loop = Slow(server), [], asyncio.get_running_loop()
     while not work.done():
         started = loop.time()
@@ -94,7 +94,7 @@ def p99(latencies: Sequence[float]) -> float:
 @pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 6)])
 @in_virtual_time
 async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
-    """The tasks ask for all the server can do, and decode at no cost: worse than any cluster."""
+    """The tasks request all that the server can answer and decode at no cost, which is worse than any real cluster."""
     nodes, waited, seconds = 200_000, {}, {}
     for factor in (0.0, 2.0):
         server, loop = Server(), asyncio.get_running_loop()
@@ -112,7 +112,7 @@ async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int,
 
 @in_virtual_time
 async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer() -> None:
-    """Three tasks ask for nine tenths of what the server can do."""
+    """Three tasks request nine tenths of what the server can answer."""
     waited, seconds = {}, {}
     for factor in (0.0, 2.0):
         server, loop = Server(), asyncio.get_running_loop()
@@ -129,13 +129,13 @@ async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer
 
 @in_virtual_time
 async def test_nobody_else_is_there_and_the_server_is_fast() -> None:
-    """One task, answered by the server faster than it could decode: the budget costs a few round trips."""
+    """The server answers a single task faster than the task decodes, so the budget costs only a few round trips."""
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), Budget().share(1, 1)), SMALL)
     for _ in range(100):
         await store.look()
         await store.get_many_data([""] * store.pace.chunk)
-        await asyncio.sleep(0.03)  # decodes
+        await asyncio.sleep(0.03)  # the time to decode
     assert store.pace.chunk > 100
 
 
@@ -156,7 +156,7 @@ async def test_no_more_bytes_than_the_rate() -> None:
     began = loop.time()
     await store.get_many_data([""] * 1_000)
     assert loop.time() - began == pytest.approx(10, rel=0.15)
-    assert max(nodes for _, nodes in server.reads[10:]) <= 10  # large nodes come few at a time
+    assert max(nodes for _, nodes in server.reads[10:]) <= 10  # only a few large nodes are requested at a time
 
 
 @in_virtual_time
@@ -186,7 +186,7 @@ async def test_a_long_list_of_names_makes_no_request_for_nodes_smaller() -> None
 
 
 class Overloaded(Slow):
-    """Slow for every small request after the first ones."""
+    """A session that is slow for every small request after the first ones."""
 
     async def stat(self, path: str) -> Stat | None:
         self.server.reads.append((asyncio.get_running_loop().time(), 1))
@@ -199,14 +199,14 @@ class Overloaded(Slow):
 async def test_runs_divide_what_they_read_in_any_case(readers: int) -> None:
     budget, loop = TaskBudget(latency_factor=2, least_nodes_per_s=100, readers=readers), asyncio.get_running_loop()
     store = PacedStore(Overloaded(Server()), Pace(VirtualClock(), budget), SMALL, looks_itself=True)
-    await store.get_many_data([""] * 600)  # this measures that the server is slow
+    await store.get_many_data([""] * 600)  # measures that the server is slow
     began = loop.time()
     await store.get_many_data([""] * 1_000)
     assert loop.time() - began == pytest.approx(10 * readers, rel=0.1)
 
 
 class Refusing(Slow):
-    """The small node may not be read."""
+    """A session that may not read the small node."""
 
     async def stat(self, path: str) -> Stat | None:
         await self.server.serve(1)
@@ -237,7 +237,7 @@ async def test_the_latency_is_measured_behind_the_requests_of_the_task() -> None
     server, loop = Server(), asyncio.get_running_loop()
     pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
     store = PacedStore(Slow(server), pace, SMALL)
-    await store.look()  # before the first request
+    await store.look()  # before the first read
     assert [nodes for _, nodes in server.reads] == [1] * FIRST_LOOKS
     await asyncio.sleep(1)
     reading = asyncio.ensure_future(store.get_many_data([""] * 100))
@@ -250,9 +250,9 @@ async def test_the_latency_is_measured_behind_the_requests_of_the_task() -> None
 
 def test_all_tasks_together_stay_below_the_limits_of_the_run() -> None:
     assert Budget().share(8, 2).nodes_per_s == 0
-    assert Budget(9_000).share(30, 3).nodes_per_s == 3_000  # three run at a time, of this run or of another one
+    assert Budget(9_000).share(30, 3).nodes_per_s == 3_000  # three tasks run at a time, in this run or another one
     assert Budget(9_000, 6e6).share(30, None) == TaskBudget(300, 2e5, 2.0, 40_000 / 30)
-    assert Budget(9_000).share(2, 16) == Budget(9_000).share(2, 2)  # the other slots have nothing to read
+    assert Budget(9_000).share(2, 16) == Budget(9_000).share(2, 2)  # there is nothing to read for the other slots
     assert Budget(9_000).share(0, None).nodes_per_s == 9_000
 
 

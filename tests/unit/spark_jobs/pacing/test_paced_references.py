@@ -1,4 +1,4 @@
-"""The references check keeps the pace: nodes of Pulsar, and the second look, on the store in memory."""
+"""The references check keeps the pace, for nodes of Pulsar and for its second check, on the store in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RATE = 1_000
 
 
 class Timed(MemoryStore):
-    """Records the time and size of each request for nodes."""
+    """A store that records the time and size of each request for nodes."""
 
     def __init__(self, cell: MemoryCell) -> None:
         super().__init__(cell)
@@ -73,7 +73,7 @@ async def test_nodes_of_pulsar_are_read_at_the_rate() -> None:
     share = TopicShare("", "managed-ledgers/t/n/persistent", 0, 1)
     rows = [row async for batch in reference_batches(paced(store), [share]) for row in batch.to_pylist()]
     assert len(rows) == 200
-    store.check_rate(400)  # each topic is read, and its subscriptions are listed
+    store.check_rate(400)  # each topic is read, and the subscriptions of each are listed
 
 
 @in_virtual_time
@@ -88,7 +88,7 @@ async def test_the_second_look_keeps_the_rate() -> None:
     rows = [{"ledger_id": number, "verdict": "UNREFERENCED", "by": None} for number in range(300)]
     seen = await look_again(paced(store), cluster, settings, rows)
     assert {each["verdict"] for each in seen} == {"UNREFERENCED"}
-    store.check_rate(600)  # the metadata, and the nodes once more
+    store.check_rate(600)  # the metadata, and the nodes again
 
 
 @in_virtual_time
@@ -107,7 +107,7 @@ async def test_a_reading_of_pulsars_nodes_measures_the_latency_and_asks_for_more
 def test_topics_are_planned_in_shares_and_tasks(
     monkeypatch: pytest.MonkeyPatch, slots_max: str, divided_by: int
 ) -> None:
-    """A namespace with many topics has several shares, and the budget is for the tasks that read at the same time."""
+    """A namespace with many topics has several shares. The budget counts the tasks that read at the same time."""
 
     @asynccontextmanager
     async def connected(*_: object, **more: object) -> AsyncIterator[SimpleNamespace]:

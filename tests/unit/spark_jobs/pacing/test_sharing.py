@@ -1,4 +1,4 @@
-"""Concurrent runs divide the limits, and never take themselves for the only one without a proof."""
+"""Concurrent runs share the limits. A run counts itself as the only one only if that is proven."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Scripted(Readers):
-    """Answers with ``answer``, or raises it."""
+    """A session that returns ``answer``, or raises it."""
 
     def __init__(self, answer: Collection[str] | Exception | None, joining: Exception | None = None) -> None:
         super().__init__(MemoryStore(MemoryCell()), "me")
@@ -67,7 +67,7 @@ async def test_names_are_listed_after_a_change_only() -> None:
         await sharing.follow(state(number))
     assert (sharing.count, readers.lists, readers.joins) == (2, 2, 0)
     await sharing.follow(replace(state(2), czxid=7))
-    assert readers.lists == 3, "the node was made again"
+    assert readers.lists == 3, "the node was created again"
 
 
 @pytest.mark.parametrize(("error", "joins"), [(AccessDeniedError("no"), 1), (WriteOutcomeUnknownError("lost"), 3)])
@@ -114,7 +114,7 @@ def paced(store: MetadataStore, budget: Budget) -> PacedStore:
 
 
 class Listed(Slow):
-    """A session whose requests about readers are real."""
+    """A session that sends requests about readers to a store."""
 
     def __init__(self, server: Server, cell: MemoryCell) -> None:
         super().__init__(server)

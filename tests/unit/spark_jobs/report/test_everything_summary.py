@@ -1,4 +1,4 @@
-"""A run with several checks: each is complete or not by itself, and counts by itself."""
+"""A run with several checks: each check is complete or incomplete on its own, and has counts of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report advises to do next."""
+"""The next steps that a report recommends."""
 
 from __future__ import annotations
 

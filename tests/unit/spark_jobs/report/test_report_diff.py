@@ -1,4 +1,4 @@
-"""What changed between two runs."""
+"""The changes between two runs."""
 
 from __future__ import annotations
 

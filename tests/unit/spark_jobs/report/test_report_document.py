@@ -1,4 +1,4 @@
-"""Summaries read back from their files."""
+"""Summaries that are read back from their files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_report_of_before_there_were_reasons_has_the_delay_as_its_reason() -> 
 
 
 def test_severities_and_states_have_the_names_of_the_api_and_older_reports_are_read() -> None:
-    """Reports had ``CRITICAL`` and ``UNREGISTERED``; the API, the metrics and the commands name them otherwise."""
+    """Reports had ``CRITICAL`` and ``UNREGISTERED``; the API, the metrics and the commands use other names."""
     parsed = json.loads(json.dumps(world.NO_LIVE_COPY.to_json()))
     assert {item["severity"] for item in parsed["findings"]} <= {level.label for level in Severity}
     assert {item["state"] for item in parsed["bookies"]} <= {state.value for state in ApiState}

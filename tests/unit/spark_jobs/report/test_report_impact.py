@@ -1,4 +1,4 @@
-"""The impact of a run: from its table of findings, as a part of the summary, on the page and in the text."""
+"""The impact of a run: computed from its table of findings, in the summary, on the page, and in the text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) ->
         ("__change_events", Effect.NAMESPACE_DOWN, Standing.AT_RISK),
         ("__transaction_log_1", Effect.SYSTEM_DOWN, Standing.AT_RISK),
         ("c", Effect.TOPIC_DOWN, Standing.AT_RISK),
-        ("f", Effect.TOPIC_DOWN, Standing.AT_RISK),  # its bookie with two positions answers for both
+        ("f", Effect.TOPIC_DOWN, Standing.AT_RISK),  # its bookie with two positions answers
         ("a", Effect.READS_STOP, Standing.AT_RISK),
         ("e", Effect.TOPIC_DOWN, Standing.NONE),
     ]
@@ -206,7 +206,7 @@ def test_a_summary_is_read_back_with_its_impact() -> None:
         for item in document["impact"][part]:
             assert item["severity"] == "critical"
             item["severity"] = "CRITICAL"
-    assert decode_summary(document) == summary, "earlier releases wrote severities of the impact in upper case"
+    assert decode_summary(document) == summary, "earlier releases wrote the severities of the impact in upper case"
     del document["impact"]
     assert decode_summary(document).impact == Impact()
     with pytest.raises(DamagedReportError):

@@ -1,4 +1,4 @@
-"""The pages: their content; they need no other host, and no foreign text becomes markup."""
+"""The pages of a report: their content; they load nothing from other hosts, and foreign text never becomes markup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALL = [
 ]  # fmt: skip
 
 LINKS = r"#[a-z]+|\.\./index\.html|(\.\./)?[A-Za-z0-9-]+/report\.html|summary\.json|data:,"
-"""Signs inside the page, the index, reports beside it, and the summary."""
+"""Links within the page, and links to the index, neighboring reports, and the summary."""
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -273,7 +273,7 @@ def test_shares_are_never_rounded_to_all_or_nothing() -> None:
 
 
 def test_two_runs_that_end_together_are_both_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other run ends after this one has looked, and before this one writes."""
+    """The other run ends after this one has listed the runs and before it writes the index."""
     ours, theirs = world.at(world.CLEAN, 1), world.at(world.CLEAN, 2)
     pending = [theirs]
 
@@ -330,6 +330,6 @@ runs = st.builds(
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs, runs)
 def test_whatever_a_run_holds_it_gets_its_page(run: RunSummary, previous: RunSummary) -> None:
-    """The numbers may also contradict each other: a failed page would cost the run its report."""
+    """The numbers may even contradict each other: if the page failed, the run would have no report."""
     read(render_report(run, changed(previous, kind=run.kind), [trend_point(previous), trend_point(run)], None))
     read(render_index([run, previous]))

@@ -1,4 +1,4 @@
-"""Geometry of the plots, and numbers as pages write them."""
+"""The geometry of the plots, and the format of numbers on pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in a report directory: found, compared with the right one, and pruned."""
+"""Runs in a report directory: found, compared with the right run, and pruned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_dated_in_the_future_is_not_the_latest(tmp_path: Path, caplog: pyt
     first, second = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
     ahead = replace(first, run_id=f"9998{first.run_id[4:]}")
     world.write(tmp_path, ahead)
-    assert find(tmp_path, "latest") == ahead, "if there is no other"
+    assert find(tmp_path, "latest") == ahead, "there is no other run"
     assert not caplog.records
     world.write(tmp_path, first, second)
     assert find(tmp_path, "latest") == second
@@ -56,7 +56,7 @@ def test_files_that_are_no_reports_are_passed_over(tmp_path: Path) -> None:
         ("20270101T000000Z-000002", b"[" * 100_000),
         ("20270101T000000Z-000003", b"[]"),
         ("20270101T000000Z-000004", b'{"apiVersion": "bkheal/v1", "kind": "AuditReport"}'),
-        ("20270101T000000Z-000005", summary),  # another run's
+        ("20270101T000000Z-000005", summary),  # the summary of another run
         (".hidden", summary.replace(world.CLEAN.run_id.encode(), b".hidden")),
     ):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Questions in SQL: what is answered, what is refused, and what an answer may cost."""
+"""SQL queries: what is answered, what is refused, and the limits of a query."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ ALL = [("03", 1), ("03", 3), ("03", 4), ("03", 9), ("02", 1), ("02", 2), ("02", 
 
 
 def since(report_dir: Path, since_ms: int, wanted: FindingFilter = ANY, limit: int = 100) -> list[object]:
-    """Ledger and day of each finding, in pages of a size."""
+    """Return the ledger and day of each finding, read in pages of this size."""
     found: list[object] = []
     after = None
     while True:

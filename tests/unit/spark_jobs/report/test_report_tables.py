@@ -60,7 +60,7 @@ def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> 
         "version": SCHEMA_VERSION,
     }
     assert days(tmp_path, "runs") == days(tmp_path, "bookies") == ("2026-01-02", "2026-01-03", "2026-01-04")
-    assert days(tmp_path, "findings") == ("2026-01-03", "2026-01-04"), "a run without findings leaves no file"
+    assert days(tmp_path, "findings") == ("2026-01-03", "2026-01-04"), "a run without findings writes no file"
     assert rows(tmp_path, "day::VARCHAR, ledgers_critical, tables_version", "runs") == [
         ("2026-01-02", 0, SCHEMA_VERSION), ("2026-01-03", 2, SCHEMA_VERSION), ("2026-01-04", 1, SCHEMA_VERSION)
     ]  # fmt: skip
@@ -122,7 +122,7 @@ def test_rows_of_a_run_that_did_not_finish_do_not_count(tmp_path: Path) -> None:
 
 
 def many(report_dir: Path, number: int) -> None:
-    """Runs of one day, one finding each."""
+    """Return runs of one day with one finding each."""
     for each in range(number):
         found = (finding(each, "b:3181"),)
         write(report_dir, replace(run(0, found), run_id=f"20260101T0304{each:02}Z-00000a"), found)
@@ -171,11 +171,11 @@ def test_the_trend_is_the_same_before_and_after_a_compaction(tmp_path: Path) -> 
 
 
 class _Crash(BaseException):
-    """The end of the process."""
+    """The simulated end of the process."""
 
 
 def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End the process before its change number ``step`` of the file system."""
+    """End the process before change number ``step`` of the file system."""
     left = [step]
 
     def dying(change: Callable[..., object]) -> Callable[..., object]:
@@ -195,7 +195,7 @@ def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_ids(report_dir: Path) -> dict[str, list[str]]:
-    """The runs of all rows of each table, by our own reader's files."""
+    """Return the run ids in all rows of each table, read from the files that our reader selects."""
     return {
         table: sorted(
             run_id
@@ -229,7 +229,7 @@ def test_a_crash_at_any_step_of_the_upkeep_loses_and_doubles_nothing(tmp_path: P
             assert not [name for name in left if name.endswith(".tmp") or name == "_compaction.json"]
             assert not list((place / "history").rglob(".pruned-*"))
         else:
-            assert step > 5, "the upkeep has more steps than that"
+            assert step > 5, "the upkeep has more than five steps"
             return
     raise AssertionError("the upkeep does not end")
 
@@ -261,7 +261,7 @@ def test_days_go_by_age_and_by_the_size_of_a_table(tmp_path: Path) -> None:
         assert days(tmp_path, table) == ("2026-01-03", "2026-01-04")
     tidy(tmp_path, now, Kept(table_bytes_max=1))
     for table in TABLES:
-        assert days(tmp_path, table) == ("2026-01-04",), "the newest day stays"
+        assert days(tmp_path, table) == ("2026-01-04",), "the newest day is kept"
 
 
 def test_which_days_go() -> None:
@@ -282,11 +282,11 @@ def test_days_of_a_wrong_clock_go_before_today() -> None:
     sizes = [("2026-02-28", 5), ("2026-03-01", 3), ("2027-03-01", 2)]
     assert days_too_large(sizes, 9, "2026-03-01") == ["2027-03-01"]
     assert days_too_large(sizes, 1, "2026-03-01") == ["2027-03-01", "2026-02-28"]
-    assert days_too_large(sizes, 1, "2025-03-01") == ["2026-02-28", "2026-03-01"], "the newest stays in any case"
+    assert days_too_large(sizes, 1, "2025-03-01") == ["2026-02-28", "2026-03-01"], "the newest day is kept in any case"
 
 
 def of_earlier_release(report_dir: Path) -> None:
-    """The same reports without what this release adds."""
+    """Write the same reports as an earlier release did, without the additions of this release."""
     write_story(report_dir)
     history = report_dir / "history"
     for table in ("runs", "bookies"):
@@ -316,7 +316,7 @@ def test_the_next_run_moves_rows_of_an_earlier_release_into_their_days(tmp_path:
     torn.write_bytes(b"PAR1 torn")
     found = (finding(1, "b:3181", severity=Severity.NO_LIVE_COPY),)
     write(tmp_path, run(3, found), found)
-    assert table_files(tmp_path, "runs").flat == (torn,), "what cannot be read stays for a person"
+    assert table_files(tmp_path, "runs").flat == (torn,), "an unreadable file is left for the operator"
     assert days(tmp_path, "runs") == ("2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05")
     answer = ask(tmp_path, "SELECT count(*) FROM findings", limit=1, timeout_s=60)
     assert answer.rows == [(sum(len(each) for _, each in STORY) + 1,)]
@@ -332,7 +332,7 @@ def test_tables_of_a_newer_release_are_refused_with_advice_and_stay_as_they_are(
     before = sorted((tmp_path / "history").rglob("*"))
     write(tmp_path, run(9), kept=Kept(days_max=1))
     assert sorted((tmp_path / "history").rglob("*")) == before
-    assert next(reports(tmp_path)).run_id == run(9).run_id, "the report is there all the same"
+    assert next(reports(tmp_path)).run_id == run(9).run_id, "the report was written nevertheless"
 
 
 def test_an_unknown_version_is_not_taken_for_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Since when ledgers are unhealthy: what a run adds, keeps and ends."""
+"""Since when ledgers have been unhealthy: what a run adds, keeps and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = "ledgers_unhealthy_since"
 
 
 def state(report_dir: Path) -> dict[int, tuple[int, int]]:
-    """By ledger, the days of the first and the last run that found it."""
+    """Return the days of the first and the last run that found each ledger."""
     question = f"SELECT ledger_id, first_run_id, run_id FROM {TABLE}"
     rows = ask(report_dir, question, limit=100, timeout_s=60).rows
     return {ledger: (int(first[6:8]), int(last[6:8])) for ledger, first, last in rows}
@@ -51,7 +51,7 @@ def test_a_ledger_is_unhealthy_since_the_first_run_of_an_unbroken_series_that_fo
     assert state(tmp_path) == {}
     found = (finding(1, "b:3181"),)
     write(tmp_path, run(4, found), found)
-    assert state(tmp_path) == {1: (5, 5)}, "it was healthy for a while"
+    assert state(tmp_path) == {1: (5, 5)}, "the ledger was healthy in between"
 
 
 ASKED = replace(world.ASKED, unknown=())
@@ -138,7 +138,7 @@ def test_a_damaged_state_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_state_of_many_ledgers_is_the_same_and_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    """More than is computed at a time; ids are far apart and in no order, and each has two findings."""
+    """There are more findings than are processed at once; ids are far apart and unsorted, and each has two findings."""
     ids = [number**3 for number in random.Random(3).sample(range(400_000), 400_000)]
     for day, found in ((0, ids[:300_000]), (1, ids[100_000:])):
         row = finding(0, "b:3181", severity=Severity.BELOW_WRITE_QUORUM)
@@ -160,7 +160,7 @@ def test_the_state_of_the_newest_run_counts() -> None:
 
 
 def test_a_state_dated_in_the_future_counts_only_alone() -> None:
-    """It is the work of a run with a wrong clock."""
+    """A run with a wrong clock wrote it."""
     names = ("bookies-a-20270101T000000Z-000001", "bookies-a-20260101T000000Z-000001", "bookies-b-20270101T000000Z-0")
     paths = [Path(f"day=1/{name}.parquet") for name in names]
     now_ms = world.CLEAN.finished_ms

@@ -1,4 +1,4 @@
-"""Texts about one ledger, one entry or one bookie are in the singular."""
+"""Texts about one ledger, one entry or one bookie use the singular."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLURAL = re.compile(
 
 
 def ones(value: Any) -> Any:
-    """The same with each number 1."""
+    """Return a copy with every number replaced by 1."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: ones(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
         return type(value)(**fields)
@@ -49,7 +49,7 @@ SUMMARIES = [ones(each) for each in (world.UNDER_REPLICATED, world.WAITING, worl
 @pytest.mark.parametrize("summary", SUMMARIES, ids=[f"{each.kind.value}, {each.verdict.value}" for each in SUMMARIES])
 @pytest.mark.parametrize("outcome", list(PublishOutcome))
 def test_a_run_in_which_each_number_is_one(summary: RunSummary, outcome: PublishOutcome) -> None:
-    """Headings and cells of tables have no noun beside the number."""
+    """Headings and table cells have no noun next to the number."""
     published = dataclasses.replace(summary.published, outcome=outcome, damage_marked=1)
     shown = dataclasses.replace(summary, published=published, snapshot=SnapshotCounts("snapshot", 1, 1, 1, 1))
     texts = [table(shown), *(render(dataclasses.replace(shown, kind=kind)) for kind in RunKind)]

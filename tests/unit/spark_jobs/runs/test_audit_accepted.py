@@ -1,4 +1,4 @@
-"""Accepted losses: when they hold, what is marked instead, and what a report shows of them."""
+"""Accepted losses: when they are valid, what is marked instead, and how a report shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of a long check, their sums, and the sample: pure."""
+"""The chunks of a long check, their sums, and the sample: pure."""
 
 from __future__ import annotations
 

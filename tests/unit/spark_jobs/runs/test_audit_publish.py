@@ -1,4 +1,4 @@
-"""Publishing: batches, the disable switch, a store that stops answering. On the real core and the in-memory store."""
+"""Publishing: batches, the disable switch, and a store that stops answering. The real core and the in-memory store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def marking(number: int) -> Marking:
 
 
 class Tasks:
-    """Stands for the under-replication tree: records its calls; fails or is disabled after some batches."""
+    """A stand-in for the under-replication tree that records its calls, and fails or is disabled after some batches."""
 
     def __init__(self, batches_max: int | None = None, error: Exception | None = None) -> None:
         self.marked: dict[LedgerId, tuple[BookieId, ...]] = {}
@@ -116,7 +116,7 @@ def test_a_store_that_stops_answering_about_existing_marks_ends_it_as_well() -> 
 def test_accepted_losses_that_cannot_be_withdrawn_do_not_end_a_run(
     error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Their ledgers are marked, and the findings are not reported yet."""
+    """Their ledgers are marked nevertheless. The findings are not reported yet at that time."""
 
     class Cluster(Tasks):
         def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:

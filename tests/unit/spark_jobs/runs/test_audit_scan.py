@@ -1,4 +1,4 @@
-"""Reading a partition of ledgers, on the in-memory store: deletions, denied nodes, a store that stops answering."""
+"""Reading a partition of ledgers from the in-memory store: deletions, refused nodes, and a store that hangs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def options(**more: Any) -> LedgerOptions:
 
 
 async def read(store: MemoryStore, cluster: Cluster, **more: Any) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    """All rows, and the summary."""
+    """Return all rows and the summary."""
     ledgers = LedgerStore(store, cluster, random.Random(1))
     parents = [LeafParent(path, count) for path, count in await ledgers.leaf_parents()]
     rows: list[Mapping[str, Any]] = []

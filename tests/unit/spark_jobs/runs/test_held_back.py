@@ -1,4 +1,4 @@
-"""Which bookies a mark names, and why a ledger is not marked yet: pure."""
+"""Which bookies a mark names, and why a ledger is held back: pure."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_mark_names_what_is_due_and_the_members_of_critical_fragments() -> Non
     held = LOST.held
     assert held.to_mark(ledger(OLD)) == (OLD,)
     assert held.to_mark(ledger(YOUNG)) == ()
-    assert held.to_mark(ledger(OLD, YOUNG)) == (OLD,), "a member within its delay is awaited"
+    assert held.to_mark(ledger(OLD, YOUNG)) == (OLD,), "the delay of the other member has not passed"
     assert held.to_mark(ledger(YOUNG, critical=(YOUNG,))) == (YOUNG,)
-    assert held.to_mark(ledger(NEW, critical=(NEW,))) == (), "the shorter delay is not over either"
+    assert held.to_mark(ledger(NEW, critical=(NEW,))) == (), "the shorter delay has not passed either"
     assert held.to_mark(ledger(NEW, YOUNG, critical=(NEW, YOUNG))) == (YOUNG,)
     assert held.to_mark(ledger(OLD, YOUNG, NEW, critical=(YOUNG, NEW))) == (OLD, YOUNG)
     assert held.to_mark(ledger(BookieId("drained"))) == (BookieId("drained"),)

@@ -1,4 +1,4 @@
-"""The row of a bookie in the inventory of a run."""
+"""A bookie's row in the inventory of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_impossible_time_of_a_bookie_is_unknown_and_no_error(at_ms: int, text
 
 @pytest.mark.parametrize("state", list(InventoryState))
 def test_only_a_bookie_that_cannot_list_its_ledgers_is_no_obstacle(state: InventoryState) -> None:
-    """A bookie that could have listed them and did not makes the check incomplete."""
+    """If a bookie could have listed them but did not, the check is incomplete."""
     listed = InventoryBookie("a:3181", InventoryState.LISTED.value)
     problem = _problem(InventoryCounts(0.0, (listed, InventoryBookie("b:3181", state.value, "why"))))
     is_whole = state in (InventoryState.LISTED, InventoryState.NOT_OFFERED)

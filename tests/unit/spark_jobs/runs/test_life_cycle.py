@@ -1,4 +1,4 @@
-"""The life of one run on record: a failed start leaves no lock, an end is put on record, and a pause ends once."""
+"""The recorded states of a run: a failed start leaves no lock, every end is recorded, and a pause ends once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DONE = RunOutcome(RunState.DONE, ExitCode.OK, verdict="clean", is_success=True)
 
 
 class Unsteady(Runs):
-    """The next ``refused`` writes of records get no answer."""
+    """Records whose next ``refused`` writes get no answer."""
 
     refused = 0
 

@@ -1,4 +1,4 @@
-"""The marks of a run, in a file that appears whole; its failure never stops the run."""
+"""The marks of a run in a file that appears only when it is complete; a failure to write it never stops the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers that were marked early and repaired before the pass over all ledgers marks them again: pure."""
+"""Ledgers that were marked early and repaired before the pass over all ledgers could mark them again: pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def on(*bookies: str) -> bytes:
 
 
 class Cluster:
-    """Marks and ledgers, with the number of ledgers read."""
+    """Marks and ledgers; counts the ledgers that are read."""
 
     def __init__(self, ledgers: Mapping[int, bytes | str], marked: Collection[int] = ()) -> None:
         self.ledgers = ledgers

@@ -1,4 +1,4 @@
-"""Limits of one run (R73): pure."""
+"""The limits of one run (R73): pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = (BookieId("gone"),)
 
 
 class Marks:
-    """The existing marks."""
+    """A stand-in for the existing marks."""
 
     def __init__(self, *ledgers: int) -> None:
         self.ledgers = set(ledgers)

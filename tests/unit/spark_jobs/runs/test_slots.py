@@ -1,4 +1,4 @@
-"""How many tasks a job is cut into, from Spark's settings and the registered executors."""
+"""The number of tasks in a job, from Spark's settings and the registered executors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_executors_that_may_come_count(settings: dict[str, str], registered: int
     ("settings", "most"),
     [
         ({}, None),
-        ({"spark.executor.instances": "1", "spark.executor.cores": "2"}, None),  # not used there
-        (DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "2"}, None),  # each has all cores of its worker
+        ({"spark.executor.instances": "1", "spark.executor.cores": "2"}, None),  # a standalone cluster ignores them
+        (DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "2"}, None),  # each executor has all cores of its worker
         (DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "2", "spark.executor.cores": "4"}, 8),
         ({"spark.cores.max": "6"}, 6),
     ],
@@ -54,7 +54,7 @@ def test_a_local_master_never_gets_more_slots(master: str) -> None:
 
 def test_a_cluster_without_a_maximum_stays_below_the_limits_if_all_tasks_run() -> None:
     tasks = 16
-    slots = slots_of(dict[str, str]().get, 0, "spark://host:7077")  # no executor has registered
+    slots = slots_of(dict[str, str]().get, 0, "spark://host:7077")  # no executor is registered
     share = Budget(nodes_per_s=400).share(tasks, slots.most)
     assert tasks * share.nodes_per_s == 400
 

@@ -1,4 +1,4 @@
-"""What an error of Spark means for a run, from the text received by the driver."""
+"""The meaning of an error of Spark for a run, derived from the text that the driver receives."""
 
 from __future__ import annotations
 

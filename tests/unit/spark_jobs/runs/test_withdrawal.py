@@ -1,4 +1,4 @@
-"""Withdrawal in a run: in parts, bounded, after the gate, and without harm to the run if the store fails."""
+"""Withdrawal in a run: in limited steps, after the gate; the run is not affected if the store fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
 
 
 class Marks:
-    """Marks of deleted ledgers, of which a step looks at two."""
+    """Marks of deleted ledgers; a step reads two of them."""
 
     def __init__(self, count: int, before_step: Callable[[], None] = lambda: None) -> None:
         self.left = list(map(LedgerId, range(count)))

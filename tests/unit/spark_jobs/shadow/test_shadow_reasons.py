@@ -1,4 +1,4 @@
-"""Why findings and tasks differ on one ledger, from a second look at it; and what earlier reports hold about a loss."""
+"""Why findings and tasks differ for one ledger, from a second check, and what earlier reports contain about a loss."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_one_lost_bookie_of_two_whose_delay_is_over_is_not_explained() -> None:
 
 def test_what_has_resolved_itself_is_no_difference() -> None:
     for first in (Outcome.ONLY_HERE, Outcome.DIFFER):
-        assert reason((ledger("abx"), task("x")), around(), first) is None  # marked since
-        assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more
+        assert reason((ledger("abx"), task("x")), around(), first) is None  # marked in the meantime
+        assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more bookies
     assert reason((None, None), around()) is None  # deleted
-    assert reason((ledger("abc"), None), around()) is None  # the bookie is back, or the ledger was repaired
+    assert reason((ledger("abc"), None), around()) is None  # the bookie returned, or the ledger was repaired
     assert reason((ledger("abc"), None), around(), Outcome.ONLY_THERE) is None  # completed
-    assert reason((ledger("abx"), task("x")), around(), Outcome.ONLY_THERE) is None  # lost since the run
+    assert reason((ledger("abx"), task("x")), around(), Outcome.ONLY_THERE) is None  # lost after the run
 
 
 def test_a_drained_bookie_is_a_thing_of_ours() -> None:
@@ -162,7 +162,7 @@ def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_
 
 
 def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
-    """Over all small worlds: with any result of the first look."""
+    """Every small combination of states, with each result of the first check."""
     worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
     for first, members, named, draining, waiting, is_disabled in worlds:
         cluster = around(draining=draining, waiting=waiting, is_disabled=is_disabled)
@@ -180,7 +180,7 @@ def test_a_difference_says_who_is_missing_and_what_is_marked() -> None:
 
 
 def report(number: int, registered: str, *, problem: str = "", instance: str = "i") -> RunSummary:
-    """Run ``number`` lasted from 10 times its number on for 5."""
+    """Run ``number`` began at 10 times its number and lasted 5."""
     states = {bookie: BookieState.WRITABLE if bookie in registered else BookieState.UNREGISTERED for bookie in "abx"}
     return RunSummary(
         f"run{number}", ClusterName("zk://h/l", instance), number * 10, number * 10 + 5,

@@ -1,4 +1,4 @@
-"""A snapshot is read as it was written; anything else is refused, and names the reason."""
+"""A snapshot is read exactly as written; anything else is refused with a reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = written(TREE, trailers=(DIGEST, LAST_ZXID))
 
 
 class FromBytes:
-    """A source in memory, for many examples."""
+    """A source in memory, for tests with many examples."""
 
     is_seekable = True
 
@@ -49,7 +49,7 @@ class FromBytes:
 
 
 def read(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Every node of a sound snapshot."""
+    """Return every node of an intact snapshot."""
     stream = SnapshotStream(FromBytes(data), "it")
     stream.begin()
     nodes = list(stream.nodes())
@@ -104,7 +104,7 @@ def test_every_node_is_read_as_it_was_written_whatever_the_blocks(
 
 
 def test_a_snapshot_that_was_cut_is_refused_at_every_byte() -> None:
-    # Cut right after a checksum, it is a whole snapshot of an older release: the tree is complete.
+    # If it is cut right after a checksum, it is a complete snapshot of an older release.
     whole = {len(SMALL), len(SMALL) - len(LAST_ZXID) - 13, len(SMALL) - len(LAST_ZXID) - len(DIGEST) - 26}
     for end in range(len(SMALL)):
         if end in whole:
@@ -171,7 +171,7 @@ def test_a_compressed_snapshot_that_is_damaged_is_refused_or_the_same(tmp_path: 
             damaged = bytearray(packed)
             damaged[at] ^= 0x10
             with contextlib.suppress(SnapshotError):
-                assert index_of(bytes(damaged), tmp_path) == expected, "a byte that means nothing, such as a time"
+                assert index_of(bytes(damaged), tmp_path) == expected, "the byte has no effect, as in a time"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_instance_id_of_a_cluster_below_is_that_of_another(is_first: bool, tmp_path: Path) -> None:
-    """ZooKeeper writes the children of a node in any order."""
+    """ZooKeeper may write the children of a node in any order."""
     tree, below = tree_of(CLUSTER, LEDGERS), tree_of(CLUSTER, {}, {"/pulsar/ledgers/z/INSTANCEID": b"other"})
     children, more = node_at(tree, CLUSTER.root).children, {"z": node_at(below, f"{CLUSTER.root}/z")}
     ordered = more | children if is_first else children | more

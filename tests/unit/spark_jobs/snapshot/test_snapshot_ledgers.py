@@ -1,4 +1,4 @@
-"""What a snapshot decides about ledgers, and what is read again in ZooKeeper."""
+"""What a snapshot alone decides about ledgers, and what is read again from ZooKeeper."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_only_closed_ledgers_on_live_bookies_need_no_second_look(ledgers: list[b
 
 
 def test_a_name_that_is_no_bookie_id_is_not_live() -> None:
-    """Anything may be registered. Metadata with such a name is unreadable."""
+    """A registration may have any name. Metadata with such a name is unreadable."""
     sound = encode(closed("ab", "cd"))
     assert LedgerSieve(frozenset({"ab", "cd"})).is_settled(sound)
     assert not LedgerSieve(frozenset({"ab", "c,"})).is_settled(sound.replace(b"cd", b"c,"))
 
 
 def read_parts(index: SnapshotIndex, cluster: Cluster, count: int = 1) -> tuple[list[int], pa.StructScalar]:
-    """Ids to read again, and the counts, of a task with every group."""
+    """Return the ids to read again and the counts, from one task with all groups."""
     groups = groups_of(index.parts, count)
     tasks = SnapshotTasks(index.file, cluster.kind, cluster.root, LIVE, groups)
     batches = list(tasks(iter([pa.record_batch([pa.array(range(len(groups)))], names=["id"])])))
@@ -117,7 +117,7 @@ def test_nodes_that_are_no_ledgers_are_skipped(tmp_path: Path) -> None:
     for name in ("L00x1", "L", "M0001", "L00001"):
         put(tree, f"/ledgers/00/0000/{name}", b"")
     put(tree, "/ledgers/00/0000/L0001/below", b"")
-    put(tree, "/ledgers/21/4748/L3647", encode(closed(*BOOKIES[:3])))  # the id has another path
+    put(tree, "/ledgers/21/4748/L3647", encode(closed(*BOOKIES[:3])))  # an id with another path
     file = tmp_path / "snapshot"
     file.write_bytes(written(tree))
     named, summary = read_parts(index_snapshot(file, CLUSTER), CLUSTER)
@@ -158,7 +158,7 @@ def test_no_groups_are_refused() -> None:
 
 
 def stat(creates: int, children: int, czxid: int = 1) -> Stat:
-    """As ZooKeeper reports it: creations and deletions together are the version of the children."""
+    """A stat as ZooKeeper reports it: the version of the children is the number of creations and deletions."""
     return Stat(0, czxid, 0, 0, 0, children, 2 * creates - children, 0)
 
 
@@ -174,12 +174,12 @@ def test_nodes_without_a_creation_since_are_read_in_the_snapshot(tmp_path: Path)
         division = divide(index, [(f"/ledgers/00/{name}", stat) for name, stat in nodes])
         return [p.parent[-4:] for p in division.parts], {p.path[-4:]: p.planned for p in division.live}
 
-    assert divided(("0000", stat(4, 3)), ("0001", stat(3, 3))) == (["0000", "0001"], {}), "nothing happened"
+    assert divided(("0000", stat(4, 3)), ("0001", stat(3, 3))) == (["0000", "0001"], {}), "nothing has changed"
     assert divided(("0000", stat(4, 1)), ("0001", stat(3, 0))) == (["0000", "0001"], {}), "ledgers were deleted"
-    assert divided(("0000", stat(5, 4)), ("0001", stat(4, 3))) == ([], {"0000": 4, "0001": 3}), "some were created"
-    assert divided(("0002", stat(1, 1, czxid=9))) == ([], {"0002": 1}), "deleted and made again"
-    assert divided(("0007", stat(1, 1)), ("0008", stat(1, 0))) == ([], {"0007": 1}), "new"
-    assert divided(("0003", stat(0, 0))) == ([], {}), "the server is older than the snapshot, and has nothing there"
-    assert divided() == ([], {}), "every ledger was deleted"
+    assert divided(("0000", stat(5, 4)), ("0001", stat(4, 3))) == ([], {"0000": 4, "0001": 3}), "ledgers were created"
+    assert divided(("0002", stat(1, 1, czxid=9))) == ([], {"0002": 1}), "the node was deleted and created again"
+    assert divided(("0007", stat(1, 1)), ("0008", stat(1, 0))) == ([], {"0007": 1}), "the nodes are new"
+    assert divided(("0003", stat(0, 0))) == ([], {}), "the server is older than the snapshot and has no ledgers there"
+    assert divided() == ([], {}), "all ledgers were deleted"
     assert divide(index, []) == Division((), ())
     assert creates_of(stat(7, 2)) == 7

@@ -1,4 +1,4 @@
-"""Snapshots from an admin server: verified while they arrive, and refused if anything is doubtful."""
+"""Snapshots from an admin server: verified while they are received, and refused in case of doubt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.worlds.snapshots import snappy, tree_of, written
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "1b2c")
 SNAPSHOT = written(tree_of(CLUSTER, dict.fromkeys((*range(300), 10_000), b"metadata" * 20)))
 EPOCH_2 = 2 << 32
-SECRET = "digest super:hunter2"  # of no server
+SECRET = "digest super:hunter2"  # used by no server
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path: Path, sent: i
             stream_snapshot(AdminServer(url), target, CLUSTER, 0, stop)
         for thread in threading.enumerate():
             if thread.name == TRANSFER:
-                thread.join()  # although the server is silent
+                thread.join()  # the thread ends although the server does not answer
         assert answer.then is not None
         answer.then.set()
     assert target.stat().st_size <= sent
@@ -122,7 +122,7 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path: Path, sent: i
 
 def test_a_server_that_sends_too_slowly_is_not_awaited(tmp_path: Path) -> None:
     class Leap(SystemClock):
-        """Each question is 400 s later than the one before."""
+        """A clock on which 400 s pass between two calls."""
 
         asked = 0
 
@@ -137,7 +137,7 @@ def test_a_server_that_sends_too_slowly_is_not_awaited(tmp_path: Path) -> None:
             stream_snapshot(AdminServer(url), tmp_path / "target", CLUSTER, 0, clock=clock)
         assert answer.then is not None
         answer.then.set()
-    assert clock.asked == 3, "the first ten minutes are free"
+    assert clock.asked == 3, "the speed is not checked in the first ten minutes"
 
 
 def test_the_authorization_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

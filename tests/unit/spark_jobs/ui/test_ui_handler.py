@@ -1,4 +1,4 @@
-"""The answers of the tab, in every state of its auditor; no JVM here."""
+"""The answers of the tab in every state of its auditor, without a JVM."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TOKEN = "t" * 32
 RUN_ID = "20261120T101500Z-0a1b2c"
 SETTINGS = TabSettings(is_trigger_enabled=True)
 HANG_S = 30.0
-"""Longer than any deadline here; never waited for."""
+"""Longer than any deadline of these tests, which never wait for it."""
 
 
 class Auditor:
-    """Answers at once by default, and records its calls."""
+    """An auditor that answers at once by default, and records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -68,7 +68,7 @@ def auditor() -> Auditor:
 
 @pytest.fixture
 def hang() -> Iterator[Callable[[], None]]:
-    """A wait until the end of the test."""
+    """Yield a function that waits until the end of the test."""
     released = threading.Event()
     yield lambda: void(released.wait(HANG_S))
     released.set()
@@ -248,7 +248,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
 def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, hang: Callable[[], None]) -> None:
     clock = ManualClock(1000.0, turns=0)
     tab = handler(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
-    while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need more than the deadline
+    while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need longer than the deadline
         pass
     auditor.before = hang
     clock.now_s += 60

@@ -1,4 +1,4 @@
-"""The tab's page as text: complete, escaped, and without buttons for those who may not press them."""
+"""The text of the tab's page: complete, escaped, and without buttons for users who may not use them."""
 
 from __future__ import annotations
 

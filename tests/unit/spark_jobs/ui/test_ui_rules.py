@@ -1,4 +1,4 @@
-"""Who may press a button of the tab: one test for each rule, each against a request that is otherwise allowed."""
+"""Who may press a button of the tab: one test for each rule, with a request that the other rules allow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def status(request: TabRequest, settings: TabSettings = SETTINGS) -> int:
 
 
 def with_headers(**headers: str) -> TabRequest:
-    """The good request with exactly these headers."""
+    """Return the allowed request with exactly these headers."""
     return replace(GOOD, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -90,7 +90,7 @@ def test_nobody_acts_under_trusted_hosts_alone(host: str, expected: int) -> None
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"host": "d:4040"}, 0),  # no browser: the token alone
+        ({"host": "d:4040"}, 0),  # not a browser: only the token counts
         ({"host": "d:4040", "origin": "http://d:4040"}, 0),
         ({"host": "D:4040", "origin": "http://d:4040"}, 0),
         ({"host": "d:4040", "origin": "https://front", "x_forwarded_host": "front, inner"}, 0),
@@ -100,7 +100,7 @@ def test_nobody_acts_under_trusted_hosts_alone(host: str, expected: int) -> None
         ({"host": "d:4040", "origin": "http://[bad"}, 403),
         ({"host": "d:4040", "referer": "http://d:4040/auditor/"}, 0),
         ({"host": "d:4040", "referer": "http://evil/auditor/"}, 403),
-        ({"host": "d:4040", "origin": "https://front", "sec_fetch_site": "same-origin"}, 0),  # with a proxy
+        ({"host": "d:4040", "origin": "https://front", "sec_fetch_site": "same-origin"}, 0),  # behind a proxy
         ({"host": "d:4040", "origin": "http://d:4040", "sec_fetch_site": "cross-site"}, 403),
         ({"host": "d:4040", "sec_fetch_site": "same-site"}, 403),
     ],

@@ -1,4 +1,4 @@
-"""Without a place for a tab in the Spark UI: one warning, and nothing else happens."""
+"""If the Spark UI has no place for a tab, there is one warning and no other effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Connect:
 
 
 class Without:
-    """A classic session: access to its UI raises ``error``, or it has no UI."""
+    """A classic session without a UI, or one that raises ``error`` on access to its UI."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error

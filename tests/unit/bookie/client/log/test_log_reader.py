@@ -1,4 +1,4 @@
-"""Following a log: what a reader leaves behind, and which waits it refuses."""
+"""Following a log: what a reader leaves behind, and which invalid waits it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_nothing_of_a_tail_runs_after_it_is_closed() -> None:
             waiting = asyncio.ensure_future(anext(entries))
             await world.clock.sleep(0.1)
             await writer.close()
-            assert (await waiting).payload == b"three"  # by the metadata: the poll of one bookie has no answer yet
+            assert (await waiting).payload == b"three"  # from the metadata: one bookie has not answered the poll yet
             assert asyncio.all_tasks() - before - {waiting}
         assert not asyncio.all_tasks() - before
 

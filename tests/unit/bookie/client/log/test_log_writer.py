@@ -1,4 +1,4 @@
-"""Logs on twins: order over roll-overs, takeover, truncation, deletion, and the view of readers."""
+"""Logs on in-memory twins: order across roll-overs, takeover, truncation, deletion, and what readers see."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_what_is_appended_reads_back_in_order_over_roll_overs() -> None:
         async with await client.log(NAME).write(SMALL) as writer:
             positions = await append_all(writer, LINES)
         assert positions == sorted(positions)
-        assert len({position.ledger_id for position in positions}) == 5  # 12 lines of 8 bytes fit into one
+        assert len({position.ledger_id for position in positions}) == 5  # a ledger has room for 12 lines of 8 bytes
         entries = await read_all(client)
         assert [(entry.position, entry.payload) for entry in entries] == list(zip(positions, LINES, strict=True))
         assert [entry.payload for entry in await read_all(client, positions[17])] == LINES[17:]
@@ -185,11 +185,11 @@ async def test_truncation_frees_whole_ledgers_and_readers_are_told() -> None:
         with pytest.raises(LogTruncatedError) as caught:
             await read_all(client, positions[5])
         assert caught.value.first == LogPosition(positions[24].ledger_id, EntryId(0))
-        readable = [entry.payload for entry in await read_all(client)]  # the last ledger is open
+        readable = [entry.payload for entry in await read_all(client)]  # the last ledger is still open
         assert readable[:24] == LINES[24:48]
         assert readable == LINES[24 : 24 + len(readable)]
         assert await log.truncate(positions[30]) == ()
-        await append_all(writer, [b"more"])  # a truncation does not depose the writer
+        await append_all(writer, [b"more"])  # truncation does not end the writer
         await writer.roll()
         await log.truncate(LogPosition(writer.ledger_id, EntryId(7)))
         await writer.close()
@@ -254,11 +254,11 @@ async def test_a_tail_goes_on_after_an_outage_with_the_entry_after_the_last_one(
 @pytest.mark.parametrize("is_reread", [False, True])
 @in_virtual_time
 async def test_a_slow_reader_overlooks_nothing_in_a_ledger_that_is_closed_meanwhile(is_reread: bool) -> None:
-    """It may read the metadata of its ledger again because its bookies were replaced: the ledger is longer by then."""
+    """It may read the metadata of its ledger again after bookies were replaced; by then, the ledger is longer."""
     disturbances = {"reader.tiny_chunk", "reader.extra_reread"} if is_reread else {"reader.tiny_chunk"}
     async with log_world() as world:
         writer = await world.client(1).log(NAME).write(LogOptions(LedgerOptions(3, 3, 2)))
-        for line in LINES[:10]:  # one after another, so each tells that those before it are confirmed
+        for line in LINES[:10]:  # one after another, so each entry confirms the ones before it
             await writer.append(line)
         with deciding_by(lambda name: name in disturbances):
             reading = world.client(2).log(NAME).read()
@@ -414,7 +414,7 @@ async def test_a_roll_over_whose_outcome_is_unknown_goes_on_with_the_same_ledger
             await writer.roll()
         listed = world.listed_now()
         assert listed is not None
-        assert len(listed.list.ledgers) == 2  # it was listed, without a confirmation so far
+        assert len(listed.list.ledgers) == 2  # the ledger is listed, although the write was not confirmed
         assert (await writer.append(b"b")).ledger_id == listed.list.last
         await writer.close()
         assert [entry.payload for entry in await read_all(world.client(2))] == [b"a", b"b"]
@@ -444,7 +444,7 @@ async def test_a_log_goes_on_in_its_ledger_while_no_new_one_can_be_planned() -> 
 async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger_writer, "_TURN_ENTRIES", 1)  # each admission gives the loop a turn
+    monkeypatch.setattr(ledger_writer, "_TURN_ENTRIES", 1)  # each admission lets the loop run other tasks
     async with log_world() as world:
         client = world.client()
         async with await client.log(NAME).write() as writer:

@@ -1,4 +1,4 @@
-"""Choosing bookies: against all possible ensembles if those can be listed, and by properties if they cannot."""
+"""Choosing bookies: compared with all possible ensembles if they can be listed, otherwise checked by properties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bookies(count: int) -> list[BookieId]:
 
 
 def topology_of(places: Sequence[str]) -> Topology:
-    """The bookie of each index stands at the place with the same index."""
+    """Put the bookie of each index at the location with the same index."""
     return Topology(dict(zip(bookies(len(places)), map(location, places), strict=True)))
 
 
@@ -46,7 +46,7 @@ small = st.integers(1, 7).flatmap(
 
 
 @settings(max_examples=300, deadline=None)
-@example((["/b/z/1", "/b/z/2", "/b/z/2", "/a/y/1"], (4, 2)), PlacementPolicy(2, 3, 2), 0)  # the first found is not it
+@example((["/b/z/1", "/b/z/2", "/b/z/2", "/a/y/1"], (4, 2)), PlacementPolicy(2, 3, 2), 0)  # the first candidate fails
 @given(small, policies, st.integers())
 def test_new_ensemble_is_the_best_of_all_there_are(
     world: tuple[list[str], tuple[int, int]], policy: PlacementPolicy, seed: int
@@ -161,7 +161,7 @@ def test_all_bookies_are_chosen_equally_often_without_weights() -> None:
 
 def test_free_space_weighs_within_bounds_and_unknown_is_the_median() -> None:
     everyone, rng = bookies(6), random.Random(7)
-    free = dict(zip(everyone, (10**15, 100, 100, 100, 0), strict=False))  # nothing is known of the last one
+    free = dict(zip(everyone, (10**15, 100, 100, 100, 0), strict=False))  # the free space of the last one is unknown
     placement = Placement(PlacementPolicy(weight_max=3.0), free_bytes=free)
     counts = Counter(placement.ensemble(everyone, 1, 1, 1, (), rng)[0] for _ in range(7000))
     middle = [counts[b] for b in (everyone[1], everyone[2], everyone[3], everyone[5])]
@@ -210,7 +210,7 @@ def test_strict_policy_says_which_racks_there_are() -> None:
 def test_strict_replacement_is_refused_rather_than_squeezed_into_one_rack() -> None:
     everyone = bookies(4)
     topology = topology_of(("/r1", "/r2", "/r1", "/r1"))
-    members = everyone[:2]  # r1 and r2; the one of r2 is lost, and r1 has spare bookies
+    members = everyone[:2]  # r1 and r2; the bookie in r2 is lost, and only r1 has spare bookies
     strict = Placement(PlacementPolicy(is_strict=True), topology)
     assert strict.replacement(members, 1, 2, everyone, (), random.Random(1)) is None
     squeezed = Placement(PlacementPolicy(), topology).replacement(members, 1, 2, everyone, (), random.Random(1))
@@ -218,7 +218,7 @@ def test_strict_replacement_is_refused_rather_than_squeezed_into_one_rack() -> N
 
 
 def test_a_thin_ensemble_is_still_repaired_under_a_strict_policy() -> None:
-    """A lost member is replaced even if the remaining ones already share a rack."""
+    """A lost member is replaced even if the remaining members already share a rack."""
     everyone = bookies(5)
     topology = topology_of(("/r1", "/r1", "/r2", "/r1", "/r3"))
     strict = Placement(PlacementPolicy(min_racks=3, is_strict=True), topology)
@@ -226,9 +226,9 @@ def test_a_thin_ensemble_is_still_repaired_under_a_strict_policy() -> None:
 
 
 def test_two_lost_bookies_are_replaced_together() -> None:
-    """One after the other, the first could take the only rack that the second position needs."""
+    """If they were replaced one after the other, the first could take the only rack that is possible for the second."""
     everyone = bookies(6)
-    # Positions 0 and 1 are lost; position 1 stands between 0 and 2, so 0 may be in r3 only if 1 is elsewhere.
+    # Positions 0 and 1 are lost. Position 1 is between 0 and 2, so 0 may be in r3 only if 1 is in another rack.
     topology = topology_of(("/r1", "/r2", "/r3", "/r4", "/r3", "/r1"))
     placement = Placement(PlacementPolicy(is_strict=True), topology)
     for seed in range(20):
@@ -239,7 +239,7 @@ def test_two_lost_bookies_are_replaced_together() -> None:
 @pytest.mark.parametrize("spares", [1, 2])
 def test_a_position_that_no_spare_suits_keeps_no_other_from_being_replaced(spares: int) -> None:
     everyone = bookies(5 + spares)
-    # All spares are in r3, as position 4 is: position 0 stands beside it, position 2 does not.
+    # All spares are in r3, like position 4. Position 0 is adjacent to position 4, position 2 is not.
     topology = topology_of(("/r1", "/r2", "/r1", "/r2", "/r3", *["/r3"] * spares))
     placement = Placement(PlacementPolicy(is_strict=True), topology)
     chosen = placement.replacements(everyone[:5], (0, 2), 2, everyone, (), random.Random(1))

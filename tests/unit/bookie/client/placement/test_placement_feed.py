@@ -1,4 +1,4 @@
-"""Placement by current knowledge: the topology in the store, and the free room of the bookies."""
+"""Placement with current data: the topology in the store, and the free space of the bookies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BK1, BK2, BK3 = (BookieId(f"bk{i}:3181") for i in range(1, 4))
 
 @dataclass(slots=True)
 class Answers(WithoutAdds):
-    """Reports the free space of bookies."""
+    """Report the free space of bookies."""
 
     free: Mapping[BookieId, int | Status]
     asked: list[tuple[BookieId, float]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Answers(WithoutAdds):
 
 
 class PlacementWorld(MemoryCluster):
-    """A cluster, its topology, and its bookies' answers about their free space."""
+    """A cluster with its topology and the reports of its bookies' free space."""
 
     def __init__(self, free: Mapping[BookieId, int | Status]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reading entries: which replica is asked when, and the result of each failure."""
+"""Reading entries: the order in which replicas are asked, and the result of each failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def reader_of(world: RecoveryWorld, ports: ClientPorts) -> LedgerReader:
 
 
 async def closed(world: RecoveryWorld, names: str, quorum: tuple[int, int], count: int) -> None:
-    """A closed ledger with every copy in its place."""
+    """Return a closed ledger with every copy in place."""
     ledger = await world.create((0, names), quorum=quorum)
     await world.put_all(ledger, 0, count - 1)
     await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(count - 1), count * PAYLOAD), 0)
@@ -97,7 +97,7 @@ async def test_one_replica_is_enough_when_it_answers() -> None:
         await closed(world, "a b c", (3, 2), 30)
         ports = world.client(read_chunk_entries=1000)
         assert len(await payloads(await reader_of(world, ports))) == 30
-        assert transport_of(ports).count(Read) == 3  # each member once, striped
+        assert transport_of(ports).count(Read) == 3  # one read of each member, striped
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_how_long_a_silent_replica_keeps_a_reader_waiting(mode: ReadMode, second
             started = world.clock.monotonic_s()
             await reader.read(EntryId(0))
             assert world.clock.monotonic_s() - started == pytest.approx(seconds)
-            await reader.read(EntryId(0))  # asked last from now on
+            await reader.read(EntryId(0))  # this bookie is asked last from now on
             assert world.clock.monotonic_s() - started == pytest.approx(seconds)
 
     run_virtual(scenario())
@@ -207,7 +207,7 @@ async def test_an_open_ledger_whose_bookies_are_silent_is_not_an_empty_one() -> 
 
 @in_virtual_time
 async def test_nothing_outside_the_readable_part_is_returned() -> None:
-    """Catalogue 62: an entry beyond the last add confirmed may still vanish."""
+    """Catalogue 62: an entry after the last add confirmed may still disappear."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         reader = await reader_of(world, world.ports)
@@ -273,7 +273,7 @@ async def test_large_entries_are_read_within_the_bounds_of_an_answer() -> None:
             for i in range(2):
                 await world.put("abc"[(entry_id + i) % 3], data)
         reader = LedgerReader(world.ports, ledger, DIGEST)
-        seen = [entry.payload[0] async for entry in reader.read_all()]  # open: the size of entries is unknown
+        seen = [entry.payload[0] async for entry in reader.read_all()]  # open: entry sizes are unknown
         assert seen == list(range(count - 1))
 
 

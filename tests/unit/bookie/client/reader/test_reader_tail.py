@@ -1,4 +1,4 @@
-"""Following a ledger while it is written: what becomes readable, when, and how it ends."""
+"""Following a ledger while it is written: which entries become readable, when, and how following ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_entries_come_as_they_are_confirmed() -> None:
         for entry_id in range(5):
             await world.put_through(ledger, entry_id)
             await world.clock.sleep(0.05)
-            assert seen == list(range(entry_id))  # the newest one may still vanish
+            assert seen == list(range(entry_id))  # the newest entry may still disappear
         for name in "abc":
             hint = WriteLac(LEDGER, KEY, pack_lac(DIGEST, LEDGER, 4))
             assert (await world.transport.ask(BookieId(name), hint, 1)).status is Status.OK
@@ -199,7 +199,7 @@ async def test_a_deleted_ledger_ends_it() -> None:
 @in_virtual_time
 async def test_a_ledger_that_a_server_does_not_know_yet_is_followed() -> None:
     class BehindStore(MemoryStore):
-        """On a server that has seen nothing before its first ``sync``."""
+        """A store that reads from a server without any data before its first ``sync``."""
 
         is_behind = False
 
@@ -303,7 +303,7 @@ async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None
         assert await reader.quorum_last_add_confirmed() == 2
         metadata = ledger.metadata.with_last_fragment(EntryId(4), tuple(map(BookieId, "def")))
         changed = await world.ledgers.write(LEDGER, metadata, ledger.version)
-        assert await reader.quorum_last_add_confirmed() == 3  # the floor: its first entry came after 3 was confirmed
+        assert await reader.quorum_last_add_confirmed() == 3  # the minimum: the fragment begins with entry 4
         await world.put_through(changed, 4)
         await world.put_through(changed, 5)
         assert await reader.quorum_last_add_confirmed() == 4
@@ -357,7 +357,7 @@ async def test_an_entry_that_confirms_itself_is_not_believed() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
-    """Everything any follower ever saw is in the closed ledger, byte for byte, and nothing is left out."""
+    """Every entry that a follower has seen is in the closed ledger, byte for byte, and followers skip no entry."""
 
     async def scenario() -> None:
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Recovery on its own: what it finds, what it makes durable, where it stops."""
+"""Recovery without concurrent clients: what it finds, what it makes durable, and where it stops."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_every_bookie_asked_refuses_the_old_writer_from_then_on() -> None:
             (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.FENCED
             for storage in world.storages.values()
         ]
-        assert refused.count(True) >= 2  # a quorum of adds is impossible
+        assert refused.count(True) >= 2  # the adds cannot reach a quorum
 
 
 @in_virtual_time
@@ -113,7 +113,7 @@ async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         odd = packet(5, lac=1, payload=b"just one copy", length=63)
-        await world.put("c", odd)  # the first of its write set
+        await world.put("c", odd)  # the first member of its write set
         metadata = await world.recover()
         assert ends(metadata) == (LedgerState.CLOSED, 5, 63)
         assert await world.copies(5) == dict.fromkeys(world.storages, odd)
@@ -122,14 +122,14 @@ async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
 
 @in_virtual_time
 async def test_one_bookie_hangs() -> None:
-    """Catalogue 36 and 42: the others cover the ensemble, and no slow answer makes the ledger look empty."""
+    """Catalogue 36 and 42: the others cover the ensemble, and a slow answer does not make the ledger look empty."""
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
         world.hang("a")
         metadata = await world.recover()
         assert ends(metadata) == closed_at(6)
         await world.assert_durable(metadata)
-        # Entry 6 had to be stored again, and the spare took the silent bookie's place for it.
+        # Entry 6 had to be stored again; for this, the spare replaced the unresponsive bookie.
         assert [fragment.first_entry_id for fragment in metadata.fragments] == [0, 6]
         assert "a" not in metadata.last_fragment.members
 
@@ -161,7 +161,7 @@ async def test_without_a_spare_the_silent_bookie_is_marked() -> None:
 
 @pytest.mark.parametrize("names", ["a b", "a b c"])
 def test_too_few_bookies(names: str) -> None:
-    """Catalogue 41: nothing is decided, and the next recovery completes once the bookies are back."""
+    """Catalogue 41: the ledger stays unclosed, and the next recovery completes after the bookies have returned."""
 
     @in_virtual_time
     async def scenario() -> None:
@@ -180,13 +180,13 @@ def test_too_few_bookies(names: str) -> None:
 
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.LIMBO, Status.IO_ERROR, Status.TOO_MANY_REQUESTS, None])
 def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None:
-    """Catalogue 59 and 60: one member denies the entry, one is in limbo, one is silent."""
+    """Catalogue 59 and 60: one member denies the entry, one is in limbo, and one does not answer."""
 
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c d") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
-            await world.put("a", packet(4))  # c has it as well, and b answers for the third copy
+            await world.put("a", packet(4))  # c stores it as well, and b answers for the third copy
             await world.put("c", packet(4))
 
             async def damaged(asked: Asked, go_on: GoOn) -> Any:
@@ -275,7 +275,7 @@ async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> Non
 
 @in_virtual_time
 async def test_a_gap_ends_the_ledger() -> None:
-    """Catalogue 53: entry 3 was never stored on any bookie, so entry 4 was never acknowledged."""
+    """Catalogue 53: no bookie ever stored entry 3, so entry 4 was never acknowledged."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         for name in "abc":
@@ -294,7 +294,7 @@ async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_e
 
 @in_virtual_time
 async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() -> None:
-    """#2615: every bookie of the last ensemble answers "nothing here"."""
+    """#2615: every bookie of the last ensemble answers that it has no entries."""
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
         metadata = await world.recover()
@@ -314,7 +314,7 @@ async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
 
 @in_virtual_time
 async def test_copies_made_by_apache_are_as_good() -> None:
-    """Their header differs in the last add confirmed, and the digest with it."""
+    """Their header has another last add confirmed, so the digest differs as well."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3))
@@ -383,7 +383,7 @@ async def test_short_answers_of_several_members_are_read_on_from_the_first_gap()
 
 @in_virtual_time
 async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
-    """Catalogue 47: the end can be read, and nothing can be stored."""
+    """Catalogue 47: the end can be read, but nothing can be stored."""
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -413,7 +413,7 @@ async def test_an_entry_on_fewer_bookies_than_an_ack_quorum_leaves_it_in_recover
 
 @in_virtual_time
 async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> None:
-    """Catalogue 44: two of three, at once."""
+    """Catalogue 44: two of three bookies, at the same time."""
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -485,7 +485,7 @@ async def test_an_empty_last_fragment_is_replaced_in_place() -> None:
 
 @in_virtual_time
 async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_stops() -> None:
-    """BK-581: the next recovery reads from the bookies of the writer."""
+    """BK-581: the next recovery reads from the bookies that the writer used."""
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         for name in "ab":

@@ -1,4 +1,4 @@
-"""Recovery of a ledger whose metadata keeps no password: a wrong one is refused before anything changes."""
+"""Recovery of a ledger whose metadata has no password: a wrong password is refused before anything changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 async def create_without_password(world: RecoveryWorld, entries_on: str) -> LedgerMetadata:
-    """A ledger on three bookies; some of them hold its one entry."""
+    """Create a ledger on three bookies; some of them store its only entry."""
     metadata = LedgerMetadata(
         3, 3, 3, (Fragment(EntryId(0), names("a b c")),), digest_type=None, password=None, format_version=1
     )
@@ -27,7 +27,7 @@ async def create_without_password(world: RecoveryWorld, entries_on: str) -> Ledg
 
 
 def packet(entry_id: int) -> bytes:
-    """An entry with the digest type of such metadata."""
+    """Return an entry with the digest type of such metadata."""
     data = b"x" * PAYLOAD
     return pack(digest_for(DigestType.CRC32, PASSWORD), LEDGER, EntryId(entry_id), -1, (entry_id + 1) * PAYLOAD, data)
 
@@ -40,7 +40,7 @@ async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
             with pytest.raises(WrongPasswordError, match="bookie b"):
                 await world.recover(password=password)
         assert await world.metadata() == before
-        for storage in world.storages.values():  # also on a bookie without the ledger: no other key is kept there
+        for storage in world.storages.values():  # also on a bookie without the ledger: it stores no other key
             assert (await storage.add(AddBatch(LEDGER, KEY, [packet(0)]))).status is Status.OK
         assert ends(await world.recover(password=PASSWORD)) == closed_at(0)
 
@@ -58,7 +58,7 @@ async def test_members_that_are_gone_or_silent_are_passed_over() -> None:
 
 @in_virtual_time
 async def test_one_that_nobody_could_check_leaves_the_ledger_in_recovery() -> None:
-    """No member holds an entry when the key is tried."""
+    """No member has an entry when the password is verified."""
     async with a_world("a b c") as world:
         await create_without_password(world, "")
         for storage in world.storages.values():

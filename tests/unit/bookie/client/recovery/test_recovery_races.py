@@ -1,4 +1,4 @@
-"""Recovery together with others: more recoveries, the writer, repair, and a store whose answers get lost."""
+"""Recovery under concurrency: other recoveries, the writer, repair, and a store whose answers are lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None
 
 @pytest.mark.parametrize("seed", range(40))
 def test_four_recoveries_at_once_agree(seed: int) -> None:
-    """Catalogue 33, with members that fail for one of them and not for another."""
+    """Catalogue 33: members fail for one recovery and not for another."""
 
     async def scenario() -> None:
         rng = random.Random(seed)
@@ -93,7 +93,7 @@ async def writer_of(world: RecoveryWorld, ports: Any) -> LedgerWriter:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
-    """Catalogue 32, 49 and 54: several recoveries, an active writer, members that come and go."""
+    """Catalogue 32, 49 and 54: several recoveries, an active writer, and members that leave and return."""
 
     async def scenario() -> None:
         rng = random.Random(seed)
@@ -150,7 +150,7 @@ def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
 
 @in_virtual_time
 async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
-    """#2614: a bookie that did not answer the fence answers "never stored", and refuses the writer from then on."""
+    """#2614: a bookie that did not answer the fence later answers "never stored", and refuses the writer afterwards."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         ports = world.client()
@@ -158,7 +158,7 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
 
         async def no_fence(asked: Asked, go_on: GoOn) -> Any:
             if isinstance(asked, Fence):
-                await world.clock.sleep(1.5)  # the others cover the ensemble first
+                await world.clock.sleep(1.5)  # the other members cover the ensemble first
             return await go_on()
 
         transport.hooks["a"] = no_fence
@@ -194,7 +194,7 @@ async def change(world: RecoveryWorld, **changes: Any) -> None:
 
 
 def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
-    """Run an action before the next such request to bookie a."""
+    """Run an action before the next request of this kind to bookie a."""
     pending = [action]
 
     async def hook(asked: Asked, go_on: GoOn) -> Any:
@@ -207,7 +207,7 @@ def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
 
 @in_virtual_time
 async def test_a_member_on_other_disks_is_fenced_again() -> None:
-    """R132: an Apache bookie forgets its fences with its disks, so an ack quorum accepts adds of the writer."""
+    """R132: an Apache bookie loses its fences with its disks, so an ack quorum would accept adds of the writer."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         cookie = cookie_path(ROOT, BookieId("b"))
@@ -261,7 +261,7 @@ async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
 
 @in_virtual_time
 async def test_a_length_is_read_from_any_member_if_one_has_lost_the_confirmed_entry() -> None:
-    """With two copies that both had to be acknowledged, one denial would prove the absence of an unconfirmed entry."""
+    """With two copies and an ack quorum of two, one denial would prove that an unconfirmed entry is absent."""
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), (3, "d e f"), quorum=(2, 2), filled_to=1)
         await world.put("a", packet(2))
@@ -271,7 +271,7 @@ async def test_a_length_is_read_from_any_member_if_one_has_lost_the_confirmed_en
 
 @in_virtual_time
 async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
-    """Catalogue 45: answers of bookies that no longer vote decide nothing."""
+    """Catalogue 45: answers of bookies that are no longer members do not count."""
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
@@ -326,7 +326,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
 
 @in_virtual_time
 async def test_closed_by_another_client_meanwhile() -> None:
-    """Catalogue 48: this end stands; the silent bookie was marked before, which is a hint."""
+    """Catalogue 48: the other client's end is kept. The unresponsive bookie was marked before, which is only a hint."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         await world.put("c", packet(4))
@@ -378,7 +378,7 @@ def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None
                 metadata = await world.recover(ports)
             except StoreUnavailableError:
                 assert operation in ("sync", "get")
-                assert nth == 0  # the very first look
+                assert nth == 0  # the first read
                 metadata = await world.recover(ports)
             assert ends(metadata) == closed_at(3)
             assert (await world.ledgers.read(LEDGER)).metadata == metadata
@@ -404,7 +404,10 @@ async def test_every_answer_to_the_closing_change_is_lost() -> None:
 
 
 def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
-    """Catalogue 58: cancelled after each turn of the loop, with a spare in use; the next must agree with all before."""
+    """Catalogue 58: cancelled after each turn of the loop, with a spare in use.
+
+    The next recovery must agree with all earlier ones.
+    """
 
     async def scenario(turns: int) -> bool:
         async with a_world("a b c d") as world:
@@ -463,7 +466,7 @@ def test_every_fault_point_is_legal(seed: int) -> None:
 
 @in_virtual_time
 async def test_an_answer_about_another_entry_proves_nothing() -> None:
-    """Catalogue 56 (S18): a late or mixed-up answer."""
+    """Catalogue 56 (S18): an answer that is late or belongs to another request."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -480,7 +483,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
 
 @in_virtual_time
 async def test_a_rolling_restart_does_not_stop_it() -> None:
-    """Catalogue 43: one bookie after another is down for a while."""
+    """Catalogue 43: the bookies are down one after another for a while."""
     async with a_world("a b c d e") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for entry_id in range(4, 40):
@@ -521,7 +524,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
 @in_virtual_time
 async def test_what_the_dead_writer_left_short_is_marked() -> None:
-    """Entries confirmed before the recovery, and never received by a member, cannot be found elsewhere."""
+    """Members that never received entries confirmed before the recovery cannot be found in another way."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         for entry_id in range(4):
@@ -534,7 +537,7 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
 
 @in_virtual_time
 async def test_who_is_short_is_marked_before_the_close_and_again_after_it() -> None:
-    """The recovery can die between the two; and a worker completes the task of an open ledger."""
+    """The recovery can die between the two marks, and a worker completes the task of an open ledger."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
         world.hang("a")
@@ -560,7 +563,7 @@ async def test_who_is_short_is_marked_before_the_close_and_again_after_it() -> N
 
 @in_virtual_time
 async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
-    """New disks search the metadata once for possible entries of the former disks: here they would find nothing."""
+    """New disks search the metadata only once for entries of the former disks; here, the search would find nothing."""
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)

@@ -1,4 +1,4 @@
-"""Recovery among bookies without lists: a small ledger is read, a large one is left to the worker."""
+"""Recovery with bookies that cannot list entries: a small ledger is read, a large one is left to the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_lists(world: RecoveryWorld) -> None:
 
 
 async def left_short(world: RecoveryWorld) -> None:
-    """A ledger whose first entries never reached c."""
+    """Create a ledger whose first entries c never received."""
     await world.create((0, "a b c"), quorum=(3, 2))
     for entry_id in range(COUNT):
         for name in "ab" if entry_id < COUNT - 1 else "abc":

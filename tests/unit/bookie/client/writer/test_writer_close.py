@@ -1,4 +1,4 @@
-"""Closing a ledger: the sealed end, closes by other clients, and lost answers."""
+"""Closing a ledger: the final end, closes by other clients, and lost answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_lost_answer_to_the_close_is_settled_by_reading(fault: Fault) -> None:
         left = world.on_writes(writer, fault)
         try:
             metadata = await writer.close()
-        except StoreUnavailableError:  # was not carried out, which is certain
+        except StoreUnavailableError:  # it is certain that the close was not carried out
             assert fault is Fault.FAIL_BEFORE
             assert world.stored(writer).state is LedgerState.OPEN
             metadata = await writer.close()
@@ -165,7 +165,7 @@ async def test_nothing_of_a_writer_is_left_running_after_it_was_closed(world: Wr
 
 @in_world(3)
 async def test_who_is_short_at_the_close_is_marked_before_it_and_again_after_it(world: WriterWorld) -> None:
-    """The writer can die between the two; and a worker completes the task of an open ledger."""
+    """The writer can die between the two marks, and a worker completes the task of an open ledger."""
     writer = await world.writer(close_timeout_s=1)
     silent = writer.metadata.last_fragment.members[2]
     world.bookies[silent].is_silent = True

@@ -1,4 +1,4 @@
-"""Writing with fewer members than asked for: because changes are delayed, or because no spare is left."""
+"""Writing with fewer members than requested: because changes are delayed, or because there is no spare."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_delayed_change_is_made_once_an_entry_cannot_reach_its_quorum(wo
     await world.fill(writer, 2)
     fragments = world.stored(writer).fragments
     assert [fragment.first_entry_id for fragment in fragments] == [0, 5]
-    assert not {members[1], members[2]} & set(fragments[1].members)  # both at once
+    assert not {members[1], members[2]} & set(fragments[1].members)  # both are replaced at the same time
     await writer.close()
     assert await world.marked(writer) == (members[1],)
 
@@ -60,7 +60,7 @@ async def test_a_delayed_change_looks_at_each_write_set(world: WriterWorld) -> N
     world.bookies[members[0]].refusal = Status.IO_ERROR
     await world.fill(writer, 10)
     assert len(world.stored(writer).fragments) == 1
-    world.bookies[members[3]].refusal = Status.IO_ERROR  # with position 0 in the write set of entries 3 and 8 mod 5
+    world.bookies[members[3]].refusal = Status.IO_ERROR  # in the write set with position 0 for entries 3 and 8
     await world.fill(writer, 10)
     assert members[3] not in world.stored(writer).last_fragment.members
     assert (await writer.close()).last_entry_id == 19
@@ -80,7 +80,7 @@ async def test_a_read_only_bookie_is_replaced_although_changes_are_delayed(world
 
 @in_world(4)
 async def test_nothing_is_acknowledged_while_a_delayed_change_is_made(world: WriterWorld) -> None:
-    """The store is silent for longer than any caller waits (#1591)."""
+    """The store does not answer for longer than any caller waits (#1591)."""
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)
     members = writer.metadata.last_fragment.members
@@ -126,14 +126,14 @@ async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> 
     await world.fill(writer, 3)
     bookie.refusal = None
     await asyncio.sleep(6)
-    await world.fill(writer, 1)  # this one makes the writer look
+    await world.fill(writer, 1)  # this entry makes the writer check its members
     await asyncio.sleep(1)
     await world.fill(writer, 3)
     await writer.settle()
     assert {7, 8, 9} <= set(held(world, writer, name))
     assert len(world.stored(writer).fragments) == 1
     await writer.close()
-    assert await world.marked(writer) == (name,)  # it lacks what was written since
+    assert await world.marked(writer) == (name,)  # it lacks the entries written after its failure
 
 
 @in_world(3)
@@ -185,7 +185,7 @@ async def test_a_degraded_writer_takes_a_spare_bookie_when_there_is_one(world: W
     assert fragments[-1].members[0] == spare
     assert fragments[-1].first_entry_id in (6, 7)
     assert {7, 8, 9} <= set(held(world, writer, spare))
-    world.member(writer, 1).refusal = Status.IO_ERROR  # and from now on it is no more patient than before
+    world.member(writer, 1).refusal = Status.IO_ERROR  # from now on, its patience is as before
     await world.join("b10")
     await world.fill(writer, 1)
     await world.fill(writer, 1)
@@ -226,7 +226,7 @@ async def test_as_many_positions_as_there_are_spares_are_replaced(world: WriterW
     world.member(writer, 0).refusal = world.member(writer, 1).refusal = Status.IO_ERROR
     await world.fill(writer, 3)
     await asyncio.sleep(60)
-    await world.fill(writer, 3)  # a change after a half one: the metadata is the writer's own
+    await world.fill(writer, 3)  # the previous change replaced one of two positions, and is in the writer's metadata
     await world.join("b9")
     await asyncio.sleep(60)
     await world.fill(writer, 3)
@@ -257,7 +257,7 @@ async def test_a_hung_bookie_does_not_hold_up_a_degraded_writer_for_long(world: 
     for _ in range(100):
         await world.fill(writer, 10)
         await asyncio.sleep(1)
-    assert asyncio.get_running_loop().time() - began < 100 + 6 * 11  # a stall of one deadline for each attempt
+    assert asyncio.get_running_loop().time() - began < 100 + 6 * 11  # one deadline for each attempt
     await writer.close()
 
 
@@ -284,7 +284,7 @@ async def test_marking_that_fails_does_not_hurt_and_is_done_at_close(world: Writ
 async def test_entries_that_only_the_failed_bookie_lacks_are_confirmed_from_the_stored_ensemble(
     world: WriterWorld,
 ) -> None:
-    """An ack that counted before its bookie failed still counts: the metadata names that bookie for the entry."""
+    """An ack that was counted before its bookie failed still counts: the metadata names that bookie for the entry."""
     writer = await world.writer(3, 3, 2, DELAYED)
     first, second, third = (world.member(writer, position) for position in range(3))
     second.latency_s = third.latency_s = 5.0

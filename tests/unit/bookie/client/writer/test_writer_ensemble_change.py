@@ -1,4 +1,4 @@
-"""A writer whose bookies fail: what it replaces, what it counts, and what it reports."""
+"""A writer whose bookies fail: what it replaces, which acknowledgements it counts, and what it reports."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ async def test_nothing_is_acknowledged_while_the_ensemble_changes(world: WriterW
 
 @in_world(8)
 async def test_the_ack_of_a_replaced_bookie_that_returns_does_not_count(world: WriterWorld) -> None:
-    """Shape and story of #4097: the late answer must not stand in for a copy that the metadata does not name."""
+    """The situation of #4097: the late answer must not count as a copy that the metadata does not name."""
     writer = await world.writer(6, 2, 2, failed_bookie_quarantine_s=1000)
     members = writer.metadata.last_fragment.members
     first, second = world.bookies[members[0]], world.bookies[members[1]]
     second.latency_s = 0.5  # entry 0 is on positions 0 and 1
-    first.latency_s = 12  # stores, but answers after the writer has replaced it
+    first.latency_s = 12  # stores the entry, but answers after the writer has replaced this bookie
     waiter = await world.submit(writer)
     await asyncio.sleep(11)
     assert members[0] not in world.stored(writer).members()
@@ -95,7 +95,7 @@ async def test_the_ack_of_a_replaced_bookie_that_returns_does_not_count(world: W
 @in_world(6)
 async def test_only_the_positions_of_a_write_set_matter(world: WriterWorld) -> None:
     writer = await world.writer(5, 2, 2)
-    world.member(writer, 3).refusal = Status.IO_ERROR  # entries 2 and 3 are the first for it
+    world.member(writer, 3).refusal = Status.IO_ERROR  # entries 2 and 3 are the first ones that it stores
     assert await (await world.submit(writer)) == 0
     assert await (await world.submit(writer)) == 1
     assert len(world.stored(writer).fragments) == 1
@@ -282,7 +282,7 @@ async def test_a_failure_while_the_metadata_store_is_away_costs_no_acknowledged_
 
     world.store.fault_hook = away
     world.bookies[failed].refusal = Status.IO_ERROR
-    await world.fill(writer, 5)  # with two copies: nothing is in doubt, and the other members are enough
+    await world.fill(writer, 5)  # there are two copies, so nothing is in doubt, and the other members suffice
     world.store.fault_hook = None
     await asyncio.sleep(120)
     await world.fill(writer, 5)
@@ -297,7 +297,7 @@ async def test_a_change_that_was_certainly_not_stored_leaves_the_writer_its_ense
     writer = await world.writer(3, 3, 2, add_timeout_s=1)
     await world.fill(writer, 3)
     failed = writer.metadata.last_fragment.members[0]
-    world.on_writes(writer, *[Fault.FAIL_BEFORE] * 10)  # only these requests: a spare is found in every round
+    world.on_writes(writer, *[Fault.FAIL_BEFORE] * 10)  # only these requests fail: a spare is found in every round
     world.bookies[failed].refusal = Status.IO_ERROR
     await world.fill(writer, 5)
     assert len(world.stored(writer).fragments) == 1
@@ -308,7 +308,7 @@ async def test_a_change_that_was_certainly_not_stored_leaves_the_writer_its_ense
 
 @in_world(4)
 async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(world: WriterWorld) -> None:
-    """The change was stored and the answer was lost: two live members are no quorum of the stored ensemble."""
+    """The change was stored, but its answer was lost: two live members are no quorum of the stored ensemble."""
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     ledger_path = world.ports.ledgers.path(writer.ledger_id)
@@ -333,7 +333,10 @@ async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(wor
 
 @in_world(5)
 async def test_a_writer_that_cannot_read_what_became_of_its_change_acknowledges_nothing(world: WriterWorld) -> None:
-    """The change was stored and its answer was lost; a repair of an older fragment hides it from the first read."""
+    """The change was stored and its answer was lost.
+
+    A repair of an older fragment hides the change from the first read.
+    """
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     world.member(writer, 0).refusal = Status.IO_ERROR
@@ -357,7 +360,7 @@ async def test_a_writer_that_cannot_read_what_became_of_its_change_acknowledges_
     world.member(writer, 1).latency_s, world.member(writer, 2).latency_s = 0.5, 9
     first = await world.submit(writer)
     await asyncio.sleep(0.1)
-    failing.refusal = Status.IO_ERROR  # it has the first entry, and the stored ensemble does not name it any more
+    failing.refusal = Status.IO_ERROR  # it has the first entry, but the stored ensemble no longer names it
     waiters = [first, await world.submit(writer)]
     for result in await asyncio.gather(*waiters, return_exceptions=True):
         assert isinstance(result, AddOutcomeUnknownError)

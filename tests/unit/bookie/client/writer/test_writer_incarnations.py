@@ -1,4 +1,4 @@
-"""Adds are meant for the disks a member had when it came into the metadata."""
+"""Adds are addressed to the disks that a member had when the metadata first named it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_fresh_disks_under_an_old_name_never_take_adds_that_were_meant_for
 
 @in_world(3)
 async def test_acks_of_disks_that_were_lost_do_not_count(world: WriterWorld) -> None:
-    """Entry 0 was stored by one member, which then lost its disks, before another member had it."""
+    """One member stored entry 0 and then lost its disks before another member had the entry."""
     writer = await world.writer(3, 3, 2)
     first, second, third = (world.member(writer, position) for position in range(3))
     second.latency_s = third.latency_s = 5.0
@@ -122,7 +122,7 @@ async def test_only_what_is_registered_is_found(world: WriterWorld) -> None:
 
 @in_world(5)
 async def test_a_replacement_found_stored_later_is_meant_with_the_disks_it_was_chosen_with(world: WriterWorld) -> None:
-    """The answer to the change is lost, and the next attempt would have chosen another bookie."""
+    """The answer to the change is lost, and the next attempt would choose another bookie."""
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     ledger_path, is_stored = world.ports.ledgers.path(writer.ledger_id), False

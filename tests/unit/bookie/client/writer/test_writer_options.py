@@ -1,4 +1,4 @@
-"""Add-quorum timeout and explicit LAC."""
+"""The add-quorum timeout, and the explicit LAC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPLICIT = WriterOptions(explicit_lac_interval_s=1)
 async def test_adds_that_take_too_long_are_in_doubt_and_the_ledger_closes_at_the_last_ack(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, TIMEOUT)
     await world.fill(writer, 5)
-    await asyncio.sleep(100)  # an idle writer waits for nothing
+    await asyncio.sleep(100)  # the timeout does not run while the writer is idle
     await world.fill(writer, 5)
     for bookie in world.bookies.values():
         bookie.is_silent = True
@@ -74,7 +74,7 @@ def test_the_oldest_unconfirmed_entry_decides(bursts: list[tuple[int, float]], c
 
 
 def lacs(world: WriterWorld, writer: LedgerWriter) -> list[int]:
-    """Every explicit LAC received by any bookie, in order of size."""
+    """Return every explicit LAC that a bookie received, sorted."""
     digest = digest_for(DigestType.CRC32C, b"")
     return sorted(
         unpack_lac(digest, told, writer.ledger_id) for bookie in world.bookies.values() for told in bookie.told
@@ -86,7 +86,7 @@ async def test_the_last_add_confirmed_is_told_once_when_no_entry_carries_it(worl
     writer = await world.writer(5, 3, 2, EXPLICIT)
     await world.fill(writer, 8)
     await asyncio.sleep(60)
-    assert lacs(world, writer) == [7, 7, 7]  # the write set of entry 7, once each
+    assert lacs(world, writer) == [7, 7, 7]  # once for each member of the write set of entry 7
     told = [position for position in range(5) if world.member(writer, position).told]
     assert told == [2, 3, 4]
     await world.fill(writer, 1)

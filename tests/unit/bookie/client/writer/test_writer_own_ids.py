@@ -1,4 +1,4 @@
-"""Entries numbered by the application."""
+"""Entry ids that the application chooses."""
 
 from __future__ import annotations
 

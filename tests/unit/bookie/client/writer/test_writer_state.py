@@ -1,4 +1,4 @@
-"""The writer's bookkeeping, step by step and against a slow obvious twin."""
+"""The state of the writer, step by step and against a slow, obvious twin."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_acks_of_a_position_are_void_once_its_bookie_is_replaced() -> None:
     writer.is_changing = True
     writer.replace((MEMBERS[4], MEMBERS[1], MEMBERS[2]))
     writer.is_changing = False
-    assert ack_all(writer, writer.lanes[1]) == []  # would be confirmed if the old bookie's ack still counted
+    assert ack_all(writer, writer.lanes[1]) == []  # would be confirmed if the replaced bookie's ack still counted
     assert [pending.entry_id for pending in writer.lanes[0].queue] == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Adds over Apache's protocol while the ledger disk is behind: they wait, within bounds. On virtual time."""
+"""Adds over Apache's protocol while the ledger disk is behind: they wait, but not without limits. Virtual time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.worlds.virtual_time import in_virtual_time, when
 CACHE_BYTES = 4000
 SIZE = 500
 COUNT = 40
-"""Adds of this size: more than both caches hold."""
+"""The number of adds of this size that exceeds both caches."""
 LIMITS = ListenerLimits()
 
 
 class Client(SocketlessTransport):
-    """One connection without a socket."""
+    """A connection without a socket."""
 
     def __init__(self, world: SlowDisk) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Client(SocketlessTransport):
 
 
 class SlowDisk:
-    """A bookie whose checkpoints end only after ``catch_up``, and its listener."""
+    """A bookie whose checkpoints end only after ``catch_up``, with its listener."""
 
     def __init__(self, bookie: MemoryBookie, limits: ListenerLimits) -> None:
         self.limits = limits
@@ -90,7 +90,7 @@ class SlowDisk:
         self._may_write.set()
 
     async def fallen_behind(self) -> tuple[Client, int]:
-        """Send adds until they wait. Return the connection and the number of answers."""
+        """Send adds until they have to wait. Return the connection and the number of answers."""
         client = Client(self)
         for number in range(COUNT):
             client.send(numbered(add(entry(number, size=SIZE)), number))
@@ -100,7 +100,7 @@ class SlowDisk:
         return client, len(client.answers)
 
     async def stored(self) -> Sequence[EntryId]:
-        """The entries that are stored."""
+        """Return the stored entries."""
         ids = [EntryId(number) for number in range(COUNT)]
         reply = await self.bookie.storage.read(LEDGER, ids)
         return [result.entry_id for result in reply.results if result.status is Status.OK]

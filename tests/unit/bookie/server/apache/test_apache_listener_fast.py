@@ -1,4 +1,4 @@
-"""Decoding and answering without protobuf: meaning and answers are the same as with protobuf."""
+"""Decoding and answering without protobuf gives the same requests and the same answers as protobuf."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ENTRIES = st.one_of(
 
 
 def varint(number: int, *, padding: int = 0) -> bytes:
-    """A number of 64 bits; with padding, longer than it has to be."""
+    """Encode a number of 64 bits; with padding, it is longer than necessary."""
     number &= (1 << 64) - 1
     low = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)] + [0] * padding
     return bytes(byte | 0x80 for byte in low[:-1]) + bytes([low[-1]])
 
 
 def field(number: int, value: int | bytes, *, padding: int = 0) -> bytes:
-    """A field of a message as it is on the wire."""
+    """Encode a field of a message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value, padding=padding)
     return varint(number << 3 | 2) + varint(len(value), padding=padding) + value
@@ -51,7 +51,7 @@ def field(number: int, value: int | bytes, *, padding: int = 0) -> bytes:
 
 @st.composite
 def ordinary(draw: st.DrawFn) -> bytes:
-    """An add as clients send it, perhaps with a field most of them leave out."""
+    """Add requests as clients send them, some with a field that most clients omit."""
     message = add(draw(ENTRIES), draw(st.sampled_from([KEY, b"", b"k" * 20])), is_recovery=draw(st.booleans()))
     message.header.txnId = draw(st.integers(0, (1 << 64) - 1) | st.integers(0, 300))
     message.addRequest.ledgerId, message.addRequest.entryId = draw(IDS), draw(IDS)
@@ -66,7 +66,7 @@ def ordinary(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def odd(draw: st.DrawFn) -> bytes:
-    """Any order, unknown fields, fields twice or not at all, numbers with more bytes than necessary."""
+    """Unusual messages: any order, unknown, repeated or missing fields, and numbers with more bytes than necessary."""
     padding = draw(st.sampled_from([0, 0, 1]))
     unknown = field(90, draw(st.integers(0, 5)))
     header = [field(1, 3), field(2, 2), field(3, draw(IDS), padding=padding), field(4, 100), unknown]
@@ -97,7 +97,10 @@ def content(groups: Sequence[AddGroup]) -> list[tuple[object, list[bytes], list[
 
 
 def check(dialect: Dialect, bodies: Sequence[bytes]) -> int:
-    """What is taken is what the dialect decodes, in order and group by group; returns the number of frames taken."""
+    """Check that the fast path decodes the same as the dialect, in order and by groups.
+
+    Return the number of decoded frames.
+    """
     take = take_adds_v3 if dialect is V3 else take_adds_v2
     fast, slow = AddGroups(), AddGroups()
     block = b"behind" + b"".join(map(framed, bodies))

@@ -1,4 +1,4 @@
-"""Requests received together: which of them become one batch, and which do not."""
+"""Requests that are received together: which of them form one batch."""
 
 from __future__ import annotations
 

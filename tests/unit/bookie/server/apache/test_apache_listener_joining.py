@@ -1,4 +1,4 @@
-"""A bookie with and without the listener of Apache's protocol: what it registers, and which clusters it joins."""
+"""A bookie with and without the listener of Apache's protocol: its registration, and which clusters it joins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What connections share, on virtual time: the room of large frames and of answers, and which one is closed for it."""
+"""Memory that connections share for large frames and answers, and which connection is closed if it is exhausted.
+
+Virtual time.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,15 @@ LIMITS = ListenerLimits(all_add_bytes_max=SIZE, all_frame_bytes_max=5 * SIZE)
 
 
 def frame(entry_id: int, size: int = SIZE, ledger: int = LEDGER) -> bytes:
-    """An add; of this size it fills a batch."""
+    """Encode an add; one of this size fills a batch."""
     return framed(v2.encode_request(v2.AddV2(KEY, entry(entry_id, ledger=ledger, size=size))))
 
 
 class Socket(SocketlessTransport):
-    """A client with this much to send, of which as much arrives as is read; it fetches its answers if it is to."""
+    """A client that sends these frames piece by piece, as they are read.
+
+    It fetches its answers only if the test does.
+    """
 
     def __init__(self, world: SlowStorage, *frames: bytes) -> None:
         super().__init__()
@@ -64,7 +70,7 @@ class Socket(SocketlessTransport):
 
 
 class SlowStorage(RequestAnswerer):
-    """A storage that stores adds only in ``store``, and the clients."""
+    """A storage that stores adds only when ``store`` is called, and its clients."""
 
     def __init__(self, limits: ListenerLimits = LIMITS) -> None:
         self.limits, self.room = limits, SharedRoom.within(limits)
@@ -84,7 +90,7 @@ class SlowStorage(RequestAnswerer):
         await asyncio.sleep(0)
 
     async def store(self) -> None:
-        """Take one group of adds."""
+        """Accept one group of adds."""
         await asyncio.sleep(0)
         self.waiting.popleft()[1].set_result(None)
         await asyncio.sleep(0.01)
@@ -99,7 +105,7 @@ class SlowStorage(RequestAnswerer):
 
     @property
     def in_memory(self) -> int:
-        """Bytes received from the connected clients and not yet stored."""
+        """Return the number of bytes received from the connected clients and not stored yet."""
         came = sum(len(frame(0)) * 2 - len(socket.unsent) for socket in self.sockets)
         return came - sum(map(len, self.stored))
 
@@ -174,7 +180,10 @@ async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
 
 
 class Contended(SlowStorage):
-    """One client's add waits for the storage after another's, and a large frame after it has begun to arrive."""
+    """One client's add waits for the storage after another client's.
+
+    Then a large frame of the first client begins to arrive.
+    """
 
     def __init__(self) -> None:
         super().__init__(ListenerLimits(all_add_bytes_max=1, all_frame_bytes_max=SIZE, gather_s=0.001))
@@ -237,7 +246,7 @@ async def test_of_those_who_hold_the_room_of_answers_only_who_fetches_nothing_is
     await asyncio.sleep(1)
     for socket in (stuck, waiting):
         socket.arrive()
-    for _ in range(10):  # it fetches just enough
+    for _ in range(10):  # it fetches just enough of its answers
         slow.unfetched -= 2 << 20
         await asyncio.sleep(30)
     assert not slow.is_closing()

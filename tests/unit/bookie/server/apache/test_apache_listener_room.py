@@ -1,4 +1,4 @@
-"""Room shared by connections: never more than the bound, in a fair order, and every wait ends."""
+"""Memory shared by connections: never more than the limit, fairly distributed, and every wait ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.wire.apache.framing import FrameTooLargeError, MalformedFrameError, 
 
 
 class Taker:
-    """Takes room for one job after the other, as soon as it gets it."""
+    """A client that takes memory for one job after another, as soon as it gets it."""
 
     def __init__(self, room: Room, jobs: list[int], begun: list[tuple[Taker, int]]) -> None:
         self.room, self.jobs, self.begun = room, deque(jobs), begun

@@ -1,4 +1,4 @@
-"""START_TLS on one connection, with a handshake whose order of events the test chooses."""
+"""START_TLS on one connection, with a handshake whose order of events the test controls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 class Wire(asyncio.Transport):
-    """What the bookie sends over one transport."""
+    """Record what the bookie sends over one transport."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent, self.is_over = b"", False
 
     def answers(self) -> list[tuple[int, int]]:
-        """Operation and status of each."""
+        """Return the operation and status of each answer."""
         responses = [pb.Response.FromString(body) for body in FrameSplitter().feed(self.sent)]
         return [(response.header.operation, response.status) for response in responses]
 
@@ -59,7 +59,7 @@ class Wire(asyncio.Transport):
 
 
 class Upgrading:
-    """A connection whose client asked for START_TLS; ``during`` happens before the end of the handshake is noticed."""
+    """A connection whose client requested START_TLS; ``during`` runs before the end of the handshake is noticed."""
 
     def __init__(self, world: ProtocolWorld, during: Callable[[ApacheConnection], None]) -> None:
         self.during = during

@@ -1,4 +1,4 @@
-"""Version 2 of Apache's protocol on a bookie in memory, byte for byte where there are vectors.
+"""Version 2 of Apache's protocol on a bookie in memory, compared byte for byte where vectors exist.
 
 Source: docs/formats.md#version-2.
 """
@@ -74,7 +74,7 @@ async def test_refusals_have_their_codes(world: ProtocolWorld) -> None:
     world.service.is_read_only = True
     assert code(await world.ask_v2(v2.AddV2(KEY, entry(1)))) == 105
     await world.storage.set_limbo([LEDGER])
-    assert code(await world.ask_v2(v2.ReadV2(LEDGER, 1))) == 101  # there is a code, and Java breaks on it
+    assert code(await world.ask_v2(v2.ReadV2(LEDGER, 1))) == 101  # a better code exists, but Java clients fail on it
     assert code(await world.ask_v2(v2.BatchReadV2(LEDGER, 1, 1, 0, 1000))) == 101
     world.service.refuse_everything()
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0))) == 101

@@ -312,7 +312,7 @@ async def test_other_versions_are_refused_in_the_operations_own_words(world: Pro
 async def test_an_operation_that_nobody_knows_is_refused_by_its_number(world: ProtocolWorld) -> None:
     unknown = bytes.fromhex("0a06080310041807")  # RANGE_ADD_ENTRY, txn 7
     answer = await world.answered(world.v3.decode(unknown))
-    assert sorted(answer[:8]) == sorted(unknown)  # the header as it came, with its fields in another order
+    assert sorted(answer[:8]) == sorted(unknown)  # the received header, with its fields in another order
     response = pb.Response.FromString(answer)
     assert (response.header.txnId, response.status) == (7, pb.EBADREQ)
 
