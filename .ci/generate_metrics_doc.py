@@ -54,8 +54,8 @@ During such a run, `--http-port` serves `bkheal_audit_running`, `bkheal_audit_ru
 APACHE_TEXT = """\
 ## Apache-compatible names
 
-Only with `compat_metrics` (auditor) or `--compat-metrics` (replicator), for dashboards made for Apache's processes. They
-repeat metrics from above in another form. Do not use them in new dashboards.
+Only with `compat_metrics` (auditor) or `--compat-metrics` (replicator), for dashboards made for Apache's processes.
+They repeat metrics from above in another form. Do not use them in new dashboards.
 
 """
 TITLES = {"every process": "Every process", "auditor": "Auditor", "replicator": "Replicator", "bookie": "Bookie"}
