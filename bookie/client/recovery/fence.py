@@ -47,7 +47,7 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
             continue
         fenced = await ports.transport.ask(bookie, Fence(ledger_id, access.key), timeout_s)
         if fenced.status is Status.UNAUTHORIZED:
-            raise WrongPasswordError(f"ledger {ledger_id}: bookie {bookie} knows it by another password")
+            raise WrongPasswordError(f"ledger {ledger_id}: bookie {bookie} has it with another password")
         return
 
 
@@ -108,7 +108,7 @@ def _covers(known: dict[int, Entry | None], ledger: Versioned) -> bool:
 def _known(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
     """The greatest entry of a certainly fenced bookie, None if it has none; a status if nothing is known."""
     if reply.status is Status.UNAUTHORIZED:
-        raise WrongPasswordError(f"ledger {ledger_id}: a bookie knows it by another password")
+        raise WrongPasswordError(f"ledger {ledger_id}: a bookie has it with another password")
     if fault_point("recovery.early_timeout"):
         return Status.TIMEOUT
     if reply.status is not Status.OK:
