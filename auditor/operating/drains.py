@@ -169,7 +169,7 @@ async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> N
         StoreUnavailableError: no answer.
     """
     if seen is not None and await Drains(client.store, client.cluster.root).current() != seen:
-        raise DrainsChangedError("another drain began or ended in the meantime")
+        raise DrainsChangedError("another drain began or ended at the same time")
 
 
 async def record_change(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> None:

@@ -336,7 +336,7 @@ class DeadLetters:
             await self._decisions.forget(each)
         if len((ids | {ledger_id}) - set(deleted)) > ACCEPTED_MAX:
             raise CannotAcceptError(
-                f"the losses of {ACCEPTED_MAX} ledgers are accepted already, which is the bound: delete ledgers that "
+                f"the losses of {ACCEPTED_MAX} ledgers are already accepted, which is the maximum: delete ledgers that "
                 "are not needed, or withdraw some with `bkheal dead-letters drop`"
             )
 

@@ -185,7 +185,7 @@ async def change_node(store: MetadataStore, path: str, decide: Callable[[Node | 
         except WriteOutcomeUnknownError:
             is_unknown = True
     if is_unknown:
-        raise WriteOutcomeUnknownError(f"changing {path}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(f"changing {path}: the outcome of every attempt is unknown; try again")
     raise StoreUnavailableError(f"{path} changes faster than it can be written; try again")
 
 

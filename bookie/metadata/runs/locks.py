@@ -128,7 +128,7 @@ class RunLocks:
             if (other := self._held.get(lane)) is not None and other.is_held:  # two concurrent calls of this process
                 raise RunLockedError(lane, _holder(node.data))
             await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
-        raise WriteOutcomeUnknownError(f"locking {lane.name} runs: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(f"locking {lane.name} runs: the outcome of every attempt is unknown; try again")
 
     async def release(self, lease: RunLease) -> None:
         """Delete the lock if it is still the node of this run. Idempotent."""
