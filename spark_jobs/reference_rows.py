@@ -24,7 +24,7 @@ class Claim(enum.IntEnum):
     ALSO_ELSEWHERE = 2
     """Its entries are also in another storage."""
     OFFLOADED = 3
-    """Its entries are in another storage alone."""
+    """Its entries are only in another storage."""
 
 
 REFERENCE_DDL: Final = """

@@ -219,7 +219,8 @@ class BookieRun:
             before = after
         self._carried = scan.totals.carried
         if gone:
-            found += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
+            left = f"{', '.join(sorted(gone))} lost their registration while ledgers were read"
+            found += (f"{left}; a later audit finds all their ledgers",)
         return scan, ScanResult(scan.totals, after, found, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:

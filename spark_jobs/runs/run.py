@@ -167,7 +167,9 @@ def run_check(
                 completed(summary)
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
                 # The findings are reported and marked: without the record, the next check runs earlier than needed.
-                _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
+                _log.warning(
+                    "the completion of the run was not recorded", extra={"run_id": run_id, "reason": str(error)}
+                )
     progress(ProgressEvent(Phase.DONE))
     return AuditResult(run_id, summary, path, str(report.problem or ""))
 

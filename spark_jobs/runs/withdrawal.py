@@ -264,5 +264,5 @@ def withdraw_ended(
         if after is None:
             break
     else:
-        _log.info("a run withdraws no more marks than these", extra={"withdrawn": dict(withdrawn)})
+        _log.info("the limit of marks that one run withdraws is reached", extra={"withdrawn": dict(withdrawn)})
     return dict(withdrawn)

@@ -48,7 +48,7 @@ def refusal(request: TabRequest, settings: TabSettings, token: str) -> Refusal |
 def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | None:
     """Return why this person may not press buttons at all; without a refusal, the page shows them."""
     if not settings.is_trigger_enabled:
-        return Refusal(403, "This tab only shows: its buttons are switched off (setting ui_trigger_enabled).")
+        return Refusal(403, "This tab is read-only: its buttons are switched off (setting ui_trigger_enabled).")
     if not request.may_modify:
         return Refusal(403, "Spark's modify access list (spark.modify.acls) does not name you.")
     if request.user:
@@ -60,7 +60,7 @@ def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | 
             "(setting ui_user_header) before the UI, or allow anonymous use (setting ui_allow_anonymous).",
         )
     if not is_trusted_host(request.headers.get("host", ""), settings):
-        return Refusal(403, "Anonymous use is allowed under loopback names, numeric addresses and allowed hosts alone.")
+        return Refusal(403, "Anonymous use is allowed only under loopback names, numeric addresses and allowed hosts.")
     return None
 
 
@@ -92,9 +92,9 @@ def safe_link(url: str) -> str:
 
 def _method_refusal(request: TabRequest) -> Refusal | None:
     if request.method != "POST":
-        return Refusal(405, "Only POST does something here.")
+        return Refusal(405, "Only the method POST is supported here.")
     if any(request.headers.get(name) for name in _PREFETCH):
-        return Refusal(403, "A prefetch does nothing here.")
+        return Refusal(403, "A prefetch is not executed here.")
     return None
 
 

@@ -131,7 +131,7 @@ def _compile(gateway: Any) -> Any:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
     except TypeError as error:  # the bridge takes a missing class for a package, which cannot be called
-        raise _NoTabError("Spark comes without its Janino compiler here") from error
+        raise _NoTabError("this installation of Spark has no Janino compiler") from error
     compiler.setParentClassLoader(loader)
     # py4j keeps the methods of a class by its name, and would call those of a first class on an object of a second.
     package = f"{_PACKAGE}_{secrets.token_hex(_PACKAGE_BYTES)}"

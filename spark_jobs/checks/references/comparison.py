@@ -20,7 +20,7 @@ class Verdict(enum.StrEnum):
     ALSO_ELSEWHERE = "ALSO_ELSEWHERE"
     """The ledger has a reference, and its entries are also in another storage."""
     OFFLOADED = "OFFLOADED"
-    """A reference: the entries are in another storage alone."""
+    """A reference: the entries are only in another storage."""
     EMPTY = "EMPTY"
     """A reference to a ledger closed without entries, which need not exist."""
     UNREFERENCED = "UNREFERENCED"
