@@ -26,7 +26,7 @@ class ReplicatorSettings:
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
-    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
+    ledgers_in_flight: Annotated[int, Option("Ledgers repaired at the same time.", minimum=1, maximum=256)] = 64
     """Many, because a small ledger mostly waits for round trips. A worker repairs fewer large ledgers at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
     """Bound on bytes sent to targets, and on bytes read."""
@@ -55,7 +55,7 @@ class ReplicatorSettings:
     """Time for which a bookie of an unclosed ledger's last fragment must be missing before the ledger is taken from its
     writer: fenced, recovered and closed. A live writer replaces the bookie within this time. Apache's default."""
     grace_s: Annotated[
-        float, Option("Seconds that repairs in progress may go on after SIGTERM.", "grace", minimum=0)
+        float, Option("Seconds for which repairs in progress may continue after SIGTERM.", "grace", minimum=0)
     ] = 30.0
     """Kubernetes kills after 30 s by default."""
     once: Annotated[bool, Option("End when every task is repaired or parked.")] = False

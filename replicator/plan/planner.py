@@ -270,7 +270,8 @@ class _FragmentPlan:
             return blocked
         if member not in self.bookies.writable or member in self.knowledge.failed_targets:
             detail = (
-                "lacks entries or has damaged ones, and takes none; do not recover the ledger by hand before it does"
+                "lacks entries or has damaged ones, and does not accept copies; do not recover the ledger by "
+                "hand until it does"
             )
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         quorum, sources = self.metadata.write_quorum, self._sources(position)
@@ -290,7 +291,7 @@ class _FragmentPlan:
     def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
         """Block the position. No ledger is fenced for a drain, but a recovery begun by another client is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
-            detail = "is left to the writer, who leaves a drained bookie with the next write"
+            detail = "is left to its writer, which replaces a drained bookie at the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
 

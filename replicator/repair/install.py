@@ -160,7 +160,9 @@ class Installer:
         if changes:
             wanted = with_steps(ledger.metadata, changes)
             if reserved is None and not ledger.metadata.is_empty:
-                raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
+                raise InvariantError(
+                    f"the metadata of ledger {ledger.ledger_id} would be changed without a reservation"
+                )
             await note_debts(self._ports, ledger, changes)  # refused steps may have been needed to adhere
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]

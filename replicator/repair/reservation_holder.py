@@ -221,7 +221,10 @@ class ReservationHolder:
                 self._ledger_id, self._token(), reservations, is_first=True, checks=checks
             )
         except ReservationRefusedError as error:
-            _log.info("ledger is read again", extra={"ledger_id": self._ledger_id, "error": str(error)})
+            _log.info(
+                "reservation refused, the ledger is read again",
+                extra={"ledger_id": self._ledger_id, "error": str(error)},
+            )
             return False
         return True
 
