@@ -32,7 +32,7 @@ class Checked:
     state: State
     detail: str
     advice: str = ""
-    """What to do; empty if nothing is to be done."""
+    """What to do; empty if nothing has to be done."""
     paths: Sequence[str] = ()
     """All nodes concerned, if the texts may name only some of them."""
 

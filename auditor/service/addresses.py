@@ -76,7 +76,10 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
     if leader["ui"] and not settings.ui_enabled:
         yield "leader_ui_port needs ui_enabled"
     if leader["ui"] and settings.ui_allow_anonymous:
-        yield "leader_ui_port would let other machines use the buttons that ui_allow_anonymous gives to this one"
+        yield (
+            "leader_ui_port would let other machines use the buttons that ui_allow_anonymous allows only "
+            "on this machine"
+        )
 
 
 def trusted_proxies(text: str) -> tuple[str, ...]:

@@ -265,7 +265,8 @@ class AuditorService(Control):
         is_requested = cause is not RunCause.SCHEDULE  # the failed run of a schedule shows on record that it is useless
         if kind is RunKind.PLACEMENT and is_requested and parts.election.is_leader() and not await self.has_topology():
             raise RefusedError(
-                "there is no topology to judge by: write one to ZooKeeper, or start the auditor with --topology-file"
+                "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
+                "with --topology-file"
             )
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
@@ -325,7 +326,7 @@ class AuditorService(Control):
                 if connecting.done():
                     return connecting.result()
             except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("metadata store is tried again", extra={"reason": str(error)})
+                _log.warning("metadata store is not available, trying again", extra={"reason": str(error)})
             finally:
                 await cancel(stopping)
                 await cancel(connecting)
@@ -367,7 +368,7 @@ class AuditorService(Control):
             return
         await self._ports.clock.sleep(RELEASE_AFTER_S)
         await parts.manager.wait_all_ended(STOP_DEADLINE_S)
-        _log.info("this auditor does not lead, what only a leader needs is released")
+        _log.info("this auditor is not the leader, the resources of a leader are released")
         await self._ports.release()
 
     def _end_term(self, parts: _Parts) -> None:
@@ -375,7 +376,7 @@ class AuditorService(Control):
         for scheduled in self._scheduled.values():
             scheduled.cancel()
         parts.manager.stop_all(
-            Stop("this auditor does not lead any more", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
+            Stop("this auditor is no longer the leader", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
         )
 
     async def _lead(self, parts: _Parts) -> None:
@@ -402,7 +403,7 @@ class AuditorService(Control):
                     await parts.windows.remove_ended(self._ports.clock.epoch_ms())
                     await parts.returned.remove_old(self._ports.clock.epoch_ms())
                 except (TransientError, OutcomeUnknownError) as error:
-                    _log.warning("housekeeping is tried again", extra={"reason": str(error)})
+                    _log.warning("housekeeping failed, trying again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
                     continue
                 except (ConflictError, PermanentError) as error:  # no reason to leave a leader without its schedule
@@ -436,7 +437,7 @@ class AuditorService(Control):
         """A schedule came due."""
         earlier = self._scheduled.get(kind)
         if earlier is not None and not earlier.done():
-            _log.warning("scheduled run skipped, the one before is not over", extra={"kind": kind.value})
+            _log.warning("scheduled run skipped, the one before has not ended", extra={"kind": kind.value})
             return
         self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
 
@@ -457,9 +458,9 @@ class AuditorService(Control):
                 reason = str(error)
             fields = {"kind": kind.value, "reason": reason}
             if clock.monotonic_s() + retry_s > deadline_s:
-                _log.error("scheduled run given up until it is due again", extra=fields)
+                _log.error("scheduled run could not be started, it is skipped until it is due again", extra=fields)
                 return
-            _log.warning("scheduled run is tried again", extra=fields | {"in_s": retry_s})
+            _log.warning("scheduled run could not be started, trying again", extra=fields | {"in_s": retry_s})
             await clock.sleep(retry_s)
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
@@ -474,7 +475,7 @@ class AuditorService(Control):
                 paused = await self._require_parts().runs.paused_kinds(clock.epoch_ms())
                 pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
             except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("pauses are read again", extra={"kind": kind.value, "reason": str(error)})
+                _log.warning("pauses could not be read, trying again", extra={"kind": kind.value, "reason": str(error)})
                 await clock.sleep(PAUSE_LOOK_S)
                 continue
             if pause is None:

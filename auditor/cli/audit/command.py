@@ -45,7 +45,7 @@ Checks (--kind):
 
   everything  bookies and placement, and faults of the metadata itself, with one reading of the metadata
 
-One run of a kind goes on at a time in a cluster, whoever started it.
+Only one run of a kind is in progress at a time in a cluster, whoever started it.
 """
 _EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 findings from --fail-on on, 2 wrong usage, 3 ZooKeeper unreachable or lost, 5 not every "

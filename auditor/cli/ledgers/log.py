@@ -208,7 +208,7 @@ def truncate(
     from bookie.client.log.values import LogPosition
 
     position, target = LogPosition.parse(before), metadata_uri(uri, config)
-    confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} for good?", is_sure=yes)
+    confirm(f"Delete every ledger of log {name} before ledger {position.ledger_id} permanently?", is_sure=yes)
     dropped = run(_truncate(target, name, position))
     print_line(
         f"log {name}: {counted(len(dropped), 'ledger')} dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}"

@@ -35,7 +35,7 @@ class RunLockedError(ConflictError):
     def __init__(self, lane: RunLane, holder: Holder) -> None:
         what = f"dry run of kind {lane.kind.value}" if lane.is_dry_run else f"{lane.kind.value} run"
         super().__init__(
-            f"a {what} is under way already: {holder.run_id or 'id not known'} in "
+            f"a {what} is already under way: {holder.run_id or 'id unknown'} in "
             f"{holder.process or 'an unknown process'}; wait for its end, or cancel it"
         )
         self.lane = lane
