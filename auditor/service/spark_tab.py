@@ -127,7 +127,7 @@ class LoopActions(TabActions):
         try:
             runs: Sequence[RunRecord] = await self._control.runs(RUNS_SHOWN)
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("runs are not known now", extra={"reason": str(error)})
+            _log.info("the list of runs is not available now", extra={"reason": str(error)})
             runs = status.running
         try:
             has_topology = await self._control.has_topology()

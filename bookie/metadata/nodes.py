@@ -255,7 +255,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
             # Read the next one again: of two concurrent calls, each has counted the node that the other one deletes.
             parents = parents[len(empty) :]
     except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
-        _log.info("empty parents remain", extra={"path": parents[0], "error": str(error)})
+        _log.info("empty parent nodes could not be deleted", extra={"path": parents[0], "error": str(error)})
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:

@@ -269,7 +269,9 @@ class ReservationHolder:
             except LeaseLostError:
                 return
             except BkhealError as error:
-                _log.info("reservation stays for now", extra={"ledger_id": self._ledger_id, "error": str(error)})
+                _log.info(
+                    "reservation could not be removed yet", extra={"ledger_id": self._ledger_id, "error": str(error)}
+                )
             else:
                 return
 

@@ -219,8 +219,8 @@ class BookieRun:
             before = after
         self._carried = scan.totals.carried
         if gone:
-            left = f"{', '.join(sorted(gone))} lost their registration while ledgers were read"
-            found += (f"{left}; a later audit finds all their ledgers",)
+            left = f"{', '.join(sorted(gone))} lost the registration while ledgers were read"
+            found += (f"{left}; a later audit finds all affected ledgers",)
         return scan, ScanResult(scan.totals, after, found, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:

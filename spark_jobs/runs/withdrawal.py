@@ -194,7 +194,9 @@ class Withdrawal:
         try:
             await self._parked.unpark(ledger_id)
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("parked record stays for now", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info(
+                "record of a parked task could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)}
+            )
 
 
 class WithdrawsMarks(Protocol):

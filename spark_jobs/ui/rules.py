@@ -56,8 +56,8 @@ def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | 
     if not settings.is_anonymous_allowed:
         return Refusal(
             403,
-            "Spark knows no user name for you. Put an authenticating filter (spark.ui.filters) or a proxy "
-            "(setting ui_user_header) before the UI, or allow anonymous use (setting ui_allow_anonymous).",
+            "Spark has no user name for you. Put an authenticating filter (spark.ui.filters) or a "
+            "proxy (setting ui_user_header) in front of the UI, or allow anonymous use (setting ui_allow_anonymous).",
         )
     if not is_trusted_host(request.headers.get("host", ""), settings):
         return Refusal(403, "Anonymous use is allowed only under loopback names, numeric addresses and allowed hosts.")

@@ -136,7 +136,7 @@ class Boosts:
         except (NoNodeError, BadVersionError):
             return
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("an ended boost remains for now", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("an ended boost could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)})
 
 
 def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:

@@ -167,7 +167,7 @@ def _before_the_next_loss(summary: RunSummary) -> Iterator[Step]:
     full = [bookie.bookie_id for bookie in summary.bookies if bookie.state is BookieState.READ_ONLY]
     if full:
         yield Step(
-            f"Read-only: {_some(full)}. They serve reads but take no copies; most often a disk is full.",
+            f"Read-only: {_some(full)}. They serve reads but accept no copies; most often a disk is full.",
             ("bkheal bookies",),
         )
 

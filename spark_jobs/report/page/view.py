@@ -285,7 +285,7 @@ def details(run: RunSummary) -> Iterator[Detail]:
         rows = tuple((why, numbered(count, "mark")) for why, count in withdrawn_marks(run))
         yield Detail("Marks that were withdrawn", "Nothing was left to do for them.", rows)
     if run.parts:
-        lead = "They used the same reading of the metadata. Each is complete or not by itself."
+        lead = "They used the same reading of the metadata. Each of them can be complete or incomplete."
         rows = tuple((part.check, part.problem or "complete") for part in run.parts)
         yield Detail("Checks of this run", lead, rows)
     if run.placement is not None:
@@ -327,7 +327,7 @@ def _placement(counts: PlacementCounts) -> Detail:
             ("Outside their groups", f"{number(counts.outside_groups_fragments)} of the badly spread fragments")
         )
     if counts.unreadable_groups_fragments:
-        what = f"{numbered(counts.unreadable_groups_fragments, 'fragment')}, judged by failure domains alone"
+        what = f"{numbered(counts.unreadable_groups_fragments, 'fragment')}, judged only by failure domains"
         rows.append(("Groups unreadable", what))
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
