@@ -179,7 +179,7 @@ def test_a_wrong_request_changes_nothing(
 
 def test_before_the_bookie_has_started_calls_may_be_repeated(bookie: Administered) -> None:
     bookie.servicer.node = None
-    with pytest.raises(AdministrationUnavailableError, match="starts"):
+    with pytest.raises(AdministrationUnavailableError, match="still starting"):
         call(bookie, lambda client: client.status())
 
 
