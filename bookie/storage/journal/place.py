@@ -65,8 +65,7 @@ class PlaceFile:
         if found == self.place or (data is None and not is_in_use):
             return
         raise WrongJournalError(
-            f"a journal directory has {found}, and is given in the place of {self.place}: give all journal "
-            "directories of this "
+            f"a journal directory has {found}, and is given as {self.place}: give all journal directories of this "
             "bookie, in their order, and mount each disk at its place"
         )
 
