@@ -48,7 +48,7 @@ def _warn_of_options(flag_file: Path | None) -> None:
     """Warn if the configuration file has replicator options, which have no effect in this command."""
     if flag_file is not None and _TABLE in read_config(flag_file):
         _log.warning(
-            "options in the configuration file do not count here, start `bkheal replicator` for that",
+            "this command ignores options in the configuration file; start `bkheal replicator` to use them",
             extra={"path": str(flag_file), "table": _TABLE},
         )
 
@@ -60,7 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, help="file that names the cluster; see `bkheal replicator` for options in it"
     )
     add_options(parser, ReplicatorSettings)
-    parser.add_argument("--output", choices=("text", "json"), default="text", help="what standard output carries")
+    parser.add_argument(
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help="format of standard output: lines for people, or JSON",
+    )
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     return parser
 

@@ -26,7 +26,7 @@ class ReplicatorSettings:
 
     metadata_uri: str
     """The metadata service URI of the cluster, such as ``zk+hierarchical://host:2181/ledgers``."""
-    ledgers_in_flight: Annotated[int, Option("Ledgers repaired side by side.", minimum=1, maximum=256)] = 64
+    ledgers_in_flight: Annotated[int, Option("Ledgers repaired at the same time.", minimum=1, maximum=256)] = 64
     """The default is high, because the repair of a small ledger mostly waits for answers. A worker repairs fewer large
     ledgers at a time."""
     bytes_per_second: Annotated[int, Option("Copy limit of this process; 0 for none.", minimum=0, is_live=True)] = 0
@@ -56,7 +56,7 @@ class ReplicatorSettings:
     """How long a bookie of an unclosed ledger's last fragment must be missing before the ledger is recovered, which
     fences its writer. A live writer replaces the bookie within this time. The default is Apache's."""
     grace_s: Annotated[
-        float, Option("Seconds that repairs in progress may go on after SIGTERM.", "grace", minimum=0)
+        float, Option("Seconds for which repairs in progress may continue after SIGTERM.", "grace", minimum=0)
     ] = 30.0
     """Kubernetes kills a process after 30 s by default."""
     once: Annotated[bool, Option("End when every task is repaired or parked.")] = False

@@ -213,7 +213,10 @@ class Worker:
     async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
         """Pause, because only an operator can change what the store refuses. Work in flight continues."""
         self._refused = {**self._refused, what: str(error)}
-        _log.error("store refused, trying again", extra={"what": what, "error": str(error), "in_s": pause_s})
+        _log.error(
+            "the metadata store refused a request, trying again",
+            extra={"what": what, "error": str(error), "in_s": pause_s},
+        )
         await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
 
     def _note_allowed(self, what: str) -> None:
@@ -443,7 +446,10 @@ class Worker:
             try:
                 settled = await self._lock(ledger_id)  # this leaves no lock, unless the ledger was marked again
             except (TransientError, OutcomeUnknownError) as error:
-                _log.info("a lock is not settled yet", extra={"ledger_id": ledger_id, "error": str(error)})
+                _log.info(
+                    "the outcome of a lock request is not known yet",
+                    extra={"ledger_id": ledger_id, "error": str(error)},
+                )
                 return
             if settled is not None:
                 await self._give_back(settled)
@@ -497,7 +503,7 @@ class Worker:
             try:
                 await self._ports.tasks.switches.wait_switched(is_disabled=await recent.is_disabled())
             except BkhealError as error:  # without a watch, the cached state of the switch expires soon
-                _log.info("the switch is not watched for now", extra={"error": str(error)})
+                _log.info("the switch of auto-recovery cannot be watched now", extra={"error": str(error)})
                 await self._ports.clock.sleep(STORE_PAUSE_S)
             recent.note_switched()
 

@@ -170,7 +170,7 @@ class RemoteFiles:
                 while (chunk := source.read(_CHUNK)) and file.tell() <= size:
                     file.write(chunk)
                 if file.tell() != size:
-                    raise OSError(f"it has another size than the {size} bytes of the list: it changes, or is cut off")
+                    raise OSError(f"its size is not the listed {size} bytes: it is being changed, or is incomplete")
 
         self._start("read", name, call, size).result()
 
@@ -246,7 +246,9 @@ class RemoteFiles:
 
         if since_s < self._rests_until_s:
             failed_s = since_s
-            future.set_exception(OSError(f"it is not asked again yet, because: {self._rests_because}"))
+            future.set_exception(
+                OSError(f"it is not tried again yet, because an earlier request failed: {self._rests_because}")
+            )
         else:
             threading.Thread(target=run, name="store", daemon=True).start()
         return Pending(future, self._call_s + size / _BYTES_PER_S, self._clock, ended)

@@ -163,9 +163,7 @@ class AuditSettings:
         Option("Share of the ledgers to check, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
     ] = 1.0
     """The selection depends only on the ids and the seed."""
-    sample_seed: Annotated[
-        int | None, Option("Seed of the sample; default: another one each time.", heading=_REPLICAS)
-    ] = None
+    sample_seed: Annotated[int | None, Option("Seed of the sample; default: a random one.", heading=_REPLICAS)] = None
     apache_lists: Annotated[
         bool,
         Option(
@@ -268,7 +266,7 @@ class AuditSettings:
         if self.worst_ledgers_max < 0:
             yield f"worst_ledgers_max = {self.worst_ledgers_max} is out of range, need at least 0"
         if self.ledger_min > self.ledger_max:
-            yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} leave no ledger"
+            yield f"ledger_min = {self.ledger_min} and ledger_max = {self.ledger_max} select no ledger"
         if self.incremental and not self.with_image:
             yield "incremental needs with_image: what is not read comes from the image"
         if self.incremental and self.is_from_snapshot:

@@ -111,7 +111,7 @@ _DISKS = Row(
     (
         Panel(
             "Free share",
-            "A bookie turns read-only when too little is left.",
+            "A bookie becomes read-only if too little is left.",
             {
                 "{{instance}} {{disk}}": (
                     f"min by (instance, disk) (bkheal_bookie_disk_free_bytes{{{_OURS}}}"

@@ -32,7 +32,7 @@ _NOW = Row(
         ),
         stat(
             "Bookies lost",
-            "Bookies that belong to the cluster and are not there.",
+            "Bookies that belong to the cluster and are not registered.",
             'sum(max by (cluster, namespace) (bkheal_bookies{state="lost",<>}))',
             steps=ALARM,
         ),
@@ -156,7 +156,7 @@ _HELD_BACK = Row(
             unit="s",
         ),
         Panel(
-            "Lost bookies that are waited for",
+            "Lost bookies whose ledgers are not marked yet",
             "Their ledgers are not marked yet, by what they wait for.",
             {"{{reason}}": "sum by (reason) (max by (cluster, namespace, reason) (bkheal_held_back_bookies{<>}))"},
             is_stacked=True,

@@ -135,7 +135,7 @@ _COPYING = Row(
         ),
         Panel(
             "Since the last progress",
-            "Of replicators that have ledgers in work.",
+            "Of replicators that are repairing ledgers.",
             {
                 "{{instance}}": (
                     f"time() - max by (instance) (bkheal_replicator_last_progress_timestamp_seconds{{{_OURS}}} > 0)"

@@ -26,7 +26,7 @@ class RunBusyError(ConflictError):
 
     def __init__(self, kind: RunKind, run_id: str, where: str, *, is_dry_run: bool = False) -> None:
         what = f"dry run of kind {kind.value}" if is_dry_run else f"{kind.value} run"
-        super().__init__(f"a {what} is under way already: {run_id or 'id not known'} in {where}")
+        super().__init__(f"a {what} is already under way: {run_id or 'id unknown'} in {where}")
         self.kind = kind
         self.run_id = run_id
 
@@ -35,7 +35,7 @@ class NotLeaderError(ConflictError):
     """This process is not the leader; ``leader`` is the leader, empty if unknown."""
 
     def __init__(self, leader: str) -> None:
-        super().__init__(f"this auditor does not lead; the leader is {leader or 'not known'}")
+        super().__init__(f"this auditor is not the leader; the leader is {leader or 'unknown'}")
         self.leader = leader
 
 
@@ -155,7 +155,7 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
         return "not scheduled"
     if status.is_leader:
         return f"{schedule}, no run planned yet"
-    return f"{schedule} on the leader, time not known here" if status.leader else f"{schedule} once an auditor leads"
+    return f"{schedule} on the leader, next time unknown here" if status.leader else f"{schedule} once an auditor leads"
 
 
 class Control(Protocol):

@@ -94,7 +94,9 @@ class Intents:
             if self._intents.get(name) is intent:
                 del self._intents[name]
             told = (
-                error if isinstance(error, Exception) else LostFirstError("the first request got no answer: list runs")
+                error
+                if isinstance(error, Exception)
+                else LostFirstError("the outcome of the first request is unknown: list the runs to find out")
             )
             intent.run_id.set_exception(told)
             intent.run_id.exception()  # retrieved, so that asyncio does not warn if the caller was cancelled

@@ -90,11 +90,13 @@ def problem_of(error: Exception) -> Problem:
         case NotLeaderError():
             detail += "; only the leader starts and changes runs: send the request to it, or once more"
             members = {"leader": error.leader or None}
-            return Problem(503, "not-leader", "This process does not lead", detail, members, _retry(_LEADER_RETRY_S))
+            return Problem(
+                503, "not-leader", "This process is not the leader", detail, members, _retry(_LEADER_RETRY_S)
+            )
         case RunOverError():
             return Problem(409, "run-over", "The run has ended", detail)
         case KeyReusedError():
-            return Problem(422, "key-reused", "The idempotency key stands for another request", detail)
+            return Problem(422, "key-reused", "The idempotency key was used for another request", detail)
         case ContradictionError():
             return Problem(422, "contradiction", "The parts of the request exclude each other", detail)
         case NotOkToStopError():
@@ -105,7 +107,7 @@ def problem_of(error: Exception) -> Problem:
         case StillWorkingError():
             return Problem(503, "still-working", "Ask again for the result", detail, headers=_retry(_STORE_RETRY_S))
         case UnknownRunError() | NotFoundError() | NoSuchObjectError():
-            return Problem(404, "not-found", "There is no such thing", detail)
+            return Problem(404, "not-found", "The object does not exist", detail)
         case InvalidRequestError() | InvalidKeyError() | InvalidDelayError():
             return Problem(400, "invalid-request", "The request cannot be understood", detail)
         case OverloadedError():
@@ -115,11 +117,11 @@ def problem_of(error: Exception) -> Problem:
                 503, "store-unavailable", "The metadata store does not answer", detail, headers=_retry(_STORE_RETRY_S)
             )
         case OutcomeUnknownError():
-            return Problem(503, "outcome-unknown", "It may have happened: look before you try again", detail)
+            return Problem(503, "outcome-unknown", "The outcome is unknown: check before you try again", detail)
         case TransientError():
             return Problem(503, "unavailable", "Not now", detail, headers=_retry(_STORE_RETRY_S))
         case ConflictError():
-            return Problem(409, "conflict", "The state has changed: look again", detail)
+            return Problem(409, "conflict", "The state has changed: read it again", detail)
         case BkhealError():
             return Problem(500, "failed", "The service could not do this", detail)
         case _:
@@ -132,11 +134,13 @@ def http_problem(status: int, reason: str, path: str, allowed: str = "") -> Prob
         case 400:
             return Problem(400, "unreadable", "The request cannot be read", "it is not HTTP, or a header is too long")
         case 404:
-            return Problem(404, "not-found", "There is nothing here", f"nothing is at {path}; see /openapi.json")
+            return Problem(
+                404, "not-found", "The path does not exist", f"the API has no path {path}; see /openapi.json"
+            )
         case 405:
             detail = f"{path} allows {allowed}"
             return Problem(
-                405, "method-not-allowed", "The path does not know this method", detail, {}, {"Allow": allowed}
+                405, "method-not-allowed", "The path does not support this method", detail, {}, {"Allow": allowed}
             )
         case 413:
             return Problem(413, "too-large", "The body is too large", "no request of this service needs such a body")

@@ -48,7 +48,7 @@ async def run_exporter(settings: ExporterSettings) -> int:
             with _stopping_on_signals(stop):
                 await _serve(settings, late, DetectionEvents(metrics), clock, stop)
     except PermanentError as error:
-        _log.error("exporter cannot go on", extra={"error": str(error)})
+        _log.error("exporter cannot continue", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
     except BkhealError:
         _log.exception("exporter failed")
@@ -93,7 +93,7 @@ async def _opened(
                 if opening.done():
                     return opening.result()
             except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("metadata store is tried again", extra={"reason": str(error)})
+                _log.warning("metadata store is not available, trying again", extra={"reason": str(error)})
                 await asyncio.wait([stopping], timeout=CONNECT_RETRY_S)
             finally:
                 await cancel(opening)

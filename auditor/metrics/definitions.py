@@ -227,8 +227,8 @@ STATE: Final = (
         {"reason": BOOKIE_HOLD_REASONS},
         "it is not 0 for longer than the delay, the window or the rule takes",
     ),
-    _state(WINDOWS, "Maintenance windows that are open", watch="it is not 0 although nobody works on the cluster"),
-    _state(WINDOWS_END, "When the last of them ends by itself; 0: there is none"),
+    _state(WINDOWS, "Maintenance windows that are open", watch="it is not 0 although no maintenance is in progress"),
+    _state(WINDOWS_END, "When the last of them ends automatically; 0: none is open"),
     _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
     _state(
         RUNNING_SECONDS,
@@ -243,7 +243,7 @@ STATE: Final = (
         "it does not change for half an hour while a run is under way",
     ),
     _state(PAUSED, "Whether the run, or the schedule of this kind, is paused (1)", _BY_KIND, "it is 1 for a day"),
-    _state(PAUSE_ENDS, "When the pause of the run or of the schedule ends by itself; 0: there is none", _BY_KIND),
+    _state(PAUSE_ENDS, "When the pause of the run or of the schedule ends automatically; 0: there is none", _BY_KIND),
     _state(
         LAST_START,
         "When the newest run began; 0 means never. Dry runs and runs of a range or a sample are not counted, here and "

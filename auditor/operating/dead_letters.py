@@ -26,25 +26,25 @@ ACCEPT: Final = "accept-loss"
 DROP: Final = "drop"
 
 ADVICE: Final[Mapping[ParkReason, str]] = {
-    ParkReason.NO_CANDIDATE_BOOKIE: "add a writable bookie; the task is then tried again by itself",
-    ParkReason.NO_LIVE_COPY: "bring back a bookie that holds a copy; the task is then tried again by itself. If "
+    ParkReason.NO_CANDIDATE_BOOKIE: "add a writable bookie; the task is then tried again automatically",
+    ParkReason.NO_LIVE_COPY: "bring back a bookie that holds a copy; the task is then tried again automatically. If "
     "every copy is lost permanently: `bkheal dead-letters accept-loss`",
     ParkReason.NEEDS_RECOVERY: "bring back bookies of the last ensemble; until then the end of the ledger is unknown",
     ParkReason.UNREADABLE_ENTRIES: "every reachable bookie lacks these entries; bring back another bookie that has "
     "them, or repair the disk, then `bkheal dead-letters retry`. If every copy is lost permanently: `bkheal "
     "dead-letters accept-loss`",
-    ParkReason.UNREADABLE_METADATA: "look at the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
+    ParkReason.UNREADABLE_METADATA: "check the ledger's node in ZooKeeper: it cannot be read; or it is of format 1, "
     "which keeps no password, and not closed: `bkheal ledger recover` with the password it was created with",
     ParkReason.OPEN_LEDGER: "its writer replaces the bookie with the next write or on closing; if the writer ended, "
     "close the ledger with `bkheal ledger recover`, but not while the bookie lacks entries",
-    ParkReason.TARGETS_REFUSE: "look at the refusals below: free space on the bookies, correct their access rules, or "
+    ParkReason.TARGETS_REFUSE: "check the refusals below: free space on the bookies, correct their access rules, or "
     "add a bookie; the task is tried again every five minutes. Restart an Apache bookie with FENCED in the detail: "
     "until then it refuses a ledger that its collector deleted, and is not asked again",
     ParkReason.UNREACHABLE_BOOKIES: "restart the bookies named below. If one answers IO_ERROR, it cannot read its copy "
-    "and no other bookie serves one: look at its log and its disk. Stop a bookie permanently only if other bookies "
+    "and no other bookie serves one: check its log and its disk. Stop a bookie permanently only if other bookies "
     "have its entries: its copies are then replaced; the task is tried again every five minutes",
     ParkReason.MISPLACED: "no entry is at risk. Add bookies in the racks or groups that are missing, or correct the "
-    "topology; the task is then tried again by itself",
+    "topology; the task is then tried again automatically",
     ParkReason.INTERNAL_ERROR: "report this with the detail below: it is a defect of bkheal, and nothing was changed; "
     "after an upgrade: `bkheal dead-letters retry`",
 }
@@ -187,7 +187,11 @@ async def decide(
     results: list[DeadLetterResult] = []
     for ledger_id in ledgers:
         if results and results[-1].outcome in _ENDS:
-            results.append(DeadLetterResult(ledger_id, Outcome.NOT_TRIED, "an error ended the command before"))
+            results.append(
+                DeadLetterResult(
+                    ledger_id, Outcome.NOT_TRIED, "an error ended the command before this ledger was processed"
+                )
+            )
             continue
         try:
             change = letters.accept if verb == ACCEPT else letters.drop

@@ -88,7 +88,7 @@ async def state_check(client: ClusterClient) -> Checked | None:
         f"if a cluster at {root} was deleted and created again: stop every process of bkheal, run this command again, "
         "delete the nodes that it names then, each with `deleteall PATH` of zkCli.sh and no others, and start the "
         "processes (docs/operations.md, A cluster was created again); if the nodes were copied from another ZooKeeper, "
-        "nothing is to be done"
+        "nothing has to be done"
     )
     return Checked("state", access_in_use().state_root, State.WARNING, text, advice, old.paths)
 
@@ -168,14 +168,16 @@ async def _bookie(client: ClusterClient, bookie: BookieId, versions: set[str]) -
     info = await client.ports.registrations.service_info(bookie)
     if info is None or not info.endpoints:
         text = "its registration names no endpoint that can be used"
-        return Checked("bookie", bookie, State.FAILED, text, "look at its node under available, and at its log")
+        return Checked("bookie", bookie, State.FAILED, text, "check its node under available, and its log")
     endpoint = info.endpoints[0]
     at = f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}"
     reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S)
     if reply.status is not Status.OK or reply.info is None:
         why = f"{reply.status.name}, {reply.detail}" if reply.detail else reply.status.name
-        place = f"{endpoint.host}:{endpoint.port}"
-        advice = f"look whether it still works, open the way from here to {place}, or look at TLS and login settings"
+        advice = (
+            f"check whether it hangs, allow connections from this machine to {endpoint.host}:{endpoint.port}, or check "
+            "the TLS and login settings"
+        )
         return Checked("bookie", bookie, State.FAILED, f"{at} does not answer: {why}", advice)
     if reply.info.version:
         versions.add(reply.info.version)

@@ -111,7 +111,7 @@ async def check_startable(
     if away:
         raise RefusedError(
             f"these bookies are not registered: {', '.join(away)}; "
-            f"`bkheal recover {' '.join(away)}` marks what they held"
+            f"`bkheal recover {' '.join(away)}` marks their ledgers for repair"
         )
     if is_forced:
         return None
@@ -158,7 +158,7 @@ async def check_and_record(
         except DrainsChangedError:
             continue
         return
-    raise RefusedError("other drains began or ended during every check of these: start again")
+    raise RefusedError("other drains began or ended during every check: run the command again")
 
 
 async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> None:
@@ -169,7 +169,7 @@ async def check_unchanged(client: ClusterClient, seen: DrainListing | None) -> N
         StoreUnavailableError: no answer.
     """
     if seen is not None and await Drains(client.store, client.cluster.root).current() != seen:
-        raise DrainsChangedError("another drain began or ended in the meantime")
+        raise DrainsChangedError("another drain began or ended at the same time")
 
 
 async def record_change(client: ClusterClient, actor: Actor, bookies: Sequence[BookieId]) -> None:

@@ -51,7 +51,7 @@ async def stop_verdict(
     registered = await ports.registrations.list()
     problems = room_problems(scanned.unclosed, registered, bookies, ports.placement)
     if gone := sorted(before.registered - registered.registered - stopping):
-        problems.append(f"{', '.join(gone)} went away while ledgers were read: ask again")
+        problems.append(f"{', '.join(gone)} lost the registration while ledgers were read: run the command again")
     return {
         "ok": not worst.count and not problems and scanned.is_complete,
         "bookies": list(bookies),

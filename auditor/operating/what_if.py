@@ -146,7 +146,7 @@ def _topics(losses: Losses, topics_max: int) -> list[Document]:
 def what_if_lines(document: Document) -> list[str]:
     """Return the answer as text."""
     names = ", ".join(document["bookies"])
-    lines = [f"without {names}: {counted(document['ledgers'], 'ledger')} looked at"]
+    lines = [f"without {names}: {counted(document['ledgers'], 'ledger')} examined"]
     if document["source"] == "image":
         age = duration(1000 * document["image_age_seconds"])
         lines.append(
@@ -160,7 +160,7 @@ def what_if_lines(document: Document) -> list[str]:
         for row in document["findings"]
     ]
     if not any(row["ledgers"] for row in document["findings"]):
-        lines.append("  no ledger would be worse off than now")
+        lines.append("  no ledger would have a worse severity than now")
     if document["unreadable_ledgers"]:
         unreadable = counted(document["unreadable_ledgers"], "ledger")
         lines.append(f"  the metadata of {unreadable} cannot be read, so nothing is known of the copies there")

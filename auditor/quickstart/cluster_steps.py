@@ -61,7 +61,7 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         replaced = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in live)
         if not replaced:
             raise ProofFailedError("no writer replaced the killed bookie")
-        step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers went on, {replaced} of them replaced it")
+        step.note(f"killed bookie {victim.bookie_id}; {len(live)} writers continued, {replaced} of them replaced it")
         await _close(live, None)
         left = left_open.written
         step.note(

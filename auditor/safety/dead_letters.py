@@ -336,7 +336,7 @@ class DeadLetters:
             await self._decisions.forget(each)
         if len((ids | {ledger_id}) - set(deleted)) > ACCEPTED_MAX:
             raise CannotAcceptError(
-                f"the losses of {ACCEPTED_MAX} ledgers are accepted already, which is the bound: delete ledgers that "
+                f"the losses of {ACCEPTED_MAX} ledgers are already accepted, which is the maximum: delete ledgers that "
                 "are not needed, or withdraw some with `bkheal dead-letters drop`"
             )
 
@@ -424,13 +424,13 @@ def _why_nothing_is_lost(ledger: Versioned, task: Task, bookies: Bookies) -> str
         )
     if not ledger.metadata.is_closed:
         return (
-            f"ledger {ledger_id} is not closed, so its end is unknown and no entry counts as lost: close it with "
+            f"ledger {ledger_id} is not closed, so its end is unknown and no loss can be accepted: close it with "
             f"`bkheal ledger recover {ledger_id}`"
         )
     registered = sorted(members & bookies.registered)
     return (
         f"ledger {ledger_id}: every entry has a bookie that is registered and may hold it ({_some(registered)}), so "
-        f"nothing is lost for certain; see `bkheal dead-letters show {ledger_id}`"
+        f"it is not certain that anything is lost; see `bkheal dead-letters show {ledger_id}`"
     )
 
 
@@ -467,7 +467,7 @@ def _locked(ledger_id: LedgerId) -> DeadLetterResult:
 
 
 def _changed(ledger_id: LedgerId) -> DeadLetterResult:
-    detail = f"ledger {ledger_id} or its task changed at the same time: look at it again, and repeat the command"
+    detail = f"ledger {ledger_id} or its task changed at the same time: check it again, and repeat the command"
     return DeadLetterResult(ledger_id, Outcome.CHANGED, detail)
 
 

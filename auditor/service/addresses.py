@@ -76,7 +76,10 @@ def leader_port_problems(settings: ServiceSettings) -> Iterator[str]:
     if leader["ui"] and not settings.ui_enabled:
         yield "leader_ui_port needs ui_enabled"
     if leader["ui"] and settings.ui_allow_anonymous:
-        yield "leader_ui_port would let other machines use the buttons that ui_allow_anonymous gives to this one"
+        yield (
+            "leader_ui_port would let other machines use the buttons that ui_allow_anonymous allows only "
+            "on this machine"
+        )
 
 
 def trusted_proxies(text: str) -> tuple[str, ...]:
@@ -100,7 +103,9 @@ def ui_proxy_problems(settings: ServiceSettings) -> Iterator[str]:
     except ValueError:
         yield f"ui_trusted_proxies = {proxies!r}: give numeric addresses, such as 127.0.0.1,10.0.0.7"
     if proxies and settings.leader_ui_port and not settings.ui_proxy_port:
-        yield "leader_ui_port hides the address of the proxy: set ui_proxy_port, of a proxy beside each auditor"
+        yield (
+            "leader_ui_port hides the address of the proxy: set ui_proxy_port, the port of a proxy next to each auditor"
+        )
 
 
 def is_wildcard(host: str) -> bool:

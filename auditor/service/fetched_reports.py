@@ -74,7 +74,7 @@ class FetchedReports(Listener):
             try:
                 await self.look()
             except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
-                _log.exception("fetching reports failed, and is repeated")
+                _log.exception("fetching reports failed, trying again")
             await self._clock.sleep(LOOK_INTERVAL_S)
 
     def _fetch(self) -> None:

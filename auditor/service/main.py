@@ -134,7 +134,7 @@ async def _serve(
         with _stopping_on_signals(stop):
             await service.serve(_connect_to(settings), stop, on_ready)
     except (NotAClusterError, MigratedError, StateRootError, ZooKeeperAccessError, AccessDeniedError) as error:
-        _log.error("auditor cannot go on", extra={"error": str(error)})
+        _log.error("auditor cannot continue", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
     except Exception:  # noqa: BLE001  # the boundary of the process: a defect, which belongs in the log
         _log.exception("auditor failed")
@@ -178,7 +178,7 @@ class SparkWatch(ServiceEvents):
                 await self._holder.start_again()
                 await self._look()
             except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
-                _log.exception("the look at Spark failed, and is repeated")
+                _log.exception("the check of Spark failed, trying again")
 
     @override
     def leadership_changed(self, is_leader: bool) -> None:

@@ -265,7 +265,8 @@ class AuditorService(Control):
         is_requested = cause is not RunCause.SCHEDULE  # a scheduled run fails, so that its record shows the problem
         if kind is RunKind.PLACEMENT and is_requested and parts.election.is_leader() and not await self.has_topology():
             raise RefusedError(
-                "there is no topology to judge by: write one to ZooKeeper, or start the auditor with --topology-file"
+                "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
+                "with --topology-file"
             )
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
@@ -325,7 +326,7 @@ class AuditorService(Control):
                 if connecting.done():
                     return connecting.result()
             except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("metadata store is tried again", extra={"reason": str(error)})
+                _log.warning("metadata store is not available, trying again", extra={"reason": str(error)})
             finally:
                 await cancel(stopping)
                 await cancel(connecting)
@@ -367,7 +368,7 @@ class AuditorService(Control):
             return
         await self._ports.clock.sleep(RELEASE_AFTER_S)
         await parts.manager.wait_all_ended(STOP_DEADLINE_S)
-        _log.info("this auditor does not lead, what only a leader needs is released")
+        _log.info("this auditor is not the leader, the resources of a leader are released")
         await self._ports.release()
 
     def _end_term(self, parts: _Parts) -> None:
@@ -375,7 +376,7 @@ class AuditorService(Control):
         for scheduled in self._scheduled.values():
             scheduled.cancel()
         parts.manager.stop_all(
-            Stop("this auditor does not lead any more", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
+            Stop("this auditor is no longer the leader", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
         )
 
     async def _lead(self, parts: _Parts) -> None:
@@ -399,7 +400,7 @@ class AuditorService(Control):
                         is_initialized = True
                     await self._keep_house(parts)
                 except (TransientError, OutcomeUnknownError) as error:
-                    _log.warning("housekeeping is tried again", extra={"reason": str(error)})
+                    _log.warning("housekeeping failed, trying again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
                     continue
                 except (ConflictError, PermanentError) as error:  # a leader must have its schedule even so
@@ -441,7 +442,7 @@ class AuditorService(Control):
         """Begin the run of a schedule that is due."""
         earlier = self._scheduled.get(kind)
         if earlier is not None and not earlier.done():
-            _log.warning("scheduled run skipped, the one before is not over", extra={"kind": kind.value})
+            _log.warning("scheduled run skipped, the one before has not ended", extra={"kind": kind.value})
             return
         self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
 
@@ -462,9 +463,9 @@ class AuditorService(Control):
                 reason = str(error)
             fields = {"kind": kind.value, "reason": reason}
             if clock.monotonic_s() + retry_s > deadline_s:
-                _log.error("scheduled run given up until it is due again", extra=fields)
+                _log.error("scheduled run could not be started, it is skipped until it is due again", extra=fields)
                 return
-            _log.warning("scheduled run is tried again", extra=fields | {"in_s": retry_s})
+            _log.warning("scheduled run could not be started, trying again", extra=fields | {"in_s": retry_s})
             await clock.sleep(retry_s)
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
 
@@ -479,7 +480,7 @@ class AuditorService(Control):
                 paused = await self._require_parts().runs.paused_kinds(clock.epoch_ms())
                 pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
             except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("pauses are read again", extra={"kind": kind.value, "reason": str(error)})
+                _log.warning("pauses could not be read, trying again", extra={"kind": kind.value, "reason": str(error)})
                 await clock.sleep(PAUSE_LOOK_S)
                 continue
             if pause is None:

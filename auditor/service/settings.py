@@ -88,7 +88,8 @@ class ServiceSettings:
     report_store: ReportStoreOption = ""
     findings_dir: FindingsDir = ""
     bookies_schedule: Annotated[
-        str, Option("When the bookies check runs besides after losses: off, 30m, 24h, or cron in UTC.")
+        str,
+        Option("When the bookies check runs, in addition to the checks after losses: off, 30m, 24h, or cron in UTC."),
     ] = "24h"
     placement_schedule: Annotated[str, Option("When the placement check runs.")] = "off"
     replicas_schedule: Annotated[

@@ -127,7 +127,7 @@ class LoopActions(TabActions):
         try:
             runs: Sequence[RunRecord] = await self._control.runs(RUNS_SHOWN)
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("runs are not known now", extra={"reason": str(error)})
+            _log.info("the list of runs is not available now", extra={"reason": str(error)})
             runs = status.running
         try:
             has_topology = await self._control.has_topology()
@@ -167,9 +167,11 @@ def _facts(status: ServiceStatus) -> list[Fact]:
 
 def _kind_row(status: ServiceStatus, kind: RunKind, *, has_topology: bool) -> KindRow:
     running = next((record for record in status.running if record.kind is kind and not record.is_dry_run), None)
-    why_not = "" if has_topology or kind is not RunKind.PLACEMENT else "there is no topology to judge by"
+    why_not = (
+        "" if has_topology or kind is not RunKind.PLACEMENT else "there is no topology, so placement cannot be judged"
+    )
     if not status.is_leader:
-        why_not = f"the leader is {status.leader or 'not known'}"
+        why_not = f"the leader is {status.leader or 'unknown'}"
     if running is not None:
         why_not = f"run {running.run_id} is under way"
     next_ms = status.next_run_ms.get(kind, 0)

@@ -108,7 +108,7 @@ class LongWork:
                 found, _ = await asyncio.shield(work.task)
         except asyncio.CancelledError:
             if work.task.cancelled():
-                raise CalledOffError("another request has called this off") from None
+                raise CalledOffError("another request has cancelled this one") from None
             raise
         except TimeoutError:
             if not work.task.done():

@@ -57,7 +57,9 @@ async def update_metadata(
                 current = await newest(ledgers, current)
             except StoreUnavailableError as error:
                 if isinstance(conflict, ConflictInDoubtError):
-                    raise WriteOutcomeUnknownError(f"{conflict}, perhaps by this call; it cannot be read") from error
+                    raise WriteOutcomeUnknownError(
+                        f"{conflict}, perhaps by this call, and the metadata cannot be read now"
+                    ) from error
                 raise
     raise AssertionError("unreachable: the loop returns or raises")
 

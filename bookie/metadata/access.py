@@ -99,9 +99,13 @@ class ZooKeeperAccess:
 
     tls_ca: Annotated[
         Path | None,
-        Option("PEM file: ZooKeeper's servers speak TLS, signed by this.", "zk_tls_ca"),
+        Option(
+            "PEM file of the authority that signed the certificates of ZooKeeper's servers; enables TLS.", "zk_tls_ca"
+        ),
     ] = None
-    tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate chain.", "zk_tls_cert")] = None
+    tls_cert: Annotated[
+        Path | None, Option("PEM file of the certificate chain that this process presents.", "zk_tls_cert")
+    ] = None
     tls_key: Annotated[Path | None, Option("PEM file of its key.", "zk_tls_key")] = None
     tls_key_password_file: Annotated[
         Path | None,
@@ -113,10 +117,11 @@ class ZooKeeperAccess:
     tls_verify: Annotated[
         TlsVerify,
         Option(
-            "What servers' certificates must prove: the host of the metadata URI, or the authority.", "zk_tls_verify"
+            "What a server's certificate must match: the host in the metadata URI, or only the authority.",
+            "zk_tls_verify",
         ),
     ] = TlsVerify.HOST
-    login: Annotated[ZooKeeperLogin, Option("Log in at ZooKeeper by SASL.", "zk_login")] = ZooKeeperLogin.NONE
+    login: Annotated[ZooKeeperLogin, Option("Log in to ZooKeeper by SASL.", "zk_login")] = ZooKeeperLogin.NONE
     sasl_username: Annotated[
         str, Option("User of the login; with GSSAPI the principal, by default the ticket's.", "zk_username")
     ] = ""

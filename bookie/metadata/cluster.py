@@ -96,7 +96,7 @@ async def format_cluster(
         if found is not None and found.data == instance_id:  # ours, by an attempt whose answer was lost
             return
         raise ClusterExistsError(f"{root} exists already: open it, or choose another root")
-    raise WriteOutcomeUnknownError(f"creating a cluster at {root}: every answer was lost; look whether it exists")
+    raise WriteOutcomeUnknownError(f"creating a cluster at {root}: every answer was lost; check whether it exists")
 
 
 async def open_cluster(store: MetadataStore, where: MetadataUri | str) -> Cluster:

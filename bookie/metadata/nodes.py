@@ -185,7 +185,7 @@ async def change_node(store: MetadataStore, path: str, decide: Callable[[Node | 
         except WriteOutcomeUnknownError:
             is_unknown = True
     if is_unknown:
-        raise WriteOutcomeUnknownError(f"changing {path}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(f"changing {path}: the outcome of every attempt is unknown; try again")
     raise StoreUnavailableError(f"{path} changes faster than it can be written; try again")
 
 
@@ -255,7 +255,7 @@ async def prune(store: MetadataStore, parents: Sequence[str]) -> None:
             # Read the next one again: of two concurrent calls, each has counted the node that the other one deletes.
             parents = parents[len(empty) :]
     except (MultiFailedError, AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError) as error:
-        _log.info("empty parents remain", extra={"path": parents[0], "error": str(error)})
+        _log.info("empty parent nodes could not be deleted", extra={"path": parents[0], "error": str(error)})
 
 
 async def _empty_prefix(store: MetadataStore, parents: Sequence[str]) -> list[Delete | None]:

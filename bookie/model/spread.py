@@ -30,7 +30,7 @@ class PlacementPolicy:
     min_zones: Annotated[int, Option("Zones that each write set must span.", minimum=1, maximum=100)] = 1
     min_regions: Annotated[int, Option("Regions that each write set must span.", minimum=1, maximum=100)] = 1
     is_strict: Annotated[
-        bool, Option("Refuse less, also if the cluster cannot do better.", name="strict_placement")
+        bool, Option("Refuse a smaller spread, even if the cluster cannot do better.", name="strict_placement")
     ] = False
     """Refuse if the policy cannot be met, instead of spreading the copies as far as possible."""
     weight_max: float = 3.0

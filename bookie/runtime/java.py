@@ -108,7 +108,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
         except _Rejected as rejected:
             problems.append(f"{origin.value}: {rejected}")
             if origin is JavaOrigin.JAVA_HOME and env.get("JAVA_HOME"):
-                _log.warning("JAVA_HOME passed over", extra={"reason": str(rejected)})
+                _log.warning("JAVA_HOME is not used", extra={"reason": str(rejected)})
             continue
         _log.debug("java found", extra={"home": str(java.home), "version": java.version, "origin": origin.value})
         return java

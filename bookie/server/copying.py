@@ -75,7 +75,9 @@ class Copying:
     async def copy(self, copy: Copy, store: Store) -> CopyReply:
         """Copy the entries of one answer of the source. The reply contains refusals and failures."""
         if self._copies >= COPIES_MAX:
-            return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"{self._copies} copies are made at the moment")
+            return CopyReply(
+                Status.TOO_MANY_REQUESTS, detail=f"{self._copies} copies are in progress, which is the maximum"
+            )
         self._copies += 1
         try:
             return await self._copy(copy, store)
@@ -88,7 +90,10 @@ class Copying:
             async with asyncio.timeout(ROOM_TIMEOUT_S):
                 await self._room.take(held)
         except TimeoutError:
-            return CopyReply(Status.TOO_MANY_REQUESTS, detail=f"copies hold {self.held_bytes} bytes")
+            return CopyReply(
+                Status.TOO_MANY_REQUESTS,
+                detail=f"no memory for another copy: the copies in progress take {self.held_bytes} bytes",
+            )
         try:
             asked_s = self._clock.monotonic_s()
             answer = await self._sources.ask(copy.source, Read(copy.ledger_id, copy.entry_ids), SOURCE_TIMEOUT_S)

@@ -110,8 +110,8 @@ BOOKIE: Final = (
     Definition(
         REQUEST_DURATION,
         _HISTOGRAM,
-        "Time to answer a request, with the wait of an add for the ledger disk; wait_lac is a long poll and takes as "
-        "long as it was asked to",
+        "Time to answer a request, with the wait of an add for the ledger disk; wait_lac is a long poll and takes "
+        "as long as the caller requested",
         _BY_OPERATION,
         REQUEST_BUCKETS_S,
         watch="the 99th percentile of add grows",
@@ -121,7 +121,7 @@ BOOKIE: Final = (
     Definition(READ_ENTRIES, _COUNTER, "Entries sent in answers to read and read_last"),
     Definition(READ_BYTES, _COUNTER, "Bytes of those entries, with headers and digests"),
     Definition(CACHE_HITS, _COUNTER, "Entries that were read from the read cache, because they had been read ahead"),
-    Definition(CACHE_MISSES, _COUNTER, "Entries that were in no cache when they were asked for"),
+    Definition(CACHE_MISSES, _COUNTER, "Entries that were in no cache when they were requested"),
     Definition(READ_AHEAD_BYTES, _COUNTER, "Bytes of the entries that were read ahead, with headers and digests"),
     Definition(
         DISK_TOTAL, _GAUGE, "Size of the device that holds the directory, or of all directories in use", _BY_DISK
@@ -136,7 +136,7 @@ BOOKIE: Final = (
     Definition(
         OUT_OF_USE,
         _GAUGE,
-        "Ledger directories, of several, that failed or were missing at the start; the bookie goes on without them",
+        "Ledger directories, of several, that failed or were missing at the start; the bookie continues without them",
         watch="it is above 0: `bkheal bookie status --at` names the directory, and the *replicas* check finds what it "
         "held",
     ),

@@ -83,7 +83,7 @@ class BookieSettings:
         int,
         Option(
             "Connections to that port at once; one more is closed. Apache's clients open up to 16 each under Pulsar, "
-            "and each may hold half a megabyte here beside what all of them share.",
+            "and each may take half a megabyte here in addition to what all of them share.",
             minimum=1,
         ),
     ] = 1024
@@ -167,7 +167,7 @@ class BookieSettings:
     ] = READ_CACHE_BYTES
     drain_deadline_s: float = 20.0
     """Deadline for running requests after a request to stop; shorter than Kubernetes' grace period of 30 s."""
-    is_plaintext: Annotated[bool, Option("No TLS on an address others can reach.", "plaintext")] = False
+    is_plaintext: Annotated[bool, Option("Allow plaintext on an address that others can reach.", "plaintext")] = False
     tls: Annotated[TlsSettings | None, Group("tls_", heading="TLS")] = None
     http: Annotated[StatusServerSettings | None, Group("http_", heading="Metrics and probes")] = None
     """The address of metrics and probes, or None."""
@@ -199,16 +199,16 @@ class BookieSettings:
     def _problems(self) -> Iterator[str]:
         """Yield the contradictions between the values."""
         if self.apache_port is not None and self.apache_port == self.port != 0:
-            yield f"gRPC and Apache's protocol are both to use port {self.port}: give each its own"
+            yield f"gRPC and Apache's protocol cannot both use port {self.port}: give each its own"
         yield from host_problems("host", self.host)
         yield from host_problems("advertised_host", self.advertised_host)
         yield from _directory_problems(self.journal_dirs, self.ledger_dirs)
         if self.bookie_id is not None:
             yield from _id_problems(self.bookie_id)
         if self.tls is not None and self.is_plaintext:
-            yield "both TLS and plaintext were asked for: choose one"
+            yield "TLS and plaintext exclude each other: choose one"
         if self.tls is not None and (self.tls.cert is None or self.tls.key is None):
-            yield "tls_ca needs tls_cert and tls_key: clients look at the certificate of a bookie"
+            yield "tls_ca needs tls_cert and tls_key: clients verify the certificate of a bookie"
         if self.tls is None and not self.is_plaintext and not is_loopback(self.host):
             yield f"host {self.host} is reachable from outside: give tls_ca, tls_cert and tls_key, or set plaintext"
         if _is_wildcard(self.advertised):

@@ -7,7 +7,8 @@ from typing import Final
 from bookie.model.errors import FatalError
 
 SALVAGE: Final = (
-    "let `bkheal bookie salvage-journal` keep what can be read; the rest then counts as unknown, and repair restores it"
+    "run `bkheal bookie salvage-journal`, which keeps what can be read; the rest is then unknown, and repair "
+    "restores it"
 )
 """The remedy for a journal without a copy."""
 

@@ -178,7 +178,10 @@ async def inspect(
         async for batch in replay.batches(each.mark):
             await apply_records(batch, caches, states)
             if caches.active.size > _REPLAYED_BYTES_MAX:
-                raise DiskError("the journal holds more than memory may: start the bookie, which writes it to the logs")
+                raise DiskError(
+                    "the journal has too many entries to keep in memory: start the bookie, which writes them to "
+                    "the entry logs"
+                )
     logs = EntryLogs(ledgers, mark.next_log_id, settings.open_logs)
     return StoppedStorage(
         ledgers, index, states, logs, EntryReader(caches, index, logs, settings.list_page_keys), replays

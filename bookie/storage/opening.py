@@ -225,7 +225,10 @@ def _grown(size_bytes: int, settings: StorageSettings) -> int:
         DiskFullError: this journal holds more than ``_REPLAYED_CACHES_MAX`` caches, which must not be held in memory.
     """
     if size_bytes >= _REPLAYED_CACHES_MAX * settings.cache_bytes_max:
-        raise DiskFullError(f"the journal holds more than {size_bytes} bytes of entries, which need room on the disk")
+        raise DiskFullError(
+            f"the journal holds more than {size_bytes} bytes of entries, which must be written to the ledger disk "
+            "first: free space on it"
+        )
     return size_bytes + settings.cache_bytes_max
 
 

@@ -256,7 +256,7 @@ class _Rebuilding:
                         log_path(log_id),
                         place.offset,
                         f"entry {entry_id} of ledger {ledger_id} differs from its copy in {log_path(before.log_id)}, "
-                        f"offset {before.offset}: the later copy counts",
+                        f"offset {before.offset}: the later copy is used",
                     )
             places[key] = place
         puts = [(key, pack_location(each.log_id, each.offset, each.size, each.crc)) for key, each in places.items()]

@@ -163,7 +163,7 @@ async def _checkpoint_mark(index: EntryIndex) -> CheckpointMark:
     [value] = await index.get_many([MARK_KEY])
     if value is None:
         raise LostIndexError(
-            "the entry index is lost as well as the journal: first make it again with `bkheal bookie rebuild-index`"
+            "the entry index is lost as well as the journal: first rebuild it with `bkheal bookie rebuild-index`"
         )
     return CheckpointMark.decode(value)
 

@@ -219,7 +219,7 @@ class Administration:
             if following is None or (limit and count >= limit):
                 return
             if following < reached or following <= begun:
-                raise AdministrationAnswerError(f"{self._where}: the answer does not get on")
+                raise AdministrationAnswerError(f"{self._where}: the answer makes no progress")
             reached = following
 
     @property

@@ -32,7 +32,9 @@ class SaslMechanism(enum.Enum):
 class TlsSettings:
     """Paths of PEM files of one end of a connection."""
 
-    ca: Annotated[Path, Option("PEM file: TLS on, for peers with its certificates.", is_file=True)]
+    ca: Annotated[
+        Path, Option("PEM file of the authority that signs the peers' certificates; enables TLS.", is_file=True)
+    ]
     """CA certificates; the certificate of a peer must be signed by one of them."""
     cert: Annotated[Path | None, Option("PEM file of the certificate, with --tls-ca.", is_file=True)] = None
     """This side's certificate chain; a server must have one, a client needs it for servers that ask (ours do)."""
@@ -72,10 +74,14 @@ PLAINTEXT: Final = BookieSecurity()
 class SecurityFiles:
     """The operator's settings: files and bounds, but no secrets. May be logged, and sent to Spark's executors."""
 
-    tls_ca: Annotated[Path | None, Option("PEM file: bookies speak TLS, signed by this.")] = None
-    tls_cert: Annotated[Path | None, Option("PEM file of this side's certificate, with the one above.")] = None
+    tls_ca: Annotated[
+        Path | None, Option("PEM file of the authority that signed the certificates of bookies; enables TLS.")
+    ] = None
+    tls_cert: Annotated[
+        Path | None, Option("PEM file of the certificate that this process presents, with the one above.")
+    ] = None
     tls_key: Annotated[Path | None, Option("PEM file of its key.")] = None
-    sasl_username: Annotated[str, Option("Log in at Apache bookies that ask for it (SASL).")] = ""
+    sasl_username: Annotated[str, Option("Log in to Apache bookies that require it (SASL).")] = ""
     sasl_password_file: Annotated[Path | None, Option("Its first line is the password.")] = None
     sasl_mechanism: Annotated[SaslMechanism, Option("How to log in.")] = SaslMechanism.DIGEST_MD5
     frame_bytes_max: Annotated[

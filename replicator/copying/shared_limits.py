@@ -55,7 +55,7 @@ class SharedLimits:
             try:
                 await self._step(await self._read())
             except (TransientError, OutcomeUnknownError, PermanentError) as error:
-                _log.error("limits on copying cannot be followed, trying again", extra={"error": str(error)})
+                _log.error("limits on copying cannot be read, trying again", extra={"error": str(error)})
                 await self._ports.clock.sleep(STORE_PAUSE_S)
 
     async def _read(self) -> SeenLimits:

@@ -119,7 +119,10 @@ class Absences:
         try:
             delay_s = await self._ports.tasks.switches.lost_bookie_delay_s()
         except InvalidDelayError as error:
-            _log.warning("the delay for lost bookies cannot be read, so none is over", extra={"error": str(error)})
+            _log.warning(
+                "the delay for lost bookies cannot be read, so no bookie is treated as lost",
+                extra={"error": str(error)},
+            )
             return _Facts(known, None, {})
         windows = await self._windows.open_at(self._ports.clock.epoch_ms())
         return _Facts(known, delay_s, await self._down.read(), windows)

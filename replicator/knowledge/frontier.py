@@ -109,7 +109,10 @@ class Frontier:
             if last < wanted[-1]:
                 return last, unknown
             count = min(_GROWTH * count, _WINDOW)
-        detail = f"its last entry is not known: it names none after {named}, and there are entries up to {last}"
+        detail = (
+            f"its last entry is unknown: no bookie reports an entry after {named} as its last one, and there "
+            f"are entries up to {last}"
+        )
         return last, [Answer(member, Status.IO_ERROR, detail) for member in members]
 
     async def _named(self, ledger: Versioned, members: Sequence[BookieId]) -> int:

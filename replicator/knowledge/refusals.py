@@ -19,7 +19,7 @@ from replicator.ports import RepairPorts
 ASKED_AGAIN_MS: Final = 8 * 86_400_000
 """The time after which such a bookie may be chosen again without a restart: longer than the seven days."""
 _WHY: Final = (
-    "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or not asked for 7 days"
+    "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or is not asked for 7 days"
 )
 
 

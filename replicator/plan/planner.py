@@ -277,7 +277,8 @@ class _FragmentPlan:
             return blocked
         if member not in self.bookies.writable or member in self.knowledge.failed_targets:
             detail = (
-                "lacks entries or has damaged ones, and takes none; do not recover the ledger by hand before it does"
+                "lacks entries or has damaged ones, and does not accept copies; do not recover the ledger by "
+                "hand until it does"
             )
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         cause = Cause.DAMAGED if self._key(position) in self.knowledge.damaged else Cause.INCOMPLETE
@@ -296,7 +297,7 @@ class _FragmentPlan:
     def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
         """Block the position. A drain fences no ledger, but a recovery that another client began is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
-            detail = "is left to the writer, who leaves a drained bookie with the next write"
+            detail = "is left to its writer, which replaces a drained bookie at the next write"
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
 

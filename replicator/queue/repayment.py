@@ -88,7 +88,7 @@ class Repayment:
             self.count = await self._ports.debts.count()
         self._seen, self._looked_s = situation, self._ports.clock.monotonic_s()
         if count:
-            _log.info("ledgers with placement debts are marked: there are better places", extra={"ledgers": count})
+            _log.info("ledgers with placement debts are marked, as there are better places", extra={"ledgers": count})
         return count
 
     async def _look_at_all(self, bookies: Bookies) -> int:

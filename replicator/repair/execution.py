@@ -389,7 +389,7 @@ class Execution:
         self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
         for bookie in self._unread.keys() | self._unverified.keys():
             if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
-                detail = f"copies were stored there again {TIMES_MAX} times, and are damaged again"
+                detail = f"copies were replaced there {TIMES_MAX} times, and are damaged again"
                 self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
         found = list(itertools.islice(shortfall.damaged_copies(), LEDGER_COPIES_MAX))
         known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()

@@ -167,7 +167,9 @@ class Installer:
         if changes:
             metadata = with_steps(ledger.metadata, changes)
             if reserved is None and not ledger.metadata.is_empty:
-                raise InvariantError(f"ledger {ledger.ledger_id} was to be changed without a reservation")
+                raise InvariantError(
+                    f"the metadata of ledger {ledger.ledger_id} would be changed without a reservation"
+                )
             await note_debts(self._ports, ledger, changes)  # the ensemble may adhere only with steps that were refused
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]

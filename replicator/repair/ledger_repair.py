@@ -389,10 +389,14 @@ class LedgerRepair:
         other_nodes = self._lease.other_nodes
         # A record that cannot be decoded is deleted too. The queue deletes records that are written later.
         if self._turn.is_parked or (other_nodes is not None and other_nodes.parked is not None):
-            await self._best_effort(self._ports.parked.unpark(self._task.ledger_id), "parked record stays for now")
+            await self._best_effort(
+                self._ports.parked.unpark(self._task.ledger_id), "record of a parked task could not be removed yet"
+            )
         await self._forget_failures()
         if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
-            await self._best_effort(self._ports.debts.end(self._task.ledger_id), "placement debt stays for now")
+            await self._best_effort(
+                self._ports.debts.end(self._task.ledger_id), "placement debt could not be removed yet"
+            )
         return self._ended(ending)
 
     async def _note_moved(self) -> None:
@@ -410,7 +414,9 @@ class LedgerRepair:
         """Delete the record of earlier failures, if any. Best effort, because a listing deletes it later."""
         if self._lease.other_nodes is None or self._lease.other_nodes.failure is None:
             return
-        await self._best_effort(self._ports.failures.forget(self._task.ledger_id), "record of failures stays for now")
+        await self._best_effort(
+            self._ports.failures.forget(self._task.ledger_id), "record of failures could not be removed yet"
+        )
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")

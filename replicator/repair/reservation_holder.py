@@ -223,7 +223,10 @@ class ReservationHolder:
                 self._ledger_id, self._token(), reservations, is_first=True, checks=checks
             )
         except ReservationRefusedError as error:
-            _log.info("ledger is read again", extra={"ledger_id": self._ledger_id, "error": str(error)})
+            _log.info(
+                "reservation refused, the ledger is read again",
+                extra={"ledger_id": self._ledger_id, "error": str(error)},
+            )
             return False
         return True
 
@@ -268,7 +271,9 @@ class ReservationHolder:
             except LeaseLostError:
                 return
             except BkhealError as error:
-                _log.info("reservation stays for now", extra={"ledger_id": self._ledger_id, "error": str(error)})
+                _log.info(
+                    "reservation could not be removed yet", extra={"ledger_id": self._ledger_id, "error": str(error)}
+                )
             else:
                 return
 

@@ -148,7 +148,8 @@ class UnclosedLedgerRepair:
             recorded = ledger.metadata.members()
             record = self._ports.doubts.path(self._ledger_id)
             self._hint = (
-                f"; the record {record} is damaged, so no member is believed: check the bookies, then delete it"
+                f"; the record {record} is damaged, so the answers of no member can be trusted: check the "
+                "bookies, then delete it"
             )
         self._doubted.update(recorded)
         trusted = judgement.complete & registered.keys() - self._doubted

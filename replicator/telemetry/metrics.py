@@ -77,10 +77,10 @@ REPLICATOR: Final = (
         PULLED_BYTES,
         _COUNTER,
         "Of the copied bytes, those that target bookies read from the source bookies by themselves; the rest passed "
-        "this process",
+        "through this process",
         watch="with --pull, it stays below the copied bytes of bkheal's bookies: they may not reach each other",
     ),
-    Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments that metadata now names with whole copies"),
+    Definition(REPAIRED_FRAGMENTS, _COUNTER, "Fragments whose bookies in the metadata now all have their copies"),
     Definition(RECOVERED_LEDGERS, _COUNTER, "Ledgers recovered and closed because their writer had ended"),
     Definition(
         CORRUPT_COPIES,
@@ -121,14 +121,14 @@ REPLICATOR: Final = (
     Definition(
         UNREACHABLE_BOOKIES,
         _GAUGE,
-        "Registered bookies that have not answered this process for a while; it asks them only from time to time",
+        "Registered bookies that have not answered this process for a while; it tries them only from time to time",
         watch="it is not 0: the log names the bookies",
     ),
     Definition(
         PLACEMENT_DEBTS,
         _GAUGE,
-        "Ledgers with a copy that repair had to put where the placement policy forbids it, as this process last looked "
-        "at them; 0 in a process that does not look",
+        "Ledgers with a copy that repair had to put where the placement policy forbids it, as this process last "
+        "found them; 0 in a process that does not search",
         watch="it is not 0 for days; take the maximum over processes: `bkheal debts list` shows the ledgers",
     ),
     Definition(

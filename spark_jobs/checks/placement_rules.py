@@ -87,7 +87,7 @@ class PlacementRules:
         found = adherence(members, write_quorum, self.policy, self.topology)
         if found.unknown:
             return PlacementVerdict(
-                Spread.UNKNOWN, f"no location is known of {', '.join(dict.fromkeys(found.unknown))}"
+                Spread.UNKNOWN, f"the topology has no location for {', '.join(dict.fromkeys(found.unknown))}"
             )
         outside = strangers(members, wish, self.topology.groups)
         details = [str(found.thin[0])] if found.thin else []

@@ -78,7 +78,7 @@ def ledger_options(options: Mapping[str, str]) -> LedgerOptions:
     first = number(options, FIRST_LEDGER, 0, 0)
     last = number(options, LAST_LEDGER, LEDGER_ID_MAX, 0)
     if first > last:
-        raise InvalidOptionError(f"options {FIRST_LEDGER}={first} and {LAST_LEDGER}={last} leave no ledger to read")
+        raise InvalidOptionError(f"options {FIRST_LEDGER}={first} and {LAST_LEDGER}={last} select no ledger")
     return LedgerOptions(
         uri=source_uri(options),
         access=source_access(options),

@@ -192,11 +192,11 @@ def _is_in(values: pa.Array | pa.ChunkedArray, some: pa.Array | pa.ChunkedArray)
 def _check(rows: pa.Table, record: LeafRecord) -> None:
     ids = rows["ledger_id"]
     if len(rows) != record.rows or any(column.null_count for column in rows.columns):
-        raise ImageError("it has other rows than in its manifest")
+        raise ImageError("it does not have the rows in its manifest")
     if not len(rows):
         return
     ends, sizes = pc.min_max(ids).as_py(), pc.min_max(rows["ensemble_size"]).as_py()
     is_of_leaf = record.leaf == ends["min"] // LEAF_IDS == ends["max"] // LEAF_IDS
     lengths = pc.list_value_length(rows["bookies"])
     if not is_of_leaf or len(ids.unique()) != len(rows) or sizes["min"] < 1 or pc.min(lengths).as_py() < 1:
-        raise ImageError("it has rows that are impossible")
+        raise ImageError("it has invalid rows")

@@ -219,7 +219,7 @@ class LocalImageFolder(ImageFolder):
     def opened(self, name: str, size: int) -> pa.NativeFile:
         path = self.path / name
         if path.parent != self.path or path.stat().st_size != size:
-            raise ValueError(f"{name} has another size than in its manifest")
+            raise ValueError(f"{name} does not have the size in its manifest")
         return pa.OSFile(str(path))
 
     @override
@@ -303,7 +303,7 @@ class StoreImageFolder(ImageFolder):
             raise ValueError(f"{name} is no file of an image")
         content = self._client.read(self._of(name), size)
         if content.size != size:
-            raise ValueError(f"{name} has another size than in its manifest")
+            raise ValueError(f"{name} does not have the size in its manifest")
         return pa.BufferReader(content)
 
     @override
@@ -320,7 +320,7 @@ class StoreImageFolder(ImageFolder):
         try:
             self._client.remove_folder(self._path, first=first)
         except ImageFolderError as error:
-            _log.warning("an image that is not used any more was not removed", extra={"reason": str(error)})
+            _log.warning("an image that is no longer used was not removed", extra={"reason": str(error)})
 
     @property
     def _client(self) -> RemoteFiles:

@@ -77,7 +77,7 @@ def manifest_of(text: str) -> Manifest:
     try:
         document: dict[str, Any] = json.loads(text)
         if document["kind"] != _KIND:
-            raise ImageError("its manifest is another document")
+            raise ImageError("its manifest is not a manifest of an image")
         if document["version"] != VERSION:
             raise ImageError(f"it has version {document['version']}, and this release reads version {VERSION}")
         if document.pop("crc32") != document_crc32(document):

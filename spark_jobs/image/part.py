@@ -155,7 +155,7 @@ class ImagePart:
             if self._writings[0].is_done_within(_ROOM_S):
                 self._end_oldest()
             else:
-                self._problem = f"{self._folder} does not take files as fast as metadata is read"
+                self._problem = f"{self._folder} cannot be written as fast as metadata is read"
 
     def _end_oldest(self) -> None:
         try:
@@ -248,10 +248,10 @@ def opened_parquet(folder: ImageFolder, file: ImageFile, schema: pa.Schema) -> p
     source = folder.opened(file.name, file.bytes)
     try:
         if footer_crc32(source, file.name) != file.footer_crc32:
-            raise ValueError(f"{file.name} has another end than in its manifest")
+            raise ValueError(f"{file.name} has another footer than its manifest records")
         parquet = pq.ParquetFile(source, page_checksum_verification=True)
         if not parquet.schema_arrow.equals(schema) or parquet.metadata.num_rows != file.rows:
-            raise ValueError(f"{file.name} has other rows than in its manifest")
+            raise ValueError(f"{file.name} does not have the rows in its manifest")
     except (OSError, ValueError, pa.ArrowException):
         source.close()
         raise

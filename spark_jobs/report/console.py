@@ -181,7 +181,7 @@ def _inventory(counts: InventoryCounts) -> Iterator[str]:
         yield f"surplus     {surplus} with copies that {its} metadata does not place there"
         do, have = ("does", "has") if counts.unowned == 1 else ("do", "have")
         yield f"unowned     {counted(counts.unowned, 'ledger')} that {do} not exist, and {have} copies on bookies"
-        yield f"damaged     {counted(counts.damaged, 'ledger')} of which bookies know damaged entries"
+        yield f"damaged     {counted(counts.damaged, 'ledger')} with damaged entries known to bookies"
     for reason, count in counts.not_judged.items():
         yield f"not judged  {counted(count, 'ledger')} with copies outside of the metadata: {reason}"
     shown = [each for each in listed if each.over_replicated or each.unowned or each.damaged_entries]
@@ -218,8 +218,8 @@ def _racks(counts: PlacementCounts) -> Iterator[str]:
 
 def _references(counts: ReferenceCounts) -> Iterator[str]:
     referenced, offloaded = counted(counts.referenced, "ledger"), counted(counts.offloaded, "ledger")
-    yield f"referenced  {referenced}, {counts.offloaded_and_here} of them offloaded as well"
-    yield f"offloaded   {offloaded} that {agreeing(counts.offloaded, 'is', 'are')} in another storage alone"
+    yield f"referenced  {referenced}, {counts.offloaded_and_here} of them also offloaded"
+    yield f"offloaded   {offloaded} that {agreeing(counts.offloaded, 'is', 'are')} only in another storage"
     stored = size(counts.unreferenced_stored_bytes)
     yield f"orphans     {counted(counts.unreferenced, 'ledger')} that nothing refers to, {stored} on bookies"
     yield f"lost        {counted(counts.lost, 'reference')} to ledgers that do not exist"

@@ -130,7 +130,7 @@ def _caveats(old: RunSummary, new: RunSummary) -> Sequence[str]:
         elif not summary.is_complete:
             caveats.append(f"the {name} run did not see every ledger, so its numbers may be too low")
     if old.replicas and new.replicas and _asked_for(old.replicas) != _asked_for(new.replicas):
-        caveats.append("the runs asked for different ledgers: another range or sample")
+        caveats.append("the runs checked different ledgers: another range or sample")
     return caveats
 
 

@@ -71,7 +71,7 @@ def latest(runs: Iterable[Mapping[str, Any]], now_ms: int) -> Mapping[str, Any] 
     for run in runs:
         if not is_misdated(str(run["run_id"]), now_ms):
             if first is not None:
-                _log.warning("the newest run had a clock that was ahead", extra={"run_id": str(first["run_id"])})
+                _log.warning("the clock of the newest run was ahead", extra={"run_id": str(first["run_id"])})
             return run
         first = first or run
     return first

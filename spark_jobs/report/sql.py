@@ -79,7 +79,7 @@ def ask(
         check_version(report_dir)
         with contextlib.suppress(_ReplacedError):
             return _attempt(report_dir, question, limit, timeout_s, values)
-    raise ReportDirError(f"the tables in {report_dir} change all the time; try again")
+    raise ReportDirError(f"the tables in {report_dir} kept changing; try again")
 
 
 class _ReplacedError(Exception):
@@ -121,12 +121,12 @@ def _answer(
             connection.interrupt()  # repeated, because it has no effect between steps
             wait_s = _INTERRUPT_S
 
-    watch = threading.Thread(target=stop_when_late, name="deadline of a question", daemon=True)
+    watch = threading.Thread(target=stop_when_late, name="deadline of a query", daemon=True)
     watch.start()
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type is not duckdb.StatementType.SELECT:
-            raise QueryRefusedError("a question is one SELECT, and nothing else; it changes nothing")
+            raise QueryRefusedError("a query is one SELECT and nothing else; it cannot change anything")
         connection.execute(statements[0], dict(values) if values else None)
         names = tuple(str(column[0]) for column in connection.description or ())
         rows = connection.fetchmany(limit + 1)

@@ -131,7 +131,7 @@ def day_files(directory: Path) -> tuple[str, ...]:
         if names == _tables(directory):
             is_done = replaced is not None and replaced.file in names
             return tuple(sorted(names - set(replaced.replaces) if replaced and is_done else names))
-    raise ReportDirError(f"{directory} changes all the time; try again")
+    raise ReportDirError(f"{directory} kept changing; try again")
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,13 +219,18 @@ class RunLifeCycle:
             try:
                 if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
                     _log.warning("paused run continues, its pause has ended", extra={"run_id": self._record.run_id})
-                    await self.resume(f"goes on by itself: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
+                    await self.resume(
+                        f"continues automatically: its pause ended at {rfc3339(self._record.pause_ends_ms)}"
+                    )
                 if self._record != self._written:
                     await self._write()
                 if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
                     self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
             except (TransientError, WriteOutcomeUnknownError) as error:
-                _log.info("progress is not on record", extra={"run_id": self._record.run_id, "reason": str(error)})
+                _log.info(
+                    "the progress of a run could not be recorded, trying again",
+                    extra={"run_id": self._record.run_id, "reason": str(error)},
+                )
 
     def cancel(self, owner: str) -> None:
         """End the run at its next gate."""
@@ -276,10 +281,12 @@ class RunLifeCycle:
                 break
             except (TransientError, WriteOutcomeUnknownError) as error:
                 attempts_left -= 0 if self._lease is not None and self._lease.is_held else 1
-                _log.warning("the end of a run is not on record yet", extra=fields | {"reason": str(error)})
+                _log.warning(
+                    "the end of a run could not be recorded, trying again", extra=fields | {"reason": str(error)}
+                )
                 await self._clock.sleep(_RETRY_S)
             except (ConflictError, PermanentError) as error:
-                _log.error("the end of a run cannot be put on record", extra=fields | {"reason": str(error)})
+                _log.error("the end of a run cannot be recorded", extra=fields | {"reason": str(error)})
                 break
         if self._lease is not None:
             await self._release(self._lease)
@@ -297,7 +304,7 @@ class RunLifeCycle:
                 await self._runs.note_success(kind, record.started_ms, self._clock.epoch_ms())
             except (ConflictError, PermanentError) as error:
                 fields = {"run_id": record.run_id, "kind": kind.value, "reason": str(error)}
-                _log.error("the success of a run cannot be noted, so its schedule does not count it", extra=fields)
+                _log.error("the success of a run cannot be recorded, so its schedule does not count it", extra=fields)
 
     def _take_progress(self) -> None:
         if (event := self._event) is not None:

@@ -176,7 +176,9 @@ def run_check(
             except (TransientError, ConflictError, OutcomeUnknownError) as error:
                 # The findings are reported and marked. Without the record, the next check only runs earlier than
                 # needed.
-                _log.warning("completion was not noted", extra={"run_id": run_id, "reason": str(error)})
+                _log.warning(
+                    "the completion of the run was not recorded", extra={"run_id": run_id, "reason": str(error)}
+                )
     progress(ProgressEvent(Phase.DONE))
     return AuditResult(run_id, summary, path, str(report.problem or ""))
 

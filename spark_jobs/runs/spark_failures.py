@@ -54,7 +54,7 @@ def spark_failure(error: Exception, doing: str) -> BkhealError:
     text = str(error)
     if READ_AGAIN in text:
         return MetadataReadAgainError(
-            "executors were lost with metadata that they had read, each time it was read; run the audit again"
+            "executors that held metadata were lost after each reading of it; run the audit again"
         )
     if problem := environment_problem(text):
         return ExecutorEnvironmentError(f"Spark failed while {doing}: {problem}; {_GUIDE}")

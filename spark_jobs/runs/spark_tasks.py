@@ -123,5 +123,5 @@ class _Watch:
             try:
                 progress(ProgressEvent(self._phase, done, total))
             except Exception:  # noqa: BLE001 - a callback is not ours, and cancelling must continue
-                _log.exception("progress callback failed; progress of this phase is not reported any more")
+                _log.exception("progress callback failed; progress of this phase is no longer reported")
                 self._progress = None

@@ -39,25 +39,25 @@ class Outcome(enum.Enum):
 class Reason(enum.Enum):
     """The reason for a difference: its name, whether it is explained, and a sentence for people."""
 
-    WITHIN_DELAY = "within the delay", True, "the delay for lost bookies is not over: marking has to wait"
+    WITHIN_DELAY = "within the delay", True, "the delay for lost bookies has not passed: marking has to wait"
     DISABLED = "disabled", True, "auto-recovery is disabled: no auditor marks"
     NO_AUDITOR = "no auditor", True, "no auditor leads, so none has run since the loss"
     NEW_LOSS = (
         "new loss",
         True,
-        "earlier runs saw the bookie, and none found it lost for long: the auditor may be under way",
+        "earlier runs saw the bookie, and none found it lost for long: the auditor may not have finished yet",
     )
     DRAIN = "drain", True, "the bookie is being drained by bkheal, which Apache's auditor does not know"
     NOT_MARKED = "not marked", False, "an auditor leads and the delay has passed, but the ledger is not marked for it"
     LEDGER_DELETED = "ledger deleted", True, "the ledger was deleted; a worker will delete the task"
-    BOOKIE_RETURNED = "bookie returned", True, "the bookies named are registered again, since after the mark"
+    BOOKIE_RETURNED = "bookie returned", True, "the named bookies were registered again after the mark"
     PLACEMENT_MARK = "placement mark", True, "the task names no bookie: a placement check asks to move copies"
     MISSING_ENTRIES = (
         "missing entries",
         True,
         (
-            "the named bookies were registered when it was marked: a check that asks bookies did it, ours is "
-            "--kind replicas"
+            "the named bookies were registered when it was marked: a check that asks bookies marked "
+            "it; ours is --kind replicas"
         ),
     )
     LOSS_ACCEPTED = (

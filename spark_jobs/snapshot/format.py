@@ -143,7 +143,7 @@ class SnapshotStream:
         """Read everything after the tree, and check all checksums.
 
         Raises:
-            SnapshotError: a checksum does not fit, or the file does not end as a snapshot does.
+            SnapshotError: a checksum does not fit, or the file lacks the end mark of a snapshot.
         """
         if self._take(len(_END_OF_TREE)) != _END_OF_TREE:
             raise self._damaged("its tree has no end")
@@ -151,7 +151,7 @@ class SnapshotStream:
         rest = self._rest(max(_TRAILERS) + 1)
         parts = _TRAILERS.get(rest)
         if parts is None:
-            raise self._damaged("it does not end as a snapshot does")
+            raise self._damaged("it lacks the end mark of a snapshot")
         for size in parts:
             self._take(size)
             self._check_seal()

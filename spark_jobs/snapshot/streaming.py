@@ -278,7 +278,7 @@ def _check_answer(url: str, status: int) -> None:
             )
         case 401 | 403:
             raise SnapshotError(
-                f"{url} refused with status {status}: it wants an identity that has all permissions for the node /, "
+                f"{url} refused with status {status}: it requires an identity that has all permissions for the node /, "
                 "such as 'digest user:password' in the file of --snapshot-authorization-file"
             )
         case 404:
@@ -296,7 +296,7 @@ def _check_epoch(url: str, last_zxid: str | None, newest_zxid: int) -> None:
         found = int(last_zxid or "", 16)
     except ValueError as error:
         raise SnapshotError(
-            f"{url} does not answer as an admin server of ZooKeeper does: {_LAST_ZXID} is missing"
+            f"{url} does not answer like an admin server of ZooKeeper: {_LAST_ZXID} is missing"
         ) from error
     if found >> _EPOCH_BITS < newest_zxid >> _EPOCH_BITS:
         raise SnapshotError(

@@ -84,7 +84,7 @@ class Snapshots:
         except TimeoutError:
             return self._state, "The auditor has not answered yet; this is the last known state."
         except Exception as error:  # noqa: BLE001  as above: shown on the page, never raised into Spark
-            _log.warning("state for the tab failed", extra={"reason": repr(error)[:_FAILURE_MAX]})
+            _log.warning("the state for the tab could not be read", extra={"reason": repr(error)[:_FAILURE_MAX]})
             return self._state, f"The state of the auditor is unknown: {str(error)[:_FAILURE_MAX]}"
         return self._state, ""
 

@@ -78,7 +78,7 @@ class TabHandler:
         try:
             return self._page(decode_request(facts, self._key))
         except StrangeCallError as error:
-            _log.warning("strange call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
+            _log.warning("unexpected call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
         except Exception:  # noqa: BLE001  the boundary to the JVM
             _log.exception("page of the tab failed")
         return '<div class="alert alert-danger">The page failed; see the log of the driver.</div>'
@@ -88,8 +88,8 @@ class TabHandler:
         try:
             return encode_answer(self._api(decode_request(facts, self._key)))
         except StrangeCallError as error:
-            _log.warning("strange call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
-            return encode_answer(Answer(403, "Not for you.\n", "text/plain; charset=utf-8"))
+            _log.warning("unexpected call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
+            return encode_answer(Answer(403, "Forbidden.\n", "text/plain; charset=utf-8"))
         except Exception:  # noqa: BLE001  the boundary to the JVM
             _log.exception("request to the tab failed")
             return encode_answer(Answer(500, "The request failed; see the log of the driver.\n", "text/plain"))
@@ -144,7 +144,9 @@ class TabHandler:
             result = future.result(self._settings.action_deadline_s)
             status = _STATUS[result.outcome]
         except TimeoutError:
-            result = ActionResult(ActionOutcome.UNAVAILABLE, "No answer yet: look at the runs before you ask again.")
+            result = ActionResult(
+                ActionOutcome.UNAVAILABLE, "No answer yet: check the list of runs before you repeat the request."
+            )
             status = 504
         except Exception as error:  # noqa: BLE001  the boundary: shown to the person, never raised into Spark
             _log.warning("action of the tab failed", extra={"action": action.verb, "reason": repr(error)[:_LOGGED_MAX]})

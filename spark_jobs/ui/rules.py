@@ -49,7 +49,7 @@ def refusal(request: TabRequest, settings: TabSettings, token: str) -> Refusal |
 def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | None:
     """Return why this person may not press buttons at all; None: the page shows the buttons."""
     if not settings.is_trigger_enabled:
-        return Refusal(403, "This tab only shows: its buttons are switched off (setting ui_trigger_enabled).")
+        return Refusal(403, "This tab is read-only: its buttons are switched off (setting ui_trigger_enabled).")
     if not request.may_modify:
         return Refusal(403, "Spark's modify access list (spark.modify.acls) does not name you.")
     if request.user:
@@ -57,11 +57,11 @@ def permission_refusal(request: TabRequest, settings: TabSettings) -> Refusal | 
     if not settings.is_anonymous_allowed:
         return Refusal(
             403,
-            "Spark knows no user name for you. Put an authenticating filter (spark.ui.filters) or a proxy "
-            "(setting ui_user_header) before the UI, or allow anonymous use (setting ui_allow_anonymous).",
+            "Spark has no user name for you. Put an authenticating filter (spark.ui.filters) or a "
+            "proxy (setting ui_user_header) in front of the UI, or allow anonymous use (setting ui_allow_anonymous).",
         )
     if not is_trusted_host(request.headers.get("host", ""), settings):
-        return Refusal(403, "Anonymous use is allowed under loopback names, numeric addresses and allowed hosts alone.")
+        return Refusal(403, "Anonymous use is allowed only under loopback names, numeric addresses and allowed hosts.")
     return None
 
 
@@ -93,9 +93,9 @@ def safe_link(url: str) -> str:
 
 def _method_refusal(request: TabRequest) -> Refusal | None:
     if request.method != "POST":
-        return Refusal(405, "Only POST does something here.")
+        return Refusal(405, "Only the method POST is supported here.")
     if any(request.headers.get(name) for name in _PREFETCH):
-        return Refusal(403, "A prefetch does nothing here.")
+        return Refusal(403, "A prefetch is not executed here.")
     return None
 
 

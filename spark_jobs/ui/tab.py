@@ -131,7 +131,7 @@ def _compile(gateway: Any) -> Any:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
     except TypeError as error:  # the bridge treats a missing class as a package, which cannot be called
-        raise _NoTabError("Spark comes without its Janino compiler here") from error
+        raise _NoTabError("this installation of Spark has no Janino compiler") from error
     compiler.setParentClassLoader(loader)
     # py4j caches the methods of a class by its name. With a second class of this name, it would call the methods of the
     # first.

@@ -171,7 +171,7 @@ def test_a_proxy_that_authenticates_is_the_only_way_to_the_ui() -> None:
     assert {"name": "leader-ui", "port": 4040, "targetPort": "leader-ui"} in leader
     policy = made.one("NetworkPolicy", "demo-bkheal-auditor")["spec"]["ingress"]
     assert all(4040 not in [port["port"] for port in rule["ports"]] for rule in policy)
-    assert "asks nobody" not in made.notes
+    assert "does not authenticate" not in made.notes
 
 
 def test_an_ingress_leads_to_the_leader() -> None:
@@ -995,17 +995,17 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
         ("service-secured", "can be read without a token", False),
         ("service-minimal", "No API tokens", True),
         ("service-secured", "No API tokens", False),
-        ("everything", "refuse everybody", True),
-        ("service-ui", "refuse everybody", False),
-        ("service-minimal", "Spark UI asks nobody", True),
-        ("service-single", "Spark UI asks nobody", False),
-        ("service-ui", "Spark UI asks nobody", False),
+        ("everything", "refuse every user", True),
+        ("service-ui", "refuse every user", False),
+        ("service-minimal", "Spark UI does not authenticate", True),
+        ("service-single", "Spark UI does not authenticate", False),
+        ("service-ui", "Spark UI does not authenticate", False),
         ("service-pulsar", "auto-recovery of its own", False),
-        ("service-pulsar", "repaired by nobody", False),
+        ("service-pulsar", "nothing in this namespace repairs", False),
         ("service-minimal", "bookie-grpc", False),
         ("service-apache-login", "in the clear", False),
-        ("service-minimal", "reports end with their pod", True),
-        ("service-k8s-client", "reports end with their pod", False),
+        ("service-minimal", "reports are lost with their pod", True),
+        ("service-k8s-client", "reports are lost with their pod", False),
         ("own-cluster", "without encryption", True),
         ("everything", "without encryption", False),
         ("service-minimal", "auditor-token NAME", True),
@@ -1120,7 +1120,7 @@ def test_monitors_check_a_certificate_only_with_a_ca() -> None:
 
 def test_notes_warn_when_nobody_repairs() -> None:
     pulsar = {"pulsar": {"release": "prod", "autorecoveryDisabled": True}}
-    assert "repaired by nobody" in render({"bookkeeper": pulsar, "replicator": {"enabled": False}}).notes
+    assert "nothing in this namespace repairs" in render({"bookkeeper": pulsar, "replicator": {"enabled": False}}).notes
 
 
 def test_notes_warn_of_a_second_auto_recovery() -> None:

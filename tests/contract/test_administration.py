@@ -179,7 +179,7 @@ def test_a_wrong_request_changes_nothing(
 
 def test_before_the_bookie_has_started_calls_may_be_repeated(bookie: Administered) -> None:
     bookie.servicer.node = None
-    with pytest.raises(AdministrationUnavailableError, match="starts"):
+    with pytest.raises(AdministrationUnavailableError, match="still starting"):
         call(bookie, lambda client: client.status())
 
 
@@ -364,8 +364,8 @@ def test_an_earlier_version_sends_lists_instead_of_ends(bookie: Administered, mo
         (pb.InventoryBatch(ledgers=[listed(5, (0, 1)), listed(5, (0, 1))], is_last=True), "do not ascend"),
         (pb.InventoryBatch(ledgers=[listed(5, (0, 1)), listed(4, (0, 1))], is_last=True), "do not ascend"),
         (pb.InventoryBatch(ledgers=[listed(-3)], is_last=True), "do not ascend"),
-        (pb.InventoryBatch(is_last=True, next_after=-1), "does not get on"),
-        (pb.InventoryBatch(ledgers=[listed(5)], is_last=True, next_after=3), "does not get on"),
+        (pb.InventoryBatch(is_last=True, next_after=-1), "makes no progress"),
+        (pb.InventoryBatch(ledgers=[listed(5)], is_last=True, next_after=3), "makes no progress"),
         (pb.InventoryBatch(ledgers=[listed(5)]), "cut off"),
         (pb.InventoryBatch(ledgers=[pb.InventoryLedger(ledger_id=5)], is_last=True), "cut off"),
         (
@@ -457,7 +457,7 @@ def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_a
 def test_a_collection_starts_on_demand_once(bookie: Administered) -> None:
     assert add(bookie, L1, *range(10)) is Status.OK  # the ledger has no metadata
     call(bookie, lambda client: client.collect(pb.CollectRequest(action="MAJOR")))
-    with pytest.raises(AdministrationConflictError, match="runs already"):
+    with pytest.raises(AdministrationConflictError, match="already running"):
         call(bookie, lambda client: client.collect(pb.CollectRequest(action="MINOR")))
     collector = bookie.node.collector
     end = in_background(bookie, collector.run)

@@ -102,7 +102,9 @@ async def test_half_a_frame_ends_with_its_connection(caplog: pytest.LogCaptureFi
         client.writer.write_eof()
         assert await client.is_closed()
         assert (await (await world.connect()).ask(read(0))).status == pb.ENOLEDGER
-    assert [record.__dict__["reason"] for record in caplog.records] == ["it ended within a frame"]
+    assert [record.__dict__["reason"] for record in caplog.records] == [
+        "the client closed the connection in the middle of a frame"
+    ]
 
 
 async def test_who_says_nothing_is_closed_in_the_end() -> None:

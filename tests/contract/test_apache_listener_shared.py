@@ -143,7 +143,7 @@ async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_oth
 def closed_peers(caplog: pytest.LogCaptureFixture) -> set[str]:
     """Return the peers whose connections were closed because they did not read their answers."""
     warnings = [record.__dict__ for record in caplog.records if record.levelno == logging.WARNING]
-    return {warning["peer"] for warning in warnings if "did not fetch" in warning["reason"]}
+    return {warning["peer"] for warning in warnings if "did not read" in warning["reason"]}
 
 
 async def test_who_is_slow_while_nobody_waits_keeps_its_connection() -> None:
@@ -187,7 +187,7 @@ async def test_a_large_frame_that_does_not_come_is_given_up_when_others_wait(cap
         assert (await next_one.ask(add(entry(0, size=LARGE)))).status == pb.EOK
         assert await dawdling.is_closed()
         [line] = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert "did not come in time" in line.__dict__["reason"]
+        assert "did not arrive in time" in line.__dict__["reason"]
 
 
 def one_and_a_half(first: int, size: int = 5) -> tuple[bytes, bytes]:

@@ -170,7 +170,7 @@ async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
         (make_metadata((0, "a b"), quorum=(2, 2), last=9), "a", "no audit has reported b"),
         (make_metadata((0, "a b"), quorum=(2, 2)), "a b", "bkheal ledger recover 8"),
         (make_metadata((0, "c d"), quorum=(2, 2), last=9), "c d", "may hold it (c, d)"),
-        (make_metadata((0, "a b"), quorum=(2, 2), last=-1), "a b", "nothing is lost"),
+        (make_metadata((0, "a b"), quorum=(2, 2), last=-1), "a b", "not certain that anything is lost"),
     ],
 )
 async def test_what_may_still_have_a_copy_is_not_accepted(

@@ -108,7 +108,7 @@ def test_a_report_that_cannot_be_fetched_delays_no_other(
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "download", failing)
-        with pytest.raises(ReportStoreError, match="another size"):
+        with pytest.raises(ReportStoreError, match="is not the listed"):
             fetch_missing(store, there)
     assert fetch_missing(store, there) == [bad]
     assert {row[0] for row in ask(there, "SELECT run_id FROM runs", limit=1000, timeout_s=30).rows} == set(RUNS)

@@ -60,7 +60,7 @@ async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
     lease = await runs.acquire(dry, "r1", "h:1")
     other = Runs(await backend.open(), base)
     await other.acquire(RunLane(RunKind.BOOKIES), "r2", "h:2")
-    with pytest.raises(RunLockedError, match="a dry run of kind bookies is under way already: r1 in h:1"):
+    with pytest.raises(RunLockedError, match="a dry run of kind bookies is already under way: r1 in h:1"):
         await other.acquire(dry, "r3", "h:2")
     waiting = guarded("waiting", other.wait_free(dry))
     await lease.release()

@@ -176,7 +176,7 @@ async def test_a_lost_index_is_made_again_before_the_journal_is_salvaged(tmp_pat
     await filled(tmp_path)
     damage(tmp_path)
     lose_index(tmp_path)
-    with pytest.raises(LostIndexError, match="first make it again with `bkheal bookie rebuild-index`"):
+    with pytest.raises(LostIndexError, match="first rebuild it with `bkheal bookie rebuild-index`"):
         await salvaged(tmp_path)
     await again(tmp_path)
     await check_refused(tmp_path)

@@ -131,7 +131,7 @@ async def test_nonsense_changes_nothing_later_on(
     await store.set(topologies.own_path, b"{", ANY_VERSION)
     kept = await soon(topologies.wait_changed(good))
     assert kept.topology == good.topology
-    assert [record.message for record in caplog.records] == ["topology cannot be read, the last one stays"]
+    assert [record.message for record in caplog.records] == ["topology cannot be read, the last one stays in use"]
     waiting = asyncio.ensure_future(topologies.wait_changed(kept))
     await topologies.write('{"bk1:3181": "/r2"}')
     assert (await soon(waiting)).topology.locations == {BK1: "/r2"}

@@ -95,7 +95,7 @@ def test_gc_ends_its_wait_when_the_time_is_up_and_the_collection_goes_on(bookie:
     result = command(bookie, "gc", "--minor", "--wait", "--interval", "4", "--timeout", "10", "-o", "json")
     assert (result.exit_code, pauses.slept_s) == (ExitCode.BUSY, [4.0, 4.0, 2.0])
     assert json.loads(result.stdout)["running"] is True
-    assert "the collection was not over after 10 s; it goes on" in result.stderr
+    assert "the collection did not end within 10 s; it continues" in result.stderr
     assert bookie.node.collector.is_pending
     result = command(bookie, "gc", "--wait", "--timeout", "0")
     assert (result.exit_code, len(pauses.slept_s)) == (ExitCode.BUSY, 3)

@@ -65,7 +65,7 @@ async def test_an_auditor_outlives_zookeeper(tmp_path: Path) -> None:
         cluster.zookeeper.kill()
         auditor = auditor_of(cluster, tmp_path, "auditor", "--session-timeout-s", str(SOON_STALE_S))
         async with auditor.process:
-            await auditor.process.wait_for_line("metadata store is tried again", STATE_S)
+            await auditor.process.wait_for_line("metadata store is not available, trying again", STATE_S)
             await cluster.zookeeper.restart()
             await auditor.ready()
             await when(auditor.leads)

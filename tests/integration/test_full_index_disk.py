@@ -128,7 +128,7 @@ async def test_a_start_on_a_full_disk_asks_for_space_and_for_no_other_index(disk
     await first.close()
     shutil.rmtree(disk.index)
     disk.leave(SLACK_BYTES)
-    with pytest.raises(DiskFullError, match=r"No space left on device.*Make space") as refused:
+    with pytest.raises(DiskFullError, match=r"No space left on device.*Free space") as refused:
         await RocksIndex.open(killed)
     assert "rebuild-index" not in str(refused.value)
     disk.leave(DISK_MIB << 20)

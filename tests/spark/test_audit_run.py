@@ -246,7 +246,7 @@ def test_bookies_that_keep_leaving_make_the_run_incomplete(
     monkeypatch.setattr(bookie_run, "SCANS_MAX", 1)
     after_listing(monkeypatch, 1, lambda: place.unregister("b:1"))
     result = place.audit(spark, missing_share_max=0.6)
-    assert "b:1 left while ledgers were read" in result.summary.problems[0]
+    assert "b:1 lost the registration while ledgers were read" in result.summary.problems[0]
     assert result.exit_code(FailOn.ANY) is ExitCode.PARTIAL
     assert set(place.marked()) >= set(LOST), "the findings were not marked"
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 def test_suspects_equal_the_pure_function(spark: SparkSession) -> None:
     rng = random.Random(110)
     metadata = {number: drawn(rng) for number in range(400)}
-    unreadable = (400, *[None] * 10, "ledger metadata is cut: 12 bytes", *NO_OWNER, None)
+    unreadable = (400, *[None] * 10, "ledger metadata is truncated: 12 bytes", *NO_OWNER, None)
     ledgers = spark.createDataFrame([*(row(*each) for each in metadata.items()), unreadable], LEDGER_DDL)
     copies = []
     for ledger_id in range(403):

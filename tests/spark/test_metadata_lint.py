@@ -34,7 +34,7 @@ REFUSED = [
     "a key of the custom metadata is not text",
     "ledger metadata of format 4, only 1 to 3 are known",
     "ledger metadata without a format version",
-    "ledger metadata is cut: 12 bytes",
+    "ledger metadata is truncated: 12 bytes",
     "6 bytes that do not begin like ledger metadata",
     "access denied: the node's ACL does not let this session read it",
 ]

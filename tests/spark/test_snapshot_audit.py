@@ -265,7 +265,7 @@ def test_a_snapshot_that_cannot_be_used_changes_nothing(
     sound, before = snapshot.read_bytes(), place.marked()
     bad = tmp_path / "bad"
     for data, reason in (
-        (sound[:-1], "does not end as a snapshot does"),
+        (sound[:-1], "lacks the end mark of a snapshot"),
         (sound[: len(sound) // 2], "cut off"),
         (sound[:5000] + bytes([sound[5000] ^ 1]) + sound[5001:], "damaged"),
         (b"something else", "is not a snapshot"),

@@ -61,7 +61,7 @@ class AuditorTwin:
         with self._lock:
             for record in self._records.values():
                 if record.kind.value == kind and not record.state.is_final:
-                    return ActionResult(ActionOutcome.BUSY, f"a {kind} run is under way already: {record.run_id}")
+                    return ActionResult(ActionOutcome.BUSY, f"a {kind} run is already under way: {record.run_id}")
             run_id = f"20261120T1015{len(self._records):02d}Z-0a1b2c"
             owner = user or "anonymous"
             self._records[run_id] = RunRecord(
@@ -104,7 +104,7 @@ class AuditorTwin:
             if record is None:
                 return ActionResult(ActionOutcome.UNKNOWN, f"there is no run {run_id}")
             if record.state.is_final:
-                return ActionResult(ActionOutcome.REFUSED, f"run {run_id} is over")
+                return ActionResult(ActionOutcome.REFUSED, f"run {run_id} has already ended")
             finished_ms = now_ms() if state.is_final else 0
             self._records[run_id] = replace(record, state=state, detail=detail, finished_ms=finished_ms)
         return ActionResult(ActionOutcome.ACCEPTED, f"run {run_id}: {state.value}", run_id)

@@ -204,7 +204,7 @@ class TwinControl:
         self._leads()
         run = await self.run(run_id)
         if run.state.is_final:
-            raise RunOverError(f"run {run_id} is over")
+            raise RunOverError(f"run {run_id} has already ended")
         await self.put(replace(run, state=state, detail=detail))
         return self._runs[run_id]
 

@@ -200,7 +200,7 @@ EVERYTHING = replace(
             InventoryBookie(
                 bookie_name(1), "listed", "", 900, 4, 2, 3, "waiting", "2026-11-19T00:00:00Z", "2026-11-20T09:00:00Z"
             ),
-            InventoryBookie(bookie_name(2), "not offered", "it speaks the protocol of Apache's bookies alone"),
+            InventoryBookie(bookie_name(2), "not offered", "it speaks only the protocol of Apache's bookies"),
             InventoryBookie(bookie_name(3), "listed", "", 800),
         ),
         4,

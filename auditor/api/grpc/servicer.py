@@ -190,7 +190,12 @@ class ControlServicer(rpc.AuditorServiceServicer):
 
 def _problem_for(action: str, error: Exception) -> Problem:
     if isinstance(error, TimeoutError):
-        return Problem(504, "deadline", "The deadline passed", "the request took too long; look before you try again")
+        return Problem(
+            504,
+            "deadline",
+            "The deadline passed",
+            "the request took too long and may have taken effect: check before you try again",
+        )
     problem = problem_of(error)
     if problem.status == 500:
         _log.error("request failed", extra={"operation": action}, exc_info=error)

@@ -46,7 +46,7 @@ class Places:
         now_s = self._clock.monotonic_s()
         if self._logged_s is None or now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
-            _log.warning("too many connections of HTTP, further ones are closed", extra={"max": self._count})
+            _log.warning("too many HTTP connections, further ones are closed", extra={"max": self._count})
         return False
 
     def leave(self) -> None:

@@ -107,7 +107,12 @@ class Guard:
     async def _admitted(self, route: Route, request: web.Request, trail: Trail) -> web.StreamResponse:
         assert route.role is not None
         if route.is_limited and self._in_flight >= self._settings.in_flight_max:
-            return _respond(request, problem_of(OverloadedError("this process answers too many requests at once")))
+            return _respond(
+                request,
+                problem_of(
+                    OverloadedError("this process already handles the largest number of requests; try again later")
+                ),
+            )
         self._in_flight += route.is_limited
         try:
             if changing(route):
@@ -144,7 +149,7 @@ def refuse_cross_site(request: web.BaseRequest, host: str) -> None:
     """
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site not in _SAME_SITE:
-        raise CrossSiteError("a page of another site asked for this; open this service's own page instead")
+        raise CrossSiteError("the request comes from a page of another site; open this service's own page instead")
     origin = request.headers.get("Origin")
     if origin is not None and _parsed(origin).netloc.lower() != host.lower():
         raise CrossSiteError("the Origin is not this service; open this service's own page instead")
@@ -164,7 +169,10 @@ def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
             return
     except ValueError:
         pass
-    raise CrossSiteError("this service is meant for this machine: ask it as localhost, send a token, or allow the name")
+    raise CrossSiteError(
+        "this service accepts only local names without a token: address it as localhost, send a token, "
+        "or allow the name"
+    )
 
 
 def _parsed(url: str) -> SplitResult:

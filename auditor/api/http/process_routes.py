@@ -48,12 +48,12 @@ class ProcessRoutes:
             Route("GET", "/readyz", "get_readyz", "Whether this process can do its work.", self._ready,
                   (ok, Answer(503, "No, with the checks.", text)), None, "process", parameters=verbose),
             Route("GET", "/metrics", "get_metrics", "Metrics for Prometheus.", self._show_metrics,
-                  (Answer(200, "Text or OpenMetrics, as asked for.", ""),), tag="process", is_limited=False),
+                  (Answer(200, "Text or OpenMetrics, as requested.", ""),), tag="process", is_limited=False),
             Route("GET", "/version", "get_version", "The version.", self._version,
                   (Answer(200, "Version.", JSON, "Version"),), tag="process"),
             Route("GET", "/openapi.json", "get_openapi", "This description.", self._describe,
                   (Answer(200, "OpenAPI.", JSON, "Description"),), tag="process"),
-            Route("GET", "/", "get_root", "Leads to the status page.", self._root,
+            Route("GET", "/", "get_root", "Redirects to the status page.", self._root,
                   (Answer(302, "To /status.", ""),), tag="process"),
         )  # fmt: skip
 

@@ -103,7 +103,8 @@ class ReportRoutes:
                   tag="reports"),
             Route("GET", "/reports/index.html", "get_report_index_file", "The same, as pages of reports link to it.",
                   self._index, page, tag="reports"),
-            Route("GET", "/reports/latest/", "get_latest_report", "Leads to the newest report, of a kind.",
+            Route("GET", "/reports/latest/", "get_latest_report",
+                  "Redirects to the newest report, optionally of one kind.",
                   self._latest, (Answer(302, "To the report's page.", ""),), tag="reports",
                   parameters=(Parameter("kind", "Kind of the run.", _KIND),)),
             Route("GET", "/reports/{run_id}/", "get_report_page", "A report as a page.", self._page, page,
@@ -157,8 +158,8 @@ class ReportRoutes:
                 found = web.Response(body=answer.body, headers=_headers(paths[0]))
         if found is None:
             raise NotFoundError(
-                "there is no such report, or no such file in it; a run by a command leaves its report in the "
-                "--report-dir of the command: `bkheal audit show RUN` shows where"
+                "there is no such report, or no such file in it; a run that a command started leaves its "
+                "report in the --report-dir of that command: `bkheal audit show RUN` shows where"
             )
         return found
 

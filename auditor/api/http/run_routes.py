@@ -44,19 +44,22 @@ class RunRoutes:
         one = (RUN_ID,)
         changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
         paused = (Answer(200, "The schedule as it is now.", JSON, "Schedule"),)
-        schedule = (_KIND, segment("state", "What it is to be.", enum=list(_SCHEDULE_TARGETS)))
-        target = (*one, segment("state", "What it is to be.", enum=[state.value for state in _TARGETS]))
-        key = Parameter(_KEY, "The same key with the same body begins nothing twice.", KEY_SCHEMA, "header")
+        schedule = (_KIND, segment("state", "The new state.", enum=list(_SCHEDULE_TARGETS)))
+        target = (*one, segment("state", "The new state.", enum=[state.value for state in _TARGETS]))
+        key = Parameter(
+            _KEY, "A repeated request with the same key and body begins nothing a second time.", KEY_SCHEMA, "header"
+        )
         return (
             Route("GET", RUNS, "list_runs", "The newest runs of all processes, running ones included.", self._list,
                   (Answer(200, "Runs.", JSON, "RunList"),), parameters=_LIST_PARAMETERS),
-            Route("POST", RUNS, "start_run", "Begin a run. It goes on by itself.", self._start, _STARTED,
+            Route("POST", RUNS, "start_run", "Begin a run, which continues after the response.", self._start, _STARTED,
                   role=Role.OPERATE, body="RunRequest", parameters=(key,), is_changing=True),
             Route("GET", RUNS + "/{run_id}", "get_run", "One run.", self._get,
                   (Answer(200, "The run.", JSON, "Run"),), segments=one),
             Route("PUT", RUNS + "/{run_id}/state/{state}", "change_run", "Pause, resume or cancel a run.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
-            Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post", "As PUT, for who cannot send that.",
+            Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post",
+                  "As PUT, for clients that cannot send PUT.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
             Route("PUT", SCHEDULES + "/{kind}/state/{state}", "change_schedule", "Pause or resume a schedule.",
                   self._change_schedule, paused, role=Role.OPERATE, segments=schedule, parameters=(_SECONDS,),

@@ -119,7 +119,7 @@ _RUN: Final = _fields(
         "finished": _TIME,
         "eta": _TIME,
         "verdict": _nullable(_TEXT),
-        "exit_code": {"type": ["integer", "null"], "description": "As of a one-shot run."},
+        "exit_code": {"type": ["integer", "null"], "description": "The exit code that a one-shot run would have."},
         "ledgers": _COUNT,
         "findings": {**_map(_COUNT), "description": "Ledgers by severity."},
         "tasks_changed": _COUNT,
@@ -135,12 +135,12 @@ _RUN: Final = _fields(
         },
         "report": _nullable(_TEXT),
         "detail": _nullable(_TEXT),
-        "paused_until": {**_TIME, "description": "When a paused run goes on by itself."},
+        "paused_until": {**_TIME, "description": "When a paused run continues automatically."},
     }
 )
 _PAUSE: Final = {
     "paused": _TRUTH,
-    "paused_until": {**_TIME, "description": "When the pause of the schedule ends by itself."},
+    "paused_until": {**_TIME, "description": "When the pause of the schedule ends automatically."},
     "paused_by": _nullable(_TEXT),
 }
 _OWNER: Final[Mapping[str, Schema]] = {
@@ -156,7 +156,7 @@ _WINDOW_FIELDS: Final = {
     "bookies": _list(_TEXT),
     "by": _TEXT,
     "since": _TIME,
-    "until": {**_TIME, "description": "The window ends by itself."},
+    "until": {**_TIME, "description": "The window ends automatically at this time."},
     "hold_critical": {**_TRUTH, "description": "Whether ledgers with one copy left wait as well."},
     "note": _nullable(_TEXT),
 }
@@ -175,10 +175,13 @@ _CHECK: Final = _fields(
     {
         "schedule": {
             "type": ["string", "null"],
-            "description": "As this auditor would follow it if it led; null: not scheduled.",
+            "description": "The schedule that this auditor follows as the leader; null: not scheduled.",
         },
         "period_seconds": {"type": ["number", "null"], "description": "Null: not scheduled."},
-        "next_run": {**_TIME, "description": "Null also if another auditor leads: only the leader has the time."},
+        "next_run": {
+            **_TIME,
+            "description": "Null also if another auditor is the leader: only the leader knows the time.",
+        },
         "last_success": _TIME,
         **_PAUSE,
         "last": {"anyOf": [_ref("RunFields"), {"type": "null"}]},
@@ -278,7 +281,7 @@ _VERDICT: Final = {
     "ok": _TRUTH,
     "bookies": _list(_TEXT),
     "strict": _TRUTH,
-    "ledgers": {**_COUNT, "description": "Ledgers that were looked at."},
+    "ledgers": {**_COUNT, "description": "Ledgers that were examined."},
     "unreadable_ledgers": _COUNT,
     "ledgers_at_risk": _COUNT,
     "worst": _list(
@@ -303,13 +306,13 @@ _WHAT_IF: Final = {
     "source": _one_of(["metadata", "image"]),
     "image_read_from": _TIME,
     "image_age_seconds": _nullable(_COUNT),
-    "ledgers": {**_COUNT, "description": "Ledgers that were looked at."},
+    "ledgers": {**_COUNT, "description": "Ledgers that were examined."},
     "unreadable_ledgers": _COUNT,
     "findings": _list(
         _fields(
             {
                 "severity": _one_of([level.label for level in Severity]),
-                "ledgers": {**_COUNT, "description": "Ledgers that would be worse off than now."},
+                "ledgers": {**_COUNT, "description": "Ledgers whose severity would be worse than now."},
                 "already": {**_COUNT, "description": "Ledgers on these bookies that would stay as they are."},
                 "bytes_estimate": _COUNT,
             }
@@ -330,7 +333,7 @@ _WHAT_IF: Final = {
     ),
     "topics_total": _COUNT,
     "topics_cut": _TRUTH,
-    "unnamed_ledgers": {**_COUNT, "description": "Ledgers that would be worse off, and that name no topic."},
+    "unnamed_ledgers": {**_COUNT, "description": "Ledgers whose severity would be worse, and that name no topic."},
     "topics": _list(_fields({"topic": _TEXT, "severity": _TEXT, "ledgers": _COUNT})),
 }
 _DRAINED: Final = _fields(
@@ -387,7 +390,10 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "standing": _one_of([standing.value for standing in Standing]),
                         "effect": _one_of([effect.name for effect in Effect]),
                         "meaning": {**_TEXT, "description": "What it means for clients."},
-                        "system": {**_nullable(_TEXT), "description": "What a topic of Pulsar's own is for."},
+                        "system": {
+                            **_nullable(_TEXT),
+                            "description": "The purpose of a topic that Pulsar itself uses.",
+                        },
                         "tenant": _TEXT,
                         "namespace": _TEXT,
                         "topic": _TEXT,
@@ -423,12 +429,14 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             ),
             "unreadable": {
                 **_list(_COUNT),
-                "description": "Ledgers of the page with a record that cannot be read. They count as not parked. Empty "
+                "description": "Ledgers of the page with a record that cannot be read. They are treated as "
+                "not parked. Empty "
                 "with `reason`.",
             },
             "next_after": {
                 "type": ["integer", "null"],
-                "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",
+                "description": "Value of `after` for the next page. Null: there is none. A page may be shorter than "
+                "the limit although more follow.",
             },
         },
     ),
@@ -521,7 +529,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                 "default": False,
                 "description": "Also hold back ledgers with one copy left. Needs the role administer.",
             },
-            "note": {"type": "string", "maxLength": NOTE_MAX, "description": "Why, for other people."},
+            "note": {"type": "string", "maxLength": NOTE_MAX, "description": "The reason, shown to other operators."},
             "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},
         },
         "target",
@@ -545,7 +553,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             **_DONE,
             "bookies": _list(_TEXT),
             **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
-            "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which know of no drain."},
+            "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which do not support drains."},
             "stay_read_only": _list(_TEXT),
         },
     ),
@@ -561,7 +569,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "parked": _map(_COUNT),
             "examples": _list(_fields({"ledger_id": _COUNT, "reason": _PARK_REASON, "detail": _TEXT})),
             "open_ledgers": _COUNT,
-            "open_topics": {**_list(_TEXT), "description": "Topics of Pulsar whose open ledgers are left; some."},
+            "open_topics": {**_list(_TEXT), "description": "Some topics of Pulsar whose open ledgers are left."},
             "unreadable_ledgers": _COUNT,
             "ledgers_read": _COUNT,
             "recovery_enabled": _TRUTH,
@@ -746,11 +754,13 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "items": _list(_TASK),
             "next_after": {
                 "type": ["integer", "null"],
-                "description": "Value of `after` for the next page. Null: there is none. A page may be short before.",
+                "description": "Value of `after` for the next page. Null: there is none. A page may be shorter than "
+                "the limit although more follow.",
             },
             "total": {
                 **_nullable(_COUNT),
-                "description": "All marked ledgers, as of `counted`. Null: only the leader counts, and counts all.",
+                "description": "All marked ledgers, as of `counted`. Null: this auditor is not the leader, or the "
+                "list is filtered.",
             },
             "counted": _TIME,
         },

@@ -58,7 +58,7 @@ class UpkeepRoutes:
         return (
             _read(letters, "list_dead_letters", "Tasks that workers have set aside, by ledger id.", self._letters,
                   "DeadLetterList", _LETTER_PAGING),
-            _change("POST", f"{letters}/retry", "retry_dead_letters", "Have workers try dead letters again.",
+            _change("POST", f"{letters}/retry", "retry_dead_letters", "Let workers try dead letters again.",
                     self._retry, "DeadLetterRetry", body="LedgersRequest"),
             _change("POST", f"{letters}/accept-loss", "accept_loss",
                     "Accept that entries without a live copy are lost, and close the tasks.", self._accept,
@@ -71,15 +71,16 @@ class UpkeepRoutes:
                   "PlacementDebtList", _PAGING),
             _read(f"{_API}/drains", "list_drains", "Bookies that are being drained.", self._drains, "DrainList"),
             _read(f"{_API}/drain-status", "get_drain_status",
-                  "What is left on drained bookies. 503 with Retry-After while the metadata is read: send it again.",
+                  "What is left on drained bookies. 503 with Retry-After while the metadata is read: repeat "
+                  "the request.",
                   self._drain_status, "DrainStatus", (_DRAINED,)),
             _change("PUT", f"{_API}/drains/{{bookie_id}}", "start_drain",
-                    "Drain a bookie. 503 with Retry-After while the metadata is read: send it again.",
+                    "Drain a bookie. 503 with Retry-After while the metadata is read: repeat the request.",
                     self._start_drain, "DrainStart", segments=(_BOOKIE,)),
             _change("POST", f"{_API}/drains", "start_drains",
-                    "Drain bookies, all or none. 503 with Retry-After while the metadata is read: send it again.",
+                    "Drain bookies, all or none. 503 with Retry-After while the metadata is read: repeat the request.",
                     self._start_drains, "DrainStart", body="DrainsRequest"),
-            _change("DELETE", f"{_API}/drains/{{bookie_id}}", "stop_drain", "Call a drain off.", self._stop_drain,
+            _change("DELETE", f"{_API}/drains/{{bookie_id}}", "stop_drain", "Cancel a drain.", self._stop_drain,
                     "DrainStop", segments=(_BOOKIE,)),
             _read(f"{_API}/maintenance", "list_maintenance", "Maintenance windows that are open.", self._windows,
                   "MaintenanceWindowList"),
@@ -89,10 +90,11 @@ class UpkeepRoutes:
             _change("DELETE", f"{_API}/maintenance", "end_maintenance", "End a maintenance window.", self._end_window,
                     "MaintenanceEnd", parameters=(_TARGET,)),
             _read(f"{_API}/ok-to-stop", "get_ok_to_stop",
-                  "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: send it again.",
+                  "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: repeat the request.",
                   self._ok_to_stop, "StopVerdict", _STOPPING),
             _read(f"{_API}/what-if", "get_what_if",
-                  "What would be lost if bookies or racks went now. 503 while the metadata is read: send it again.",
+                  "What would be lost if bookies or racks failed now. 503 while the metadata is read: repeat "
+                  "the request.",
                   self._what_if, "WhatIf", _WHAT_IF),
             _read(f"{_API}/recovery", "get_recovery", "The switch of recovery and the lost-bookie delay.",
                   self._recovery, "RecoveryStatus"),
@@ -100,7 +102,7 @@ class UpkeepRoutes:
                     self._set_recovery, "RecoveryStatus", body="RecoveryRequest", role=Role.ADMINISTER),
             _read(f"{_API}/copy-limits", "get_copy_limits", "Limits on copying of all replicators together.",
                   self._limits, "CopyLimits"),
-            _change("PUT", f"{_API}/copy-limits", "set_copy_limits", "Set the limits that are named.",
+            _change("PUT", f"{_API}/copy-limits", "set_copy_limits", "Set the given limits.",
                     self._set_limits, "CopyLimitsChange", body="CopyLimitsRequest"),
             _change("DELETE", f"{_API}/copy-limits", "clear_copy_limits", "Remove all limits.", self._clear_limits,
                     "CopyLimitsChange"),
@@ -110,10 +112,11 @@ class UpkeepRoutes:
             _change("DELETE", f"{boosts}/{{ledger_id}}", "end_boost", "End a boost.", self._end_boost, "Boost",
                     segments=(_LEDGER,)),
             _read(f"{_API}/progress", "get_progress",
-                  "How far repairs are. 503 with Retry-After while the marks are read: send it again.",
+                  "The progress of repairs. 503 with Retry-After while the marks are read: repeat the request.",
                   self._progress, "RepairProgress"),
             _read(f"{_API}/cluster", "get_cluster_status",
-                  "One look at the cluster. 503 with Retry-After while the marks are read: send it again.",
+                  "The state of the cluster in one document. 503 with Retry-After while the marks are read: "
+                  "repeat the request.",
                   self._cluster, "ClusterStatus"),
             _read(f"{_API}/changes", "list_changes", "What operators changed, by command and by API, newest first.",
                   self._changes, "ChangeList", (_CHANGES_LIMIT,)),
@@ -240,7 +243,7 @@ class UpkeepRoutes:
         asked, actor = queries.window_request(await call.body()), _actor(call)
         call.trail.detail = f"{asked.target} for {asked.span_s} s"
         if asked.is_critical_held:
-            call.who.require(Role.ADMINISTER, "holding ledgers with one copy left back")
+            call.who.require(Role.ADMINISTER, "holding back ledgers with one copy left")
 
         async def work(client: ClusterClient) -> Document:
             topology = client.ports.placement.topology  # of the auditor's topology file, if it has one
@@ -424,7 +427,7 @@ def _named(ledgers: Sequence[LedgerId]) -> str:
 def _read(
     path: str, operation: str, summary: str, handler: Any, schema: str, parameters: tuple[Parameter, ...] = ()
 ) -> Route:
-    answer = Answer(200, "As it is now.", JSON, schema)
+    answer = Answer(200, "The current state.", JSON, schema)
     return Route("GET", path, operation, summary, handler, (answer,), tag="upkeep", parameters=parameters)
 
 
@@ -441,7 +444,7 @@ def _change(
     parameters: tuple[Parameter, ...] = (),
     body: str = "",
 ) -> Route:
-    answer = Answer(200, "What was done.", JSON, schema)
+    answer = Answer(200, "The result.", JSON, schema)
     return Route(
         method,
         path,

@@ -13,7 +13,7 @@ from spark_jobs.settings import SNAPSHOT_HELP, FailOn
 _SERVICE = "Through a running service"
 _METRICS = "Metrics"
 
-KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="The check, see above.")]
+KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="The check, as described above.")]
 ReportDirOption: TypeAlias = Annotated[Path, typer.Option(help="Holds a directory with the report of each run.")]
 MasterOption: TypeAlias = Annotated[str | None, typer.Option(help="Spark master; default: all cores of this machine.")]
 FailOnOption: TypeAlias = Annotated[FailOn, typer.Option(help="Exit with 1 from these findings on.")]

@@ -275,7 +275,7 @@ class Remote:
                 if found.state.is_final:
                     return found
             if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
-                raise RemoteUnavailableError(f"run {run_id} was not over after {deadline_s:g} s; it continues")
+                raise RemoteUnavailableError(f"run {run_id} did not end within {deadline_s:g} s; it continues")
             self._sleep(poll_s)
 
     def _one(self, document: Mapping[str, Any]) -> RemoteRun:
@@ -395,7 +395,9 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
 
 
 def auditor_token(
-    name: Annotated[str, typer.Argument(help="Whom the token is for; shown in the audit log.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the person or program that uses the token; shown in the audit log.")
+    ],
     role: Annotated[
         Role,
         typer.Option(
@@ -426,7 +428,7 @@ def auditor_token(
         return
     print_line(made.token)
     if sys.stderr.isatty():
-        print_note("the token above is shown this once; add this line to the service's tokens file:")
+        print_note("the token above is shown only this once; add this line to the service's tokens file:")
     sys.stderr.write(f"{made.line}\n")
 
 
@@ -465,7 +467,7 @@ def base_url(settings: RemoteSettings) -> str:
     is_open = url.scheme == "http" and not is_loopback(url.host)
     if settings.token and is_open and not settings.allow_plaintext_token:
         raise ConfigurationError(
-            [f"the token would travel to {url.host} in the clear: use https, or allow a plaintext token"]
+            [f"the token would be sent to {url.host} in the clear: use https, or allow a plaintext token"]
         )
     return base
 

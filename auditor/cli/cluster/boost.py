@@ -65,7 +65,7 @@ def boost(
     if service is None:
         document = run(_boost(metadata_uri(uri, config), ids, wanted_s, is_dry_run=is_dry_run))
     elif is_dry_run:
-        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
+        raise typer.BadParameter("--dry-run cannot be used with --at", param_hint="--dry-run")
     else:
         document, code = _changed_there(service, ids, wanted_s)
     problem = document.pop("problem", None)

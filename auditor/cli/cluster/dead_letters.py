@@ -196,7 +196,9 @@ def retry(
     if problem is not None:
         from auditor.cli.exit_codes import exit_code_of
 
-        not_removed = f"the records of {counted(len(left), 'chosen ledger')} were not removed, or it is unknown"
+        not_removed = (
+            f"the records of {counted(len(left), 'chosen ledger')} were not removed, or their state is unknown"
+        )
         print_error(f"{problem}; {not_removed}: {_named(left) if ledgers else _shown(left)}")
         raise typer.Exit(exit_code_of(problem))
     if left and ledgers:

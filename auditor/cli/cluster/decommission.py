@@ -55,7 +55,7 @@ def decommission(
     show(output, "Decommission", document, lines + _accepted_lines(document["accepted_ledgers"]))
 
 
-_PARTS = (("cookie", "its cookie"), ("drain", "the note of its drain"), ("noted_down", "the note of its loss"))
+_PARTS = (("cookie", "its cookie"), ("drain", "the record of its drain"), ("noted_down", "the record of its loss"))
 
 
 def _line(row: dict[str, Any], *, is_dry_run: bool) -> str:

@@ -87,7 +87,7 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
     try:
         run(_examined(target, checks))
     except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
-        advice = "start ZooKeeper, or open the way to it from this machine"
+        advice = "start ZooKeeper, or allow connections to it from this machine (firewall, routing)"
         checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
         return ExitCode.STORE_UNREACHABLE
     except (NotAClusterError, MigratedError) as error:
@@ -116,7 +116,7 @@ async def _server_checks(hosts: str) -> list[Checked]:
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, TimeoutError) as error:
             text = f"no connection: {error.strerror or error}" if isinstance(error, OSError) else "no connection"
-            advice = "start this server, or open the way to it: a session moves to it if its server fails"
+            advice = "start this server, or allow connections to it: a session moves to it if its server fails"
             return Checked("zookeeper", address, State.WARNING, text, advice)
         writer.close()
         return Checked("zookeeper", address, State.OK, "accepts connections")
@@ -148,7 +148,7 @@ def _port_check(address: str) -> Checked:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host.strip("[]"), int(port)))
     except OSError as error:
-        advice = "choose another port, or end the process that uses it; if that is the service, all is well"
+        advice = "choose another port, or end the process that uses it; if that is the service, nothing is wrong"
         return Checked("port", address, State.WARNING, error.strerror or str(error), advice)
     return Checked("port", address, State.OK, "free")
 
@@ -158,7 +158,7 @@ def _print(checks: Sequence[Checked]) -> None:
     print_table(("STATE", "CHECK", "TARGET", "DETAIL"), cells)
     needed = [each for each in checks if each.advice and each.state is not State.OK]
     if not needed:
-        print_line("\nnothing is to be done")
+        print_line("\nnothing has to be done")
         return
     print_line("\nnext")
     for number, each in enumerate(needed, 1):

@@ -41,7 +41,7 @@ from bookie.runtime.human import printable
 
 app = typer.Typer(
     help="Empty bookies while they serve: copies first, and only then out of the metadata.",
-    epilog="The whole way, from `drain start` to `decommission`: docs/taking-a-bookie-out.md.",
+    epilog="All steps, from `drain start` to `decommission`: docs/taking-a-bookie-out.md.",
     no_args_is_help=True,
 )
 OptionalBookies = Annotated[
@@ -119,9 +119,13 @@ def start(
     """
     bookies = bookie_ids(names)
     if bookie_http is not None and (service is not None or len(bookies) > 1):
-        raise typer.BadParameter("it is for one BOOKIE, and not for --at", param_hint="'--bookie-http'")
+        raise typer.BadParameter(
+            "it needs exactly one BOOKIE, and cannot be used with --at", param_hint="'--bookie-http'"
+        )
     if is_waiting and service is not None:
-        raise typer.BadParameter("this command waits itself, and not with --at", param_hint="'--wait'")
+        raise typer.BadParameter(
+            "the waiting is done by this command, so it cannot be used with --at", param_hint="'--wait'"
+        )
     check_timeout(timeout_s, is_waiting=is_waiting)
     pulsar = pulsar_admin(pulsar_url, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
     if service is not None:
@@ -183,7 +187,7 @@ def stop(
     if problem is not None:
         from auditor.cli.exit_codes import exit_code_of
 
-        print_error(f"{problem}; these drains were not cancelled, or it is unknown: {', '.join(left)}")
+        print_error(f"{problem}; these drains were not cancelled, or their state is unknown: {', '.join(left)}")
         raise typer.Exit(exit_code_of(problem))
     if left:
         raise typer.Exit(ExitCode.FAILED)
@@ -273,7 +277,7 @@ def _started_there(
     service: Service, bookies: Sequence[BookieId], is_dry_run: bool, is_sure: bool, is_forced: bool
 ) -> dict[str, Any]:
     if is_dry_run or is_forced:
-        raise typer.BadParameter("with --at there is neither --dry-run nor --force")
+        raise typer.BadParameter("--dry-run and --force cannot be used with --at")
     confirm(f"Drain {', '.join(bookies)}?", is_sure=is_sure)
     if len(bookies) == 1:
         return service.ask("PUT", f"/drains/{quote(bookies[0], safe='')}")
@@ -282,7 +286,9 @@ def _started_there(
     except RemoteRefusedError as error:
         if error.status != HTTPStatus.METHOD_NOT_ALLOWED:
             raise
-        refuse(f"{error}: an older service begins one drain in a request, and none was begun; name one BOOKIE")
+        refuse(
+            f"{error}: this service is older and begins only one drain in a request; none was begun, so name one BOOKIE"
+        )
 
 
 async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def start(
     is_critical_held: Annotated[
         bool, typer.Option("--hold-critical", help="Also hold back ledgers with one copy left.")
     ] = False,
-    note: Annotated[str, typer.Option("--note", callback=text_only, help="Why, for other people.")] = "",
+    note: Annotated[str, typer.Option("--note", callback=text_only, help="The reason, shown to other operators.")] = "",
     topology_file: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +77,7 @@ def start(
         given = metadata_uri(uri, config)
         document = run(_start(given, name, seconds, is_critical_held, note, topology_file, is_dry_run))
     elif topology_file is not None:
-        raise typer.BadParameter("with --at the auditor's own topology counts", param_hint="'--topology-file'")
+        raise typer.BadParameter("with --at, the auditor uses its own topology", param_hint="'--topology-file'")
     else:
         body = {"target": name, "seconds": seconds, "hold_critical": is_critical_held, "note": note}
         document = service.ask("PUT", "/maintenance", body={**body, "dry_run": is_dry_run})

@@ -76,7 +76,7 @@ def _refuse_options(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter("with --at the auditor's own topology and policy count", param_hint=flag)
+            raise typer.BadParameter("with --at, the auditor uses its own topology and policy", param_hint=flag)
 
 
 def _is_no(document: dict[str, Any]) -> bool:

@@ -80,13 +80,16 @@ def set_limits(
     bookie_out: Annotated[int | None, _limit("bookie-out", "Bytes per second read from one bookie.")] = None,
     critical: Annotated[
         int | None,
-        _limit("critical", "Bytes per second of ledgers with one copy left that pass whatever the other limits are."),
+        _limit(
+            "critical", "Bytes per second of ledgers with one copy left that are copied regardless of the other limits."
+        ),
     ] = None,
     profile: Annotated[
         CopyProfile | None,
         typer.Option(
-            help="What to do if a bookie becomes slow: client-first copies less if a request takes longer than "
-            "50 ms, balanced if it takes longer than 250 ms, besides 31 ms for each MiB; recovery-first (the default) "
+            help="What to do if a bookie becomes slow: client-first copies less if a request takes longer "
+            "than 50 ms, balanced if it takes longer than 250 ms, each plus 31 ms for each MiB; "
+            "recovery-first (the default) "
             "copies as fast as bookies accept it.",
             show_default=False,
         ),
@@ -154,7 +157,10 @@ def _print(document: dict[str, Any]) -> None:
     requests = document["requests_per_second"]
     print_line(f"requests: {requests}/s" if requests else "requests: no limit")
     if document["critical_bytes_per_second"]:
-        print_line(f"ledgers with one copy left: {size(document['critical_bytes_per_second'])}/s pass in any case")
+        print_line(
+            f"ledgers with one copy left: {size(document['critical_bytes_per_second'])}/s are copied regardless of "
+            "the other limits"
+        )
     print_line(f"profile: {document['profile']}")
     if document["since"]:
         print_line(f"set by {printable(document['by'])} {duration(1000 * age_s(epoch_ms(document['since'])))} ago")
@@ -166,7 +172,7 @@ def _change(
     if service is None:
         return run(_changed(metadata_uri(uri, config), chosen, is_dry_run=is_dry_run))
     if is_dry_run:
-        raise typer.BadParameter("with --at there is no dry run", param_hint="--dry-run")
+        raise typer.BadParameter("--dry-run cannot be used with --at", param_hint="--dry-run")
     if chosen is None:
         return service.ask("DELETE", "/copy-limits")
     body = {name: value.value if isinstance(value, CopyProfile) else value for name, value in chosen.items()}

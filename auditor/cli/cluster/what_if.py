@@ -68,7 +68,7 @@ def what_if(
     named = [window_target(target) for target in targets]
     if service is not None:
         if image is not None or topology_file is not None:
-            raise typer.BadParameter("with --at, the auditor reads all metadata, and its own topology counts")
+            raise typer.BadParameter("with --at, the auditor reads all metadata and uses its own topology")
         document = service.ask("GET", "/what-if", {"target": named, "worst": worst, "topics": topics})
     else:
         _check_image(image)

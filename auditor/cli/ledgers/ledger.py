@@ -71,7 +71,7 @@ def list_ledgers(
     if state is not None and state.upper() not in LedgerState.__members__:
         raise typer.BadParameter(f"{state!r} is not a state; use one of {', '.join(LedgerState.__members__)}")
     if prefix and not (prefix.isascii() and prefix.isdigit()):
-        raise typer.BadParameter(f"{prefix!r} begins no id: ids are numbers")
+        raise typer.BadParameter(f"no id begins with {prefix!r}: ids are numbers")
     where = LedgerFilter(
         states=None if state is None else frozenset({LedgerState[state.upper()]}),
         bookie=None if bookie is None else bookie_id(bookie),

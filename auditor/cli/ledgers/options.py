@@ -11,11 +11,15 @@ from bookie.model.ids import LEDGER_ID_MAX
 
 LedgerArgument = Annotated[int, typer.Argument(min=0, max=LEDGER_ID_MAX, help="Ledger id.")]
 PasswordOption = Annotated[
-    str, typer.Option(envvar="BKHEAL_PASSWORD", help="Ledger password; better in the environment.", show_envvar=True)
+    str, typer.Option(envvar="BKHEAL_PASSWORD", help="Ledger password; safer in the environment.", show_envvar=True)
 ]
-EnsembleOption = Annotated[int, typer.Option("--ensemble-size", "-e", min=1, help="Bookies that entries spread over.")]
+EnsembleOption = Annotated[
+    int, typer.Option("--ensemble-size", "-e", min=1, help="Number of bookies over which the entries are spread.")
+]
 WriteQuorumOption = Annotated[int, typer.Option("--write-quorum", "-w", min=1, help="Copies of each entry.")]
-AckQuorumOption = Annotated[int, typer.Option("--ack-quorum", "-a", min=1, help="Durable copies before the ack.")]
+AckQuorumOption = Annotated[
+    int, typer.Option("--ack-quorum", "-a", min=1, help="Durable copies before an add is acknowledged.")
+]
 DigestOption = Annotated[str, typer.Option(help="CRC32C, CRC32, HMAC or DUMMY.")]
 EntriesOption = Annotated[
     int, typer.Option("--entries", "--count", "-n", min=0, help="Write this many random entries instead of lines.")

@@ -285,7 +285,7 @@ def scrub(
         verified = f"{counted(document['entries'], 'entry')}, {counted(document['bytes'], 'byte')} verified"
         print_line(f"{verified}; {document['damaged_count']} damaged")
         if document["next_after"] is not None:
-            print_line(f"to go on: --after {document['next_after']}")
+            print_line(f"to continue: --after {document['next_after']}")
     if document["damaged_count"]:
         raise typer.Exit(ExitCode.FAILED)
 

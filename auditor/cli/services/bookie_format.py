@@ -145,5 +145,5 @@ def _described(lost: dict[str, Any]) -> str:
         return f"how much they have is not known ({lost['problem']})"
     return (
         f"{counted(lost['ledgers'], 'ledger')}, {size(lost['entry_log_bytes'])} of entry logs, "
-        f"{counted(lost['journal_records'], 'record')} in the journal alone"
+        f"{counted(lost['journal_records'], 'record')} only in the journal"
     )

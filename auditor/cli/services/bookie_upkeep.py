@@ -91,7 +91,7 @@ def collect(
         print_error("the bookie was started again, and the collection ended with its former process")
         raise typer.Exit(ExitCode.FAILED)
     if is_waiting and document["running"]:
-        print_error(f"the collection was not over after {timeout_s:g} s; it goes on")
+        print_error(f"the collection did not end within {timeout_s:g} s; it continues")
         raise typer.Exit(ExitCode.BUSY)
     if is_waiting and document["stopped"]:
         raise typer.Exit(ExitCode.FAILED)

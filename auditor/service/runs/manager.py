@@ -174,7 +174,7 @@ class RunManager:
 
     async def _begin(self, record: RunRecord, term: int, options: Mapping[str, Any]) -> RunRecord:
         run_id, kind = record.run_id, record.kind
-        gate = RunGate(lambda: "" if self._election.is_leader(term) else "this auditor does not lead any more")
+        gate = RunGate(lambda: "" if self._election.is_leader(term) else "this auditor is no longer the leader")
         run = RunLifeCycle(self._runs, record, gate, self._clock, self._changed.fire)
         await self._announce(record, options)
         try:
@@ -200,7 +200,7 @@ class RunManager:
         active = self._active.get(run_id)
         record = await self._elsewhere(run_id) if active is None else active.record
         if record.state.is_final:
-            raise RunOverError(f"run {run_id} is over: {record.state.value}")
+            raise RunOverError(f"run {run_id} has already ended: {record.state.value}")
         if via:
             await self._note(owner, via, "run cancel", f"{run_id} {record.kind.value}")
         if active is None:
@@ -364,7 +364,7 @@ class RunManager:
         """Return the record of another process's run, if this process leads."""
         record = await self.get(run_id)
         if record.state.is_final:
-            raise RunOverError(f"run {run_id} is over: {record.state.value}")
+            raise RunOverError(f"run {run_id} has already ended: {record.state.value}")
         if not self._election.is_leader():
             raise NotLeaderError(self._election.state.leader)
         return record

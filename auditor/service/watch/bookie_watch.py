@@ -201,12 +201,12 @@ class BookieWatch:
                 await self._wait(bookies, decision, requests, is_busy)
                 self._refusals.reset()
             except (TransientError, OutcomeUnknownError, ConflictError) as error:
-                _log.warning("the state of the cluster is read again", extra={"reason": str(error)})
+                _log.warning("the state of the cluster could not be read, trying again", extra={"reason": str(error)})
                 await self._ports.clock.sleep(_RETRY_S)
             except PermanentError as error:
                 self.problem, pause_s = str(error), self._refusals.next_s()
                 fields = {"reason": self.problem, "in_s": pause_s}
-                _log.error("the store refused a look at the cluster, trying again", extra=fields)
+                _log.error("the metadata store refused to show the state of the cluster, trying again", extra=fields)
                 await self._ports.clock.sleep(pause_s)
 
     async def _look(self) -> tuple[Bookies, Decision]:
@@ -327,7 +327,7 @@ class BookieWatch:
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
             _log.warning("bookie is lost", extra=fields)
         for bookie in sorted(self._noted.keys() - noted.keys()):
-            _log.warning("bookie is back, or no longer known", extra={"bookie_id": bookie})
+            _log.warning("bookie has returned, or is no longer known", extra={"bookie_id": bookie})
         for bookie, down in noted.items() if self._is_audit_requested else ():
             if not down.audited_ms and not down.is_delay_waived:
                 await self._ports.down.waive_delay(bookie, down.since_ms)
@@ -353,7 +353,7 @@ class BookieWatch:
             for bookie, loss in noted.items():
                 if loss.audited_ms or loss.critical_audited_ms:
                     _log.info(
-                        "a lost bookie is audited again: it was not watched for a while", extra={"bookie_id": bookie}
+                        "a lost bookie is audited again, as it was not watched for a while", extra={"bookie_id": bookie}
                     )
                     await down.reopen(bookie, loss.since_ms)
                     noted[bookie] = replace(loss, audited_ms=0, critical_audited_ms=0)

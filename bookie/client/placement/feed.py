@@ -49,7 +49,9 @@ async def load_placement(
     except InvalidTopologyError as error:
         if policy.is_strict:
             raise
-        _log.warning("topology cannot be read, racks do not count", extra={"error": str(error)})
+        _log.warning(
+            "topology cannot be read, so new ledgers are placed without regard to racks", extra={"error": str(error)}
+        )
         return Placement(policy)
 
 
@@ -120,9 +122,9 @@ class PlacementFeed:
                 else:
                     seen = await topologies.wait_changed(seen)
             except InvalidTopologyError as error:
-                _log.warning("topology cannot be read, the last one stays", extra={"error": str(error)})
+                _log.warning("topology cannot be read, the last one stays in use", extra={"error": str(error)})
             except (TransientError, PermanentError) as error:
-                _log.info("topology is not followed for a moment", extra={"error": str(error)})
+                _log.info("topology cannot be watched, trying again", extra={"error": str(error)})
             else:
                 self._install(seen)
                 continue
@@ -134,7 +136,7 @@ class PlacementFeed:
             try:
                 seen = await drains.see() if seen is None else await drains.wait_changed(seen)
             except (TransientError, PermanentError) as error:
-                _log.info("drains are not followed for a moment", extra={"error": str(error)})
+                _log.info("drains cannot be read, trying again", extra={"error": str(error)})
                 seen = None
                 await self._clock.sleep(_RETRY_S)
             else:

@@ -77,7 +77,7 @@ class EnsembleJudge:
         if found.unknown or not self.has_topology:
             unknown = found.unknown or tuple(members)
             names = ", ".join(dict.fromkeys(unknown))
-            return Faults(unknown=unknown, detail=f"no location is known of {names}")
+            return Faults(unknown=unknown, detail=f"the topology has no location for {names}")
         wish, groups = self._wish(custom), self.topology.groups
         outside = strangers(members, wish, groups)
         details = [str(found.thin[0])] if found.thin else []

@@ -47,7 +47,7 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
             continue
         fenced = await ports.transport.ask(bookie, Fence(ledger_id, access.key), timeout_s)
         if fenced.status is Status.UNAUTHORIZED:
-            raise WrongPasswordError(f"ledger {ledger_id}: bookie {bookie} knows it by another password")
+            raise WrongPasswordError(f"ledger {ledger_id}: bookie {bookie} has it with another password")
         return
 
 
@@ -110,7 +110,7 @@ def _covers(fenced: Collection[int], ledger: Versioned) -> bool:
 def _last_entry_in(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> Entry | Status | None:
     """Return the greatest entry of a bookie that is fenced; None if it has none; a status if it may not be fenced."""
     if reply.status is Status.UNAUTHORIZED:
-        raise WrongPasswordError(f"ledger {ledger_id}: a bookie knows it by another password")
+        raise WrongPasswordError(f"ledger {ledger_id}: a bookie has it with another password")
     if fault_point("recovery.early_timeout"):
         return Status.TIMEOUT
     if reply.status is not Status.OK:

@@ -117,7 +117,7 @@ class RecoveryReader:
     def wrong_password(self, position: int) -> WrongPasswordError:
         """Return the error for a member with another master key."""
         bookie = self._members[position]
-        return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
+        return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} has it with another password")
 
     def undecided(self, entry_id: EntryId, votes: Votes) -> RecoveryImpossibleNowError:
         """Return the error for an entry whose answers prove nothing."""

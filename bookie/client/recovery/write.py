@@ -96,10 +96,10 @@ class RecoveryWriter:
             for task, bookie in sending.items():
                 status = task.result() if task in done else Status.TIMEOUT
                 if status is Status.UNAUTHORIZED:
-                    raise WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} knows it by another password")
+                    raise WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} has it with another password")
                 if status is not Status.OK:
                     extra = {"ledger_id": self._ledger_id, "bookie_id": bookie, "status": status.name}
-                    _log.info("bookie given up by recovery", extra=extra)
+                    _log.info("recovery stops using a bookie", extra=extra)
                     self._failed[bookie] = status
         finally:
             for task in sending:

@@ -157,14 +157,14 @@ class EnsembleChange:
         for lane in lanes:
             if found.get(lane.bookie) == lane.incarnation:
                 extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie}
-                _log.info("bookie gets another chance", extra=extra)
+                _log.info("writer tries a failed bookie again", extra=extra)
                 self._state.revive(lane.position)
 
     async def _round(self) -> None:
         if self.changes_left is not None and self.changes_left <= 0:
             raise TooManyEnsembleChangesError(
                 f"ledger {self.ledger.ledger_id} has had as many ensemble changes as its writer may make; "
-                "close it and go on in a new ledger"
+                "close it and continue in a new ledger"
             )
         members = await self._new_members()
         self._state.is_changing = True

@@ -92,7 +92,7 @@ class Failover:
         ``reason`` appears in the error if the writer fails.
         """
         extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": status.name, "reason": reason}
-        _log.info("bookie given up", extra=extra)
+        _log.info("writer stops using a bookie", extra=extra)
         now_s = self._ports.clock.monotonic_s()
         self._failed_at_s[lane.bookie] = now_s
         self._reasons[lane.bookie] = reason
@@ -165,7 +165,7 @@ class Failover:
                 raise
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}
             level = logging.DEBUG if state.is_patient else logging.WARNING
-            _log.log(level, "writing with fewer copies than asked for", extra=extra)
+            _log.log(level, "writing with fewer copies than requested", extra=extra)
 
     def _retry_later(self) -> None:
         self._retry_at_s = self._ports.clock.monotonic_s() + self._retry_pause_s

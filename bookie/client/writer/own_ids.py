@@ -98,7 +98,9 @@ class OwnIds:
                 f"at most {self._settings.pipeline_entries_max} may be"
             )
         if ahead and self._held_bytes + len(payload) > self._settings.pipeline_bytes_max:
-            raise EntryIdTooFarError(f"{self._held_bytes} bytes wait already for the ids before them, from {following}")
+            raise EntryIdTooFarError(
+                f"{self._held_bytes} bytes already wait for entries with lower ids, from {following} on"
+            )
 
     def _doubt(self, entry_id: EntryId) -> AddOutcomeUnknownError:
         if self._pipeline.error is not None:

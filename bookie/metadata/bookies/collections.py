@@ -119,7 +119,9 @@ class HeldCollections:
         def decide(data: bytes | None) -> bytes:
             held = None if data is None else _decode(bookie, data)
             if held is None:
-                raise NothingHeldError(f"{bookie} holds back no collection: `bkheal collection list` shows who does")
+                raise NothingHeldError(
+                    f"{bookie} holds back no collection: `bkheal collection list` shows which bookies do"
+                )
             most = usual_allowance(held.ledgers) if ledgers_max is None else ledgers_max
             return _encode(
                 replace(held, allowed_by=by, allowed_since_ms=now_ms, allowed_until_ms=until_ms, allowed_max=most)

@@ -106,7 +106,7 @@ class Drains:
                 return bool(missing)
             except MultiFailedError as error:
                 if error.index < len(guards):
-                    raise DrainsChangedError("another drain began or ended in the meantime") from error
+                    raise DrainsChangedError("another drain began or ended at the same time") from error
                 known = (await self.current()).bookies
             except WriteOutcomeUnknownError:
                 for create in missing:
@@ -114,7 +114,9 @@ class Drains:
                     if node is not None and node.data == create.data:
                         return True
         names = ", ".join(creates)
-        raise WriteOutcomeUnknownError(f"noting the drain of {names}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(
+            f"recording the drain of {names}: the outcome of every attempt is unknown; try again"
+        )
 
     async def stop(self, bookie: BookieId) -> bool:
         """Withdraw a drain; False if there is none. Idempotent.
@@ -133,7 +135,7 @@ class Drains:
                     return is_unknown
             except WriteOutcomeUnknownError:
                 is_unknown = True
-        raise WriteOutcomeUnknownError(f"withdrawing the drain of {bookie}: every answer was lost; try again")
+        raise WriteOutcomeUnknownError(f"cancelling the drain of {bookie}: every answer was lost; try again")
 
     async def read(self) -> Mapping[BookieId, Drain]:
         """Return every drain, by bookie.
@@ -222,5 +224,5 @@ def _decode(bookie: BookieId, data: bytes) -> Drain:
     try:
         return decode_record(data, Drain, bookie=bookie)
     except UnreadableRecordError as error:
-        _log.warning("note of a drain cannot be read", extra={"bookie_id": bookie, "error": str(error)})
+        _log.warning("record of a drain cannot be read", extra={"bookie_id": bookie, "error": str(error)})
         return Drain(bookie)

@@ -98,7 +98,8 @@ class FirstSeenDown:
         for bookie, down in result.items():
             if down.since_ms > now_ms + CLOCK_SKEW_MS_MAX:
                 _log.warning(
-                    "a bookie was noted as lost in the future, its delay begins now", extra={"bookie_id": bookie}
+                    "a bookie is recorded as lost from a time in the future, its delay begins now",
+                    extra={"bookie_id": bookie},
                 )
                 result[bookie] = await self._change(bookie, lambda known: _no_later(known, now_ms))
         return result
@@ -203,5 +204,5 @@ def _decode(name: str, data: bytes) -> Down | None:
     try:
         return decode_record(data, Down)
     except UnreadableRecordError as error:
-        _log.warning("note of a lost bookie cannot be read", extra={"bookie_id": name, "error": str(error)})
+        _log.warning("record of a lost bookie cannot be read", extra={"bookie_id": name, "error": str(error)})
         return None

@@ -99,7 +99,7 @@ class MaintenanceWindows:
             is_known = _name(window.target) in known
             if not is_known and len(known) >= WINDOWS_MAX:
                 raise TooManyWindowsError(
-                    f"there are {len(known)} maintenance windows, which is the bound: end one with "
+                    f"there are {len(known)} maintenance windows, which is the maximum: end one with "
                     "`bkheal maintenance end`"
                 )
             write = SetData(path, data) if is_known else Create(path, data)
@@ -109,7 +109,9 @@ class MaintenanceWindows:
                 return
             except (MultiFailedError, WriteOutcomeUnknownError) as error:
                 _log.info("maintenance windows are read again", extra={"error": str(error)})
-        raise WriteOutcomeUnknownError(f"maintenance window of {window.target}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(
+            f"maintenance window of {window.target}: the outcome of every attempt is unknown; try again"
+        )
 
     async def end(self, target: str) -> None:
         """End a window. Idempotent.
@@ -162,7 +164,5 @@ def _decode(target: str, data: bytes) -> Window | None:
     try:
         return decode_record(data, Window, target=target)
     except UnreadableRecordError as error:
-        _log.warning(
-            "maintenance window cannot be read and counts as none", extra={"target": target, "error": str(error)}
-        )
+        _log.warning("maintenance window cannot be read and is ignored", extra={"target": target, "error": str(error)})
         return None

@@ -113,6 +113,7 @@ def _decode(bookie: BookieId, data: bytes) -> _Record:
         return decode_record(data, _Record)
     except UnreadableRecordError as error:
         _log.warning(
-            "losses of a bookie cannot be read and do not count", extra={"bookie_id": bookie, "error": str(error)}
+            "record of earlier losses of a bookie cannot be read and is ignored",
+            extra={"bookie_id": bookie, "error": str(error)},
         )
         return _Record()

@@ -97,7 +97,9 @@ class TopologyStore:
         try:
             return StoredTopology(self._decoded(path, data), path, stats)
         except InvalidTopologyError as error:
-            _log.warning("topology cannot be read, the last one stays", extra={"path": path, "error": str(error)})
+            _log.warning(
+                "topology cannot be read, the last one stays in use", extra={"path": path, "error": str(error)}
+            )
             return StoredTopology(seen.topology, seen.path, stats)
 
     async def write(self, text: str) -> None:

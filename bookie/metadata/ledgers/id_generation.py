@@ -72,7 +72,9 @@ class IdGenerator:
                 if low is not None:
                     await self._prune()
                     return ledger_id((candidate << 32) | low)
-        raise IdsExhaustedError(f"no ledger id under {self._long}: its counters end faster than they can be replaced")
+        raise IdsExhaustedError(
+            f"no ledger id under {self._long}: its counters are exhausted faster than they can be replaced"
+        )
 
     async def _number(self, prefix: str) -> int | None:
         """Next number of one counter, or None at its end."""

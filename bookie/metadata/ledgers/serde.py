@@ -97,7 +97,7 @@ def _decode_v3(data: bytes) -> LedgerMetadata:
                 return from_message(LedgerMetadataFormat.FromString(data[start : start + size]), 3)
             except DecodeError as error:
                 raise UnreadableMetadataError("ledger metadata is not the message it should be") from error
-    raise UnreadableMetadataError(f"ledger metadata is cut: {len(data)} bytes")
+    raise UnreadableMetadataError(f"ledger metadata is truncated: {len(data)} bytes")
 
 
 def _decode_v2(body: bytes) -> LedgerMetadata:

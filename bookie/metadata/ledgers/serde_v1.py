@@ -48,7 +48,7 @@ def decode_body(body: bytes) -> LedgerMetadata:
     try:
         quorum, ensemble_size, length, *lines = body.decode().removesuffix("\n").split("\n")
     except ValueError as error:
-        raise UnreadableMetadataError("ledger metadata of format 1 is cut or not text") from error
+        raise UnreadableMetadataError("ledger metadata of format 1 is truncated or not text") from error
     fragments: list[Fragment] = []
     state = LedgerState.OPEN
     last_entry_id = None

@@ -192,7 +192,7 @@ class LogLists:
                 return ListedLog(name, new, stat, stat.version)
             except (NodeExistsError, BadVersionError, NoNodeError, WriteOutcomeUnknownError):
                 continue
-        raise WriteOutcomeUnknownError(f"creating log {name!r}: every answer was lost; look whether it exists")
+        raise WriteOutcomeUnknownError(f"creating log {name!r}: every answer was lost; check whether it exists")
 
     async def change(
         self, seen: ListedLog, decide: Decide, *, create: Create | None = None, bytes_max: int = LIST_BYTES_MAX

@@ -161,7 +161,7 @@ def _uncompressed(data: bytes) -> bytes:
     size = int.from_bytes(data[len(_MAGIC) : _HEAD_AT], "big", signed=True)
     payload_at = _HEAD_AT + size
     if len(data) < _HEAD_AT or size < 0 or len(data) < payload_at:
-        raise UndecodableNodeError("the head of a compressed node is cut")
+        raise UndecodableNodeError("the header of a compressed node is truncated")
     head = _parsed(CompressionHead, data[_HEAD_AT:payload_at])
     if not 0 <= head.uncompressedSize <= _SIZE_MAX:
         raise UndecodableNodeError(f"a node of {head.uncompressedSize} bytes, uncompressed")
@@ -170,7 +170,7 @@ def _uncompressed(data: bytes) -> bytes:
         payload if head.compressionType == 0 else _decompressed(head.compressionType, payload, head.uncompressedSize)
     )
     if len(found) != head.uncompressedSize:
-        raise UndecodableNodeError("a compressed node has another size than its head")
+        raise UndecodableNodeError("a compressed node does not have the size in its header")
     return found
 
 

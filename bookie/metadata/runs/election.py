@@ -233,7 +233,9 @@ class Election:
     async def _stand_aside(self, session: Session, migration: Migration) -> None:
         """Withdraw, and wait for the next phase of a migration."""
         self._problem = migration.refusal
-        _log.error("this auditor stands aside", extra={"candidate": self._name, "reason": migration.refusal})
+        _log.error(
+            "this auditor withdraws from the election", extra={"candidate": self._name, "reason": migration.refusal}
+        )
         self._end(migration.refusal)
         self._become(Leadership(False, self._state.term, ""))
         await self._withdraw()

@@ -35,7 +35,7 @@ class RunLockedError(ConflictError):
     def __init__(self, lane: RunLane, holder: Holder) -> None:
         what = f"dry run of kind {lane.kind.value}" if lane.is_dry_run else f"{lane.kind.value} run"
         super().__init__(
-            f"a {what} is under way already: {holder.run_id or 'id not known'} in "
+            f"a {what} is already under way: {holder.run_id or 'id unknown'} in "
             f"{holder.process or 'an unknown process'}; wait for its end, or cancel it"
         )
         self.lane = lane
@@ -128,7 +128,7 @@ class RunLocks:
             if (other := self._held.get(lane)) is not None and other.is_held:  # two concurrent calls of this process
                 raise RunLockedError(lane, _holder(node.data))
             await self._drop(path, node)  # from an earlier attempt of this session whose answer was lost
-        raise WriteOutcomeUnknownError(f"locking {lane.name} runs: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(f"locking {lane.name} runs: the outcome of every attempt is unknown; try again")
 
     async def release(self, lease: RunLease) -> None:
         """Delete the lock if it is still the node of this run. Idempotent."""

@@ -143,7 +143,7 @@ class Runs(RunLocks, RunNotes):
                 record,
                 state=RunState.ABANDONED,
                 finished_ms=now_ms,
-                detail=record.detail or f"its process ({record.process}) went, or lost its session",
+                detail=record.detail or f"its process ({record.process}) ended, or lost its session",
             )
             try:
                 await self._store.set(self._path("records", record.run_id), encode_run(ended), version)

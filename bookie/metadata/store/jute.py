@@ -95,7 +95,7 @@ def multi_reply(reply: bytes, offset: int) -> list[int]:
                 offset += _STAT.size
             codes.append(code)
     except struct.error as error:
-        raise MalformedReplyError(f"cut after {len(codes)} operations") from error
+        raise MalformedReplyError(f"truncated after {len(codes)} operations") from error
 
 
 def multi_read_request(opcode: int, paths: Sequence[str]) -> bytes:

@@ -334,7 +334,7 @@ class KazooConnection:
             async with asyncio.timeout(_STOP_DEADLINE_S):
                 await self._in_thread(self._shut_down)
         except TimeoutError:
-            _log.warning("zookeeper connection does not end", extra={"deadline_s": _STOP_DEADLINE_S})
+            _log.warning("zookeeper connection cannot be closed", extra={"deadline_s": _STOP_DEADLINE_S})
 
     async def get_data(self, path: str) -> Any:
         """``(data, stat fields)`` of a node."""

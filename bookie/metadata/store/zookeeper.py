@@ -228,7 +228,7 @@ class ZooKeeperStore(MetadataStore):
                 return await together()
             except RequestUnknownError:
                 self._is_multi_read_enabled = False
-                _log.warning("the zookeeper server does not know multiRead (3.6 and later), bulk reads will be slow")
+                _log.warning("the zookeeper server does not support multiRead (3.6 and later), so bulk reads are slow")
                 try:
                     return await singly()
                 except StoreUnavailableError:  # a server closes the connection on an unknown request

@@ -85,7 +85,9 @@ class Boosts:
                 return
             except (MultiFailedError, WriteOutcomeUnknownError) as error:
                 _log.info("boosts are read again", extra={"ledger_id": boost.ledger_id, "error": str(error)})
-        raise WriteOutcomeUnknownError(f"boosting ledger {boost.ledger_id}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(
+            f"boosting ledger {boost.ledger_id}: the outcome of every attempt is unknown; try again"
+        )
 
     async def stop(self, ledger_id: LedgerId) -> None:
         """End a boost. Idempotent.
@@ -134,7 +136,7 @@ class Boosts:
         except (NoNodeError, BadVersionError):
             return
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("an ended boost remains for now", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info("an ended boost could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)})
 
 
 def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
@@ -145,7 +147,7 @@ def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
     """
     if ledger_id not in recorded and len(recorded) >= BOOSTS_MAX:
         raise TooManyBoostsError(
-            f"{len(recorded)} ledgers are boosted, which is the bound: wait until a boost ends, or end one with "
+            f"{len(recorded)} ledgers are boosted, which is the maximum: wait until a boost ends, or end one with "
             "`bkheal underreplicated boost --stop`"
         )
 
@@ -154,5 +156,5 @@ def _decode(ledger_id: LedgerId, data: bytes) -> Boost | None:
     try:
         return decode_record(data, Boost, ledger_id=ledger_id)
     except UnreadableRecordError as error:
-        _log.warning("boost cannot be read and counts as none", extra={"ledger_id": ledger_id, "error": str(error)})
+        _log.warning("boost cannot be read and is ignored", extra={"ledger_id": ledger_id, "error": str(error)})
         return None

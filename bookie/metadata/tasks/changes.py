@@ -107,7 +107,7 @@ class Changes:
             for number in numbers[: len(numbers) + 1 - CHANGES_MAX]:
                 await remove(self._store, self._path(number))
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("old records of changes remain for now", extra={"error": str(error)})
+            _log.info("old records of changes could not be removed yet", extra={"error": str(error)})
 
 
 def _decode(number: int, data: bytes) -> Change:

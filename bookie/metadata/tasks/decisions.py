@@ -233,5 +233,5 @@ def _decode(ledger_id: LedgerId, data: bytes) -> Decision | None:
     try:
         return decode_record(data, Decision, ledger_id=ledger_id)
     except UnreadableRecordError as error:
-        _log.warning("decision cannot be read and counts as none", extra={"ledger_id": ledger_id, "error": str(error)})
+        _log.warning("accepted loss cannot be read and is ignored", extra={"ledger_id": ledger_id, "error": str(error)})
         return None

@@ -368,7 +368,9 @@ class TaskLocks:
                 return HeldLock(ledger_id, lock.stat.czxid, lock.stat.ephemeral_owner), nodes
             self._left_behind.discard(ledger_id)
             return None, []
-        raise WriteOutcomeUnknownError(f"locking ledger {ledger_id}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(
+            f"locking ledger {ledger_id}: the outcome of every attempt is unknown; try again"
+        )
 
     async def _create_node(self, path: str, owner: str) -> None:
         """Create a lock at ``LOCK_VERSION``."""
@@ -392,7 +394,7 @@ class TaskLocks:
                 raise
             raise WriteOutcomeUnknownError(f"completing ledger {held.task.ledger_id}: {error}") from error
         raise WriteOutcomeUnknownError(
-            f"completing ledger {held.task.ledger_id}: no attempt could be settled; release it"
+            f"completing ledger {held.task.ledger_id}: the outcome of every attempt is unknown; release it"
         )
 
     async def _try_delete_task(

@@ -88,5 +88,5 @@ def _decode(data: bytes | None) -> _Record:
     try:
         return decode_record(data, _Record)
     except UnreadableRecordError as error:
-        _log.warning("record of moved ledgers cannot be read and counts as empty", extra={"error": str(error)})
+        _log.warning("record of moved ledgers cannot be read and is treated as empty", extra={"error": str(error)})
         return _Record()

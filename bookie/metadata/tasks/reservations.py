@@ -193,7 +193,9 @@ class Reservations:
                     await self._create_parent(parents_created)
             except WriteOutcomeUnknownError:
                 is_unknown = True
-        raise WriteOutcomeUnknownError(f"reserving ledger {ledger_id}: no attempt could be settled; try again")
+        raise WriteOutcomeUnknownError(
+            f"reserving ledger {ledger_id}: the outcome of every attempt is unknown; try again"
+        )
 
     async def release(self, reserved: LedgerReservations) -> bool:
         """Delete the reservations if they are unchanged; False if they were deleted or replaced.

@@ -125,7 +125,7 @@ class StandbyWorkers:
         try:
             await remove(self._store, f"{self._parent}/{name}")
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
-            _log.info("standby node stays for now", extra={"error": str(error)})
+            _log.info("standby node could not be removed yet", extra={"error": str(error)})
 
     async def _create(self, path: str) -> str:
         try:

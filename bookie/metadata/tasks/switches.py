@@ -114,7 +114,7 @@ class RecoverySwitches:
         if node is None:
             return 0
         if not node.data.isdigit() or len(node.data) > 10:
-            raise InvalidDelayError(f"{path} says {node.data[:40]!r}, not a number of seconds: set the delay again")
+            raise InvalidDelayError(f"{path} contains {node.data[:40]!r}, not a number of seconds: set the delay again")
         return int(node.data)
 
     async def initialize_lost_bookie_delay(self) -> None:

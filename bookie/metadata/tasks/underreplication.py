@@ -118,7 +118,7 @@ class UnderReplication:
                 raise
             if not is_tasks_layout(node.data):
                 raise IncompatibleTasksError(
-                    f"{layout} says {node.data[:100]!r}: expected type BASIC, version 1"
+                    f"{layout} contains {node.data[:100]!r}: expected type BASIC, version 1"
                 ) from None
         await ensure_path(self._store, tasks_path(self._root), self._root)
         await ensure_path(self._store, locks_path(self._root), self._root)

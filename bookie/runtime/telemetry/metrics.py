@@ -43,7 +43,7 @@ COMMON: Final = (
         SESSION,
         MetricType.GAUGE,
         "Whether this process has a connected session with ZooKeeper (1) or not (0)",
-        watch="it is 0 for minutes: the process can see and change nothing",
+        watch="it is 0 for minutes: the process cannot read or change anything in ZooKeeper",
     ),
 )
 """The metrics of every process."""

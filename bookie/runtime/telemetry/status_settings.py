@@ -30,7 +30,7 @@ class StatusServerSettings:
     client_ca: Annotated[
         Path | None,
         Option(
-            "PEM file: metrics for clients with its certificates alone; probes for all.",
+            "PEM file: metrics only for clients with its certificates; probes for all.",
             name="tls_client_ca",
             is_file=True,
         ),

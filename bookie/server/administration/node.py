@@ -259,7 +259,7 @@ class Node:
         if request.action != pb.CollectRequest.SHOW and not self.collector.start(
             is_major=request.action == pb.CollectRequest.MAJOR
         ):
-            raise NotNowError("a garbage collection runs already")
+            raise NotNowError("a garbage collection is already running")
         return self._collection()
 
     async def set_read_only(self, request: pb.SetReadOnlyRequest, who: str) -> pb.ReadOnlyState:

@@ -147,10 +147,10 @@ class AdministrationServicer(rpc.AdministrationServicer):
                 result = await work(node, who)
         except asyncio.CancelledError:
             if is_admitted:
-                trail.record("the caller left, and it goes on", is_refused=False)
+                trail.record("the caller left, and the action continues", is_refused=False)
             raise
         except TimeoutError as error:
-            trail.record("not done in time, and it goes on", is_refused=False)
+            trail.record("not done in time, and the action continues", is_refused=False)
             await _refuse(context, action, error)
         except Exception as error:  # noqa: BLE001  # a request's boundary
             if not isinstance(error, RateLimitedError):
@@ -175,7 +175,7 @@ def _name(actions: Callable[[int], str] | object, number: int) -> str:
 async def _refuse(context: Context | InventoryContext, action: str, error: Exception) -> NoReturn:
     code, text = _CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error)
     if isinstance(error, _NotReadyError):
-        code, text = grpc.StatusCode.UNAVAILABLE, "the bookie starts"
+        code, text = grpc.StatusCode.UNAVAILABLE, "the bookie is still starting"
     elif isinstance(error, TimeoutError):
         code, text = grpc.StatusCode.DEADLINE_EXCEEDED, "the bookie did not finish this in time"
     elif code is grpc.StatusCode.INTERNAL and not isinstance(error, BkhealError):

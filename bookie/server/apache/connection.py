@@ -115,7 +115,7 @@ class ApacheConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """End the connection: the client sends nothing more. Requests in progress are completed."""
         if self._incoming.frames.rest_bytes:
-            self._give_up("it ended within a frame")
+            self._give_up("the client closed the connection in the middle of a frame")
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection. Requests in the storage are completed; long polls end."""
@@ -178,7 +178,7 @@ class ApacheConnection(asyncio.Protocol):
 
     def _await_request(self, within_s: float) -> None:
         self._stop_awaiting()
-        self._too_late = self._loop.call_later(within_s, self._give_up, "it sent nothing in time")
+        self._too_late = self._loop.call_later(within_s, self._give_up, "the client sent nothing in time")
 
     def _stop_awaiting(self) -> None:
         if self._too_late is not None:

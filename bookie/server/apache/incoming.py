@@ -107,4 +107,4 @@ class IncomingRequests:
 
     def _refuse_clear_text(self) -> None:
         if self.must_be_over:
-            raise MalformedFrameError("it went on in the clear after START_TLS")
+            raise MalformedFrameError("the client continued in plaintext after START_TLS")

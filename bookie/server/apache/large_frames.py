@@ -109,6 +109,11 @@ class LargeFrames:
         if not self._room.is_wanted or self._is_held_back():
             self._watch()
         elif self._taken:
-            self._give_up("a large frame of it did not come in time, and others waited for the room that it took")
+            self._give_up(
+                "a large frame of the client did not arrive in time, and other connections waited for "
+                "the memory it takes"
+            )
         else:
-            self._give_up("it did not fetch its responses, and other connections waited for their memory")
+            self._give_up(
+                "the client did not read its responses, and other connections waited for the memory they take"
+            )

@@ -113,7 +113,7 @@ class OutgoingAnswers:
     def _look(self, fetched_before: int) -> None:
         fetched = self._written - self._unsent - fetched_before
         if self._room.is_wanted and fetched < self._limits.unsent_bytes_max:
-            self._give_up("it did not fetch its answers, and others waited for the room that they took")
+            self._give_up("the client did not read its answers, and other connections waited for the memory they take")
             return
         self._watch()
 

@@ -54,6 +54,6 @@ class RunningRequests:
             await work
         except Exception:  # noqa: BLE001 (task boundary: a request without an answer ends its connection alone)
             _log.exception("request over Apache's protocol failed unexpectedly")
-            self._give_up("a request of it could not be answered")
+            self._give_up("a request of the client could not be answered")
         finally:
             self._ended()

@@ -14,7 +14,7 @@ from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.requests import StartTls
 from bookie.wire.apache.framing import framed
 
-_LEFT: Final = "it left during the TLS handshake"
+_LEFT: Final = "the client left during the TLS handshake"
 
 
 class TlsUpgrade:

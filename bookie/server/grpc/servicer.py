@@ -98,7 +98,7 @@ class BookieServicer(rpc.BookieServicer):
         async with self.unsent.answering(context.peer(), answer, is_urgent=read.is_urgent) as reply:
             is_taken = await self._is_taken(context, read_to_wire(reply))
         if not is_taken:  # gRPC still holds one message, until the client receives it or disconnects
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
 
     async def ReadLedgers(self, request: pb.ReadLedgersRequest, context: ReadLedgersContext) -> None:  # noqa: N802
         """Read ledgers concurrently, and send each answer as soon as it is complete."""
@@ -129,7 +129,7 @@ class BookieServicer(rpc.BookieServicer):
                 if not task.cancel() and task.exception() is None:  # it has an answer, which was not sent
                     task.result().end()
         if not is_taken:  # as in ``Read``
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not taken in time")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
 
     async def _is_taken(self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]) -> bool:
         """Send an answer. Return False if the client does not receive it in time."""

@@ -97,7 +97,9 @@ class UnsentAnswers:
             while True:
                 async with self._places.place(is_urgent=is_urgent):
                     if self.bytes >= self.limits.total_bytes_max:
-                        reply = ReadReply(Status.TOO_MANY_REQUESTS, detail="too many answers were not taken yet")
+                        reply = ReadReply(
+                            Status.TOO_MANY_REQUESTS, detail="too many answers wait for clients to read them"
+                        )
                         return UnsentAnswer(reply, end)
                     if connection.bytes < self.limits.connection_bytes_max:
                         reply = await read()

@@ -249,8 +249,8 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
     except InvalidCookieError as error:
         raise IdentityError(
             Refusal.DAMAGED_COOKIE,
-            f"the cookie of bookie {bookie} in ZooKeeper is damaged ({error}): write the content of the file VERSION "
-            "in its directories there, after checking that they belong to this bookie",
+            f"the cookie of bookie {bookie} in ZooKeeper is damaged ({error}): replace it by the content of the "
+            "file VERSION in its directories, after checking that they belong to this bookie",
         ) from error
 
 

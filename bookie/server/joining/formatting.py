@@ -65,7 +65,7 @@ def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
     if not cookies:
         if any(directory.has_data for directory in directories):
             raise FormatRefusedError(
-                "there is data and no file VERSION, so it is not known whose directories these are"
+                "there is data but no file VERSION, so it is not known whose directories these are"
             )
         return None
     newest = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))

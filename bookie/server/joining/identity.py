@@ -146,8 +146,8 @@ def _decoded(directory: LocalDirectory) -> Cookie:
     except InvalidCookieError as error:
         raise IdentityError(
             Refusal.DAMAGED_COOKIE,
-            f"the file VERSION in {directory.path}/current is damaged ({error}): restore it from the other directory's "
-            "if that one is whole, after checking that both disks belong to this bookie",
+            f"the file VERSION in {directory.path}/current is damaged ({error}): restore it from the other "
+            "directory's if that one is intact, after checking that both disks belong to this bookie",
         ) from error
 
 
@@ -177,12 +177,12 @@ def _decide_without_cookie(evidence: Evidence) -> NewBookie:
                 Refusal.COOKIE_GONE,
                 f"the {directory.role.value} directory {directory.path} has a cookie and ZooKeeper has none for bookie "
                 f"{evidence.expected.bookie_id}: the metadata was formatted, or the bookie decommissioned; restore the "
-                "metadata, or start with empty directories to lose what these hold",
+                "metadata, or start with empty directories, which abandons the data in these",
             )
         if directory.has_data:
             raise IdentityError(
                 Refusal.UNMARKED_DATA,
-                f"the {directory.role.value} directory {directory.path} holds data and no file VERSION: "
+                f"the {directory.role.value} directory {directory.path} holds data but no file VERSION: "
                 "give an empty directory, or restore that file",
             )
     incarnations = {directory.incarnation for directory in evidence.directories}
@@ -321,16 +321,15 @@ def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool
         return IdentityError(
             Refusal.EMPTY_DISKS,
             f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. If they are lost "
-            "permanently, start once with --new-incarnation, which begins a data-integrity repair: what the "
-            "bookie held counts "
-            "as unknown, and is copied to it again from the others. Or give another bookie id",
+            "permanently, start once with --new-incarnation, which begins a data-integrity repair: "
+            "what the bookie held is unknown, and is copied to it again from the others. Or give another bookie id",
         )
     lost = empty[0]
     remedy = "start on empty disks with another bookie id; what this bookie held is copied from the others"
     if lost.role is Role.JOURNAL:
         remedy = (
-            "`bkheal bookie salvage-journal --lost` gives up what it held alone; that then counts as unknown, and "
-            "repair restores it"
+            "`bkheal bookie salvage-journal --lost` gives up the entries that only the journal held; they are then "
+            "unknown, and repair restores them"
         )
     return IdentityError(
         Refusal.EMPTY_JOURNAL if lost.role is Role.JOURNAL else Refusal.EMPTY_LEDGERS,

@@ -100,8 +100,9 @@ async def salvage_at_start(
     paths = [directory / CURRENT for directory in journal_dirs]
     if await asyncio.to_thread(_has_earlier_salvage, paths):
         raise DamagedJournalError(
-            f"the journal was salvaged before, and {_listed(paths)} still has the files of then ({_SET_ASIDE}-…): the "
-            f"disk may be failing. Look at it, delete these files, and start again. {damage}"
+            f"the journal was salvaged before, and {_listed(paths)} still has the files that were set aside "
+            f"then ({_SET_ASIDE}-…): the "
+            f"disk may be failing. Check it, delete these files, and start again. {damage}"
         ) from damage
     _log.error("journal damaged: what can be read is kept, the rest is unknown", extra={"problem": str(damage)})
     disks = await opened_disks(journals, ledgers, journal_dirs, ledger_dirs)
@@ -120,7 +121,7 @@ async def _salvage(
     before, resumed = predecessor(_identified(disks.directories, len(disks.journals), is_lost=is_lost))
     if not await asyncio.to_thread((disks.current / INDEX_DIRECTORY).is_dir):
         raise LostIndexError(
-            f"there is no index in {disks.current}: first make it again with `bkheal bookie rebuild-index`"
+            f"there is no index in {disks.current}: first rebuild it with `bkheal bookie rebuild-index`"
         )
     index = await RocksIndex.open(disks.current / INDEX_DIRECTORY)
     try:
@@ -153,7 +154,7 @@ def _identified(
         if not is_lost:
             raise MendingRefusedError(
                 f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost "
-                "permanently, --lost gives up what it held alone"
+                "permanently, --lost gives up the entries that only the journal held"
             )
         incarnation = journal.incarnation or ledgers[0].incarnation
         found.append(replace(journal, version=ledgers[0].version, incarnation=incarnation))

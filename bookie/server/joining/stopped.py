@@ -156,7 +156,7 @@ async def stopped_storage(disks: StoppedDisks) -> AsyncIterator[StoppedStorage]:
     """
     path = disks.current / INDEX_DIRECTORY
     if not await asyncio.to_thread(path.is_dir):
-        raise LostIndexError(f"there is no index in {disks.current}: `bkheal bookie rebuild-index` makes it again")
+        raise LostIndexError(f"there is no index in {disks.current}: rebuild it with `bkheal bookie rebuild-index`")
     async with AsyncExitStack() as stack:
         index = await RocksIndex.open(path)
         stack.push_async_callback(index.close)

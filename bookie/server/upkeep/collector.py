@@ -87,7 +87,7 @@ _LOOK_S: Final = 3600.0
 MAJOR_BELOW: Final = 0.8
 """Share of live bytes below which a major collection compacts an entry log: up to four bytes are copied for each freed
 one, which an operator may want on a disk that is nearly full."""
-_LOST: Final = "the session with ZooKeeper was lost; the next pass starts again"
+_LOST: Final = "the session with ZooKeeper was lost; the next collection starts again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +304,8 @@ class Collector:
                 "collector stopped, too much would be deleted", extra={"bookie_id": self._bookie, "report": str(report)}
             )
             report.stopped = (
-                f"{report.suspects} of {report.known} ledgers would be deleted: look at the metadata. "
-                f"`bkheal collection allow {self._bookie}` lets it go on"
+                f"{report.suspects} of {report.known} ledgers would be deleted: check the metadata. "
+                f"`bkheal collection allow {self._bookie}` lets the collection continue"
             )
             return False
         _log.warning(
@@ -480,7 +480,7 @@ class Collector:
         except FatalError:
             raise
         except BkhealError as error:
-            _log.info("ledger kept, it cannot be judged", extra={"error": str(error)})
+            _log.info("ledger kept after an error", extra={"error": str(error)})
             report.unknown += 1
             self._check_session()
 

@@ -42,7 +42,7 @@ class DrainWatch:
             try:
                 self._note(await self._drains.see() if seen is None else await self._drains.wait_changed(seen))
             except BkhealError as error:
-                _log.info("drains are not followed for a moment", extra={"error": str(error)})
+                _log.info("drains cannot be read, trying again", extra={"error": str(error)})
                 self._seen = None
                 await self._clock.sleep(RETRY_S)
                 continue

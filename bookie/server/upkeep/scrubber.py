@@ -275,7 +275,10 @@ class Scrubber:
             [data] = await file.read([(0, await file.size())])
             progress = decode_record(data, ScrubProgress)
         except UnreadableRecordError as error:
-            _log.warning("scrub begins again", extra={"bookie_id": self._bookie, "error": str(error)})
+            _log.warning(
+                "the scrub starts from the beginning, as its recorded progress cannot be read",
+                extra={"bookie_id": self._bookie, "error": str(error)},
+            )
             return new
         finally:
             await file.close()

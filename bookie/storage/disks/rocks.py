@@ -66,14 +66,14 @@ _REOPEN_FILES: Final = 64
 """The number of file descriptors that must be available for opening: more than its own files and the tables that it
 reads."""
 _DAMAGED: Final = "Corruption"
-_REMEDY: Final = ". If the bookie does not start, make the index again with `bkheal bookie rebuild-index --replace`"
+_REMEDY: Final = ". If the bookie does not start, rebuild the index with `bkheal bookie rebuild-index --replace`"
 _IO_ERROR: Final = "IO error"
 _MISSING: Final = "No such file or directory"
 _REPLACED: Final = (
-    ". Make it again with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
+    ". Rebuild it with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
 )
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open files")
-_MAKE_SPACE: Final = "Make space on its disk, or allow more open files, then start again"
+_MAKE_SPACE: Final = "Free space on its disk, or allow more open files, then start again"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 

@@ -297,7 +297,7 @@ class SpreadDisk(Disk):
         try:
             names = await self.answer(directory, disk.names(SPREAD))
             if path.removeprefix(f"{SPREAD}/") not in names and path not in self._removed:
-                self._take_out(directory, f"its file {path} is gone: is the disk mounted?")
+                self._take_out(directory, f"its file {path} is missing: is the disk mounted?")
                 return
             await self.answer(directory, disk.replace(PROBE_FILE, b"written after a failed read\n"))
         except DiskFullError:

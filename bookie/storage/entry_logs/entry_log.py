@@ -314,7 +314,9 @@ def check_all_in_use(disk: Disk) -> None:
         DiskError: one is out of use.
     """
     if disk.out_of_use_count:
-        raise DiskError("a ledger directory is out of use (the log has the reason): its entries would be overlooked")
+        raise DiskError(
+            "a ledger directory is out of use (the log has the reason): its entries would be missing from the result"
+        )
 
 
 def log_path(log_id: int) -> str:

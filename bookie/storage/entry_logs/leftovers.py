@@ -168,5 +168,5 @@ async def _count(
             found.dead_bytes += location.size + RECORD_HEADER_SIZE
     if puts:
         extra = {"log_id": log_id, "entries": len(puts)}
-        _log.error("the index lost places of entries, which an unfinished entry log has", extra=extra)
+        _log.error("the index lost the places of entries that are in an unfinished entry log", extra=extra)
         await index.write(puts)

@@ -202,17 +202,17 @@ def decode_records(data: bytes, header: BatchHeader) -> list[Record] | None:
         offset += _RECORD.size + len(record.body)
     if len(records) != header.record_count:
         named = counted(header.record_count, "record")
-        raise DamagedJournalError(f"batch {header.sequence} names {named}, holds {len(records)}")
+        raise DamagedJournalError(f"batch {header.sequence} declares {named}, contains {len(records)}")
     return records
 
 
 def _decode_record(data: bytes, offset: int, end: int) -> Record:
     if offset + _RECORD.size > end:
-        raise DamagedJournalError(f"record header at offset {offset} passes the end of its batch")
+        raise DamagedJournalError(f"record header at offset {offset} extends past the end of its batch")
     length, crc, kind, ledger_id = _RECORD.unpack_from(data, offset)
     body_offset = offset + _RECORD.size
     if body_offset + length > end:
-        raise DamagedJournalError(f"record of {length} bytes at offset {offset} passes the end of its batch")
+        raise DamagedJournalError(f"record of {length} bytes at offset {offset} extends past the end of its batch")
     if kind not in _KINDS:
         raise UnsupportedFormatError(
             f"journal record of unknown kind {kind} at offset {offset}: start the version of bkheal that wrote it"

@@ -95,7 +95,7 @@ class JournalReplay:
             return await _content(self.disk, path)
         except DiskError as error:
             raise DamagedJournalError(
-                f"{path} cannot be read: {error}. If the disk is whole otherwise, try again; or {SALVAGE}"
+                f"{path} cannot be read: {error}. If the disk is otherwise intact, try again; or {SALVAGE}"
             ) from error
 
     def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[int, list[Record]]]:
@@ -107,8 +107,8 @@ class JournalReplay:
         if header.number != number or header.epoch < self.epoch:
             raise DamagedJournalError(
                 f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file {number} of "
-                f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Take it out and check, or "
-                f"{SALVAGE}"
+                f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Move it elsewhere and "
+                f"check it, or {SALVAGE}"
             )
         self.epoch = header.epoch
         self._prove(header.durable_sequence, f"{path} offset 0")
@@ -169,7 +169,7 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
     if not has_checkpoint and (has_entry_logs or file_count or (mark is not None and mark.durable_sequence)):
         raise LostIndexError(
             "the entry index is empty, but there are entry logs or a used journal: the index was lost. "
-            "Make it again with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
+            "Rebuild it with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
         )
     if has_checkpoint and mark is None:
         raise DamagedJournalError(

@@ -22,7 +22,7 @@ RECOVERY_PRIORITY: Final = 100
 A read-only bookie accepts adds of this priority while its disks have room, and recovery has to re-add to read-only
 members of an ensemble. Repair never chooses read-only targets (S8)."""
 
-_IN_PART: Final = "other entries of the batch may have been stored: over this protocol each goes by itself"
+_IN_PART: Final = "other entries of the batch may have been stored: over this protocol each is sent separately"
 _TELLING: Final = (
     Status.FENCED,
     Status.UNAUTHORIZED,

@@ -116,7 +116,7 @@ class BulkConnection(Stream):
 
     def _end_if_done(self) -> None:
         if self._is_retired and not self._expected:
-            self.end("a request on it was given up")
+            self.end("a request on it was abandoned")
 
     @property
     def _in_flight(self) -> int:

@@ -77,7 +77,7 @@ async def open_connection(
         connection.end(why)
         raise ConnectionLostError(why) from None
     except BaseException:
-        connection.end("the connection was given up before it was ready")
+        connection.end("the connection was abandoned before it was ready")
         raise
     return connection
 

@@ -61,7 +61,7 @@ class Stream(ABC, asyncio.Protocol):
     @property
     def why_over(self) -> str:
         """The reason for its end, or for accepting no more requests."""
-        return self._over or "a request on it was given up"
+        return self._over or "a request on it was abandoned"
 
     async def ready(self) -> None:
         """Wait until more may be sent: the socket accepts it, and not too many requests are in flight.

@@ -180,7 +180,7 @@ async def inventory(
         if address is None:
             state, detail = InventoryState.NO_ANSWER, "its address could not be found"
         elif address.protocol != GRPC_PROTOCOL:
-            state, detail = InventoryState.NOT_OFFERED, "it speaks the protocol of Apache's bookies alone"
+            state, detail = InventoryState.NOT_OFFERED, "it speaks only the protocol of Apache's bookies"
         else:
             token = None if token_file is None else read_token_file(token_file)
             async with Administration(address, security.load(), token, _HINT) as client:

@@ -299,7 +299,7 @@ def _without_doubt(reply: CopyReply, *, is_second: bool, is_failing: bool) -> Co
     """
     if not reply.is_unread or (is_second and not is_failing):
         return reply
-    detail = f"cannot read its entries: look at its disk ({reply.detail})" if is_failing else reply.detail
+    detail = f"cannot read its entries: check its disk ({reply.detail})" if is_failing else reply.detail
     return replace(reply, status=Status.IO_ERROR, entries=_NOTHING, detail=detail)
 
 

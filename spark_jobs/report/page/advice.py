@@ -61,7 +61,7 @@ def audit_command(summary: RunSummary, *options: str) -> str:
 
 
 def _after_brake(summary: RunSummary) -> Iterator[Step]:
-    yield Step("Look at which bookies are registered, and at ZooKeeper itself.", ("bkheal bookies", "bkheal status"))
+    yield Step("Check which bookies are registered, and ZooKeeper itself.", ("bkheal bookies", "bkheal status"))
     lost = _missing(summary)
     if lost:
         yield Step(
@@ -119,8 +119,8 @@ def _after_publishing(summary: RunSummary) -> Iterator[Step]:
 def _after_misplacing(summary: RunSummary) -> Iterator[Step]:
     if _ledgers(summary, Severity.MISPLACED) and summary.published.outcome is PublishOutcome.NOTHING_TO_PUBLISH:
         yield Step(
-            "Badly spread ledgers are reported and not marked: they have every copy, and moving copies costs. Look at "
-            "a few, and at whether new ledgers are written by clients with the right placement policy.",
+            "Badly spread ledgers are reported and not marked: they have every copy, and moving copies costs. Check a "
+            "few of them, and whether new ledgers are written by clients with the right placement policy.",
             _shown(summary, Severity.MISPLACED),
         )
 
@@ -129,7 +129,8 @@ def _after_waiting(summary: RunSummary) -> Iterator[Step]:
     if summary.waiting:
         names = [bookie.bookie_id for bookie in summary.waiting]
         yield Step(
-            f"Waited for: {_some(names)}. If one returns in time, nothing is copied. If not, an audit marks its "
+            f"Missing, and not marked yet: {_some(names)}. If one returns in time, nothing is copied. If not, "
+            "an audit marks its "
             "ledgers afterwards, and those with one copy left after a shorter delay.",
             ("bkheal recovery status",),
         )
@@ -152,7 +153,7 @@ def _after_unknown(summary: RunSummary) -> Iterator[Step]:
     if summary.replicas is not None and summary.replicas.unknown:
         named = sorted({answer.bookie_id for answer in summary.replicas.unknown})
         yield Step(
-            f"These bookies could not list their entries: {_some(named)}. Look after them, then check again.",
+            f"These bookies could not list their entries: {_some(named)}. Fix them, then check again.",
             ("bkheal bookies", audit_command(summary)),
         )
 
@@ -166,7 +167,7 @@ def _before_the_next_loss(summary: RunSummary) -> Iterator[Step]:
     full = [bookie.bookie_id for bookie in summary.bookies if bookie.state is BookieState.READ_ONLY]
     if full:
         yield Step(
-            f"Read-only: {_some(full)}. They serve reads but take no copies; most often a disk is full.",
+            f"Read-only: {_some(full)}. They serve reads but accept no copies; most often a disk is full.",
             ("bkheal bookies",),
         )
 

@@ -27,7 +27,7 @@ _STATES: Final = {
     "up": "writable",
     "ro": "read-only",
     "down": "lost",
-    "idle": "gone, holds nothing",
+    "idle": "not registered, holds nothing",
 }
 
 

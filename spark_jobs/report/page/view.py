@@ -180,7 +180,7 @@ def _tiles(run: RunSummary, rows: Sequence[BookieRow]) -> Iterator[Tile]:
     counts, found = run.counts, ledgers_found(run)
     states = f"{number(counts.closed)} closed, {number(counts.open)} open, {number(counts.in_recovery)} in recovery"
     if not has_checked(run):
-        yield Tile("Ledgers read", number(counts.ledgers), states if counts.ledgers else "none, the brake held before")
+        yield Tile("Ledgers read", number(counts.ledgers), states if counts.ledgers else "none, as the brake held")
     else:
         yield Tile("Ledgers checked", number(counts.ledgers), states)
         yield Tile("With findings", number(found), f"{percent(found, counts.ledgers)} of all ledgers")
@@ -277,7 +277,7 @@ def details(run: RunSummary) -> Iterator[Detail]:
             for bookie in run.waiting[:20]
         )
         lead = "Because of them, only ledgers with one copy left are marked, after a shorter delay."
-        yield Detail("Missing bookies that are waited for", lead, rows)
+        yield Detail("Missing bookies that may still return", lead, rows)
     if run.published.held_back:
         rows = tuple((why, ledgers(count)) for why, count in held_ledgers(run))
         yield Detail("Ledgers that are not marked yet", "They have findings. A later run marks them.", rows)
@@ -285,7 +285,7 @@ def details(run: RunSummary) -> Iterator[Detail]:
         rows = tuple((why, numbered(count, "mark")) for why, count in withdrawn_marks(run))
         yield Detail("Marks that were withdrawn", "Nothing was left to do for them.", rows)
     if run.parts:
-        lead = "They used the same reading of the metadata. Each is complete or not by itself."
+        lead = "They used the same reading of the metadata. Each of them can be complete or incomplete."
         rows = tuple((part.check, part.problem or "complete") for part in run.parts)
         yield Detail("Checks of this run", lead, rows)
     if run.placement is not None:
@@ -317,14 +317,17 @@ def _placement(counts: PlacementCounts) -> Detail:
         ("Judged", judged),
         ("Badly spread", misplaced),
         ("As good as possible", f"{as_good}: there are too few domains"),
-        ("Not judged", f"{numbered(counts.unknown_fragments, 'fragment')} with a bookie of unknown place"),
+        (
+            "Not judged",
+            f"{numbered(counts.unknown_fragments, 'fragment')} with a bookie without a location in the topology",
+        ),
     ]
     if counts.outside_groups_fragments:
         rows.append(
             ("Outside their groups", f"{number(counts.outside_groups_fragments)} of the badly spread fragments")
         )
     if counts.unreadable_groups_fragments:
-        what = f"{numbered(counts.unreadable_groups_fragments, 'fragment')}, judged by failure domains alone"
+        what = f"{numbered(counts.unreadable_groups_fragments, 'fragment')}, judged only by failure domains"
         rows.append(("Groups unreadable", what))
     if counts.unknown_bookies:
         rows.append(("Place unknown", some(counts.unknown_bookies)))
@@ -338,7 +341,7 @@ def _racks(counts: PlacementCounts) -> Iterator[Detail]:
         (numbered(each.racks, "rack"), f"{ledgers(each.ledgers)}, {size(each.payload_bytes)}")
         for each in counts.rack_numbers
     ]
-    yield Detail("Racks of ensembles", "A ledger counts at its fragment with the fewest racks.", tuple(rows))
+    yield Detail("Racks of ensembles", "Each ledger is counted by its fragment with the fewest racks.", tuple(rows))
     pairs = [
         (
             f"{each.first} twice" if each.first == each.second else f"{each.first} and {each.second}",
@@ -348,7 +351,11 @@ def _racks(counts: PlacementCounts) -> Iterator[Detail]:
     ]
     if len(counts.racks) > _PAIRS_SHOWN or counts.racks_cut:
         pairs.append(("More", "summary.json lists the other pairs"))
-    yield Detail("Racks by pairs", "What is in both racks; twice: in two bookies of the same rack.", tuple(pairs))
+    yield Detail(
+        "Racks by pairs",
+        "Ledgers with copies in both racks; a rack with itself: in two bookies of that rack.",
+        tuple(pairs),
+    )
 
 
 def _lint(counts: LintCounts) -> Detail:
@@ -369,7 +376,7 @@ def _inventory(counts: InventoryCounts) -> Iterator[Detail]:
     rows = [
         ("More copies than the metadata places", f"{ledgers(counts.over_replicated)}"),
         ("Copies of ledgers that do not exist", f"{ledgers(counts.unowned)}"),
-        ("Damage that bookies know of", f"{ledgers(counts.damaged)}"),
+        ("Damage known to bookies", f"{ledgers(counts.damaged)}"),
         *[(f"Not judged: {reason}", ledgers(count)) for reason, count in counts.not_judged.items()],
     ]
     lead = "What bookies hold, compared with the metadata. Nothing is marked or deleted: bookies collect by themselves."
@@ -400,7 +407,7 @@ def _references(counts: ReferenceCounts) -> Iterator[Detail]:
         ("Referred to", f"{ledgers(counts.referenced)}, {number(counts.offloaded_and_here)} of them offloaded as well"),
         (
             "Offloaded",
-            f"{ledgers(counts.offloaded)} that {agreeing(counts.offloaded, 'is', 'are')} in another storage alone",
+            f"{ledgers(counts.offloaded)} that {agreeing(counts.offloaded, 'is', 'are')} only in another storage",
         ),
         (
             "Unreferenced",
@@ -430,7 +437,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
     denied = numbered(counts.absent, "copy")
     rows = [
         (
-            "Ledgers asked for",
+            "Ledgers requested",
             f"{number(counts.ledgers)}{'' if counts.sample >= 1 else f', a sample of {counts.sample:.0%}'}",
         ),
         (
@@ -440,7 +447,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
         ("Copies expected", number(counts.expected)),
         (
             "Denied",
-            f"{denied} ({percent(counts.absent, counts.expected)}), confirmed by a second look",
+            f"{denied} ({percent(counts.absent, counts.expected)}), confirmed by a second request",
         ),
         ("A full run", f"about {duration(round(counts.full_run_estimate_s * 1000))} at this pace"),
         *[

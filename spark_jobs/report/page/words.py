@@ -18,7 +18,7 @@ MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
     Severity.NO_LIVE_COPY: "No registered bookie holds some entry. It can be read again when a holder returns.",
     Severity.CRITICAL: "Some entry has one copy left. One more loss may lose data.",
-    Severity.BELOW_ACK_QUORUM: "Some entry has fewer copies than the ack quorum promised to its writer.",
+    Severity.BELOW_ACK_QUORUM: "Some entry has fewer copies than the ack quorum that its writer was promised.",
     Severity.BELOW_WRITE_QUORUM: "Some entry has fewer copies than the write quorum, and at least the ack quorum.",
     Severity.METADATA_ONLY: "A missing bookie is named, but holds no entry of the fragment. No copy is lacking.",
     Severity.MISPLACED: "All copies exist, but they are not spread over racks, zones or regions as the "
@@ -149,10 +149,10 @@ def _only_accepted(summary: RunSummary) -> Headline:
 def _incomplete(summary: RunSummary) -> Headline:
     text, unseen = "Not every ledger was checked.", "Ledgers that were not read are unknown."
     if not summary.severities:
-        return Headline(Tone.WARN, text, f"{unseen} What was seen is well.")
+        return Headline(Tone.WARN, text, f"{unseen} No problem was found in the rest.")
     found = _found(summary)
     tone = Tone.BAD if found.tone is Tone.BAD else Tone.WARN
-    return Headline(tone, text, f"{unseen} Of what was: {found.text} {found.meaning}")
+    return Headline(tone, text, f"{unseen} In the rest: {found.text} {found.meaning}")
 
 
 def _found(summary: RunSummary) -> Headline:
@@ -191,12 +191,12 @@ def _found(summary: RunSummary) -> Headline:
             MEANINGS[Severity.METADATA_ONLY],
         )
     if worst is Severity.DRAIN:
-        text = f"No copy is missing; {ledgers(total)} to move from bookies that are being drained."
+        text = f"No copy is missing; {ledgers(total)} must still be moved from bookies that are being drained."
         return Headline(Tone.INFO, text, MEANINGS[Severity.DRAIN])
     text = (
         f"{ledgers(total)} {_have(total)} findings."
         if worst is None
-        else f"No copy is missing; {ledgers(total)} to spread better."
+        else f"No copy is missing; {ledgers(total)} should be spread better."
     )
     return Headline(Tone.INFO, text, MEANINGS[worst] if worst is not None else "")
 

@@ -220,7 +220,8 @@ class BookieRun:
             before = after
         self._carried = scan.totals.carried
         if gone:
-            problems += (f"{', '.join(sorted(gone))} left while ledgers were read; a later audit finds all they held",)
+            left = f"{', '.join(sorted(gone))} lost the registration while ledgers were read"
+            problems += (f"{left}; a later audit finds all affected ledgers",)
         return scan, ScanResult(scan.totals, after, problems, reading.counts)
 
     def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:

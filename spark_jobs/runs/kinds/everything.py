@@ -151,7 +151,7 @@ class AllFurtherChecks(FurtherChecks):
         limit_s = self._settings.recovery_age_max_s
         problem = ""
         if (more := scanned.totals.in_recovery - len(ids)) > 0:
-            unseen = f"{counted(more, 'ledger')} in recovery {agreeing(more, 'was', 'were')} not looked at"
+            unseen = f"{counted(more, 'ledger')} in recovery {agreeing(more, 'was', 'were')} not examined"
             problem = f"{unseen}: at most {RECOVERIES_MAX} are in one run"
         return {each: at_ms for each, at_ms in times.items() if is_stuck(at_ms, now_ms, limit_s)}, problem
 

@@ -59,5 +59,8 @@ async def mark_noted(
         for note in ended:
             await notes.remove(note)
     except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
-        _log.warning("records of damage are not deleted yet, so a later run marks again", extra={"reason": str(error)})
+        _log.warning(
+            "records of damage could not be deleted, so a later run marks the ledgers again",
+            extra={"reason": str(error)},
+        )
     return markings

@@ -202,7 +202,9 @@ class Withdrawal:
         try:
             await self._parked.unpark(ledger_id)
         except (TransientError, OutcomeUnknownError) as error:
-            _log.info("parked record stays for now", extra={"ledger_id": ledger_id, "error": str(error)})
+            _log.info(
+                "record of a parked task could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)}
+            )
 
 
 class WithdrawsMarks(Protocol):
@@ -272,5 +274,5 @@ def withdraw_ended(
         if after is None:
             break
     else:
-        _log.info("a run withdraws no more marks than these", extra={"withdrawn": dict(withdrawn)})
+        _log.info("the limit of marks that one run withdraws is reached", extra={"withdrawn": dict(withdrawn)})
     return dict(withdrawn)

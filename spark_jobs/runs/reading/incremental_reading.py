@@ -78,20 +78,20 @@ class IncrementalReading:
         sources = _Sources(context, self._lost)
         works = self._works(sources)
         if not any(work.record for work in works):
-            self.problem = sources.problem or "the image has nothing that is new enough"
+            self.problem = sources.problem or "the image has no ledgers that are new enough"
             self._log_problem("all ledgers are read")
             self._plan = ()
             return self._live.scan(live)
         if sources.problem:
             self.problem = sources.problem
-            self._log_problem("only what runs that ended early have read is not read again")
+            self._log_problem("all ledgers are read, except those that runs read before they ended early")
         image = self._image.begin(live, attendance)
         with context.tasks(Phase.SCAN):
             scan = self._scan(works, sources, live, image)
         self._totals = scan.totals
         if scan.image.carried_problems:
             self.problem = scan.image.carried_problems[0]
-            self._log_problem("some ledgers that the image has are read")
+            self._log_problem("some ledgers of the image cannot be used and are read")
         if scan.totals.carried:
             self.carried_from_ms = min(work.record.read_from_ms for work in works if work.record)
         return scan
@@ -195,7 +195,7 @@ class _Sources:
                 self._check_losses(manifest)
             except ImageError as error:
                 _log.warning(
-                    "what a run read that ended early is not used",
+                    "the ledgers that a run read before it ended early are not used",
                     extra={"run_id": self._context.run_id, "reason": str(error)},
                 )
                 continue

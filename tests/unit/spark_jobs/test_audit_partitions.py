@@ -107,7 +107,7 @@ def test_options_are_read() -> None:
         ({"metadata_uri": ""}, "metadata_uri is missing"),
         ({"first_ledger": "x"}, "'x' is not a whole number"),
         ({"first_ledger": "-1"}, "out of range"),
-        ({"first_ledger": "9", "last_ledger": "8"}, "leave no ledger"),
+        ({"first_ledger": "9", "last_ledger": "8"}, "select no ledger"),
         ({"num_partitions": "0"}, "out of range"),
         ({"connect_timeout_s": "soon"}, "not a number of seconds"),
         ({"connect_timeout_s": "0"}, "out of range"),
@@ -240,5 +240,5 @@ def test_both_ends_of_a_range_of_ids_are_read() -> None:
         return [number for number in range(10) if ledger_options(texts).is_wanted(number)]
 
     assert (ids(3, 5), ids(4, 4)) == ([3, 4, 5], [4])
-    with pytest.raises(InvalidOptionError, match="no ledger to read"):
+    with pytest.raises(InvalidOptionError, match="select no ledger"):
         ids(5, 4)

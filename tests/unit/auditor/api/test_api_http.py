@@ -113,7 +113,7 @@ async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
     assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
     page = (await good(world, "GET", "/status")).body.decode()
-    assert "<td>bookies</td><td>24h on the leader, time not known here</td>" in page
+    assert "<td>bookies</td><td>24h on the leader, next time unknown here</td>" in page
     assert "<td>placement</td><td>not scheduled</td>" in page
     world.control.leader = ""
     assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()

@@ -313,10 +313,10 @@ async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
         held = [await asyncio.open_connection("127.0.0.1", world.api.port) for _ in range(3)]
         for _ in range(5):
             assert await raw(world.api.port, b"") == b""
-        assert caplog.text.count("too many connections of HTTP") == 1
+        assert caplog.text.count("too many HTTP connections") == 1
         world.clock.now_s += 60
         assert await raw(world.api.port, b"") == b""
-        assert caplog.text.count("too many connections of HTTP") == 2
+        assert caplog.text.count("too many HTTP connections") == 2
         for _, writer in held:
             writer.close()
             await writer.wait_closed()

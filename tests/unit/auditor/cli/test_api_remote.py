@@ -91,7 +91,7 @@ async def test_waiting_has_an_end_though_the_run_has_none(world: ApiWorld) -> No
     now = iter(range(1_000))
     remote = client(world, monotonic_s=lambda: float(next(now)))
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
-    with pytest.raises(RemoteUnavailableError, match="was not over after 20 s"):
+    with pytest.raises(RemoteUnavailableError, match="did not end within 20 s"):
         await asked(remote.wait, run_id, deadline_s=20)
 
 

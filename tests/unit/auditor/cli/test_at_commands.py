@@ -141,7 +141,7 @@ async def test_letters_tried_again_by_the_service_before_an_error_are_shown(
         patch.setattr(ParkedTasks, "unpark", failing)
         ended = await call(world, "dead-letters", "retry", "7", "8", "--yes", "-o", "json")
         assert json.loads(ended.stdout)["ledgers"] == [7]
-        assert "records of 1 chosen ledger were not removed, or it is unknown: 8" in ended.stderr
+        assert "records of 1 chosen ledger were not removed, or their state is unknown: 8" in ended.stderr
         again = await call(world, "dead-letters", "retry", "8", "--yes", "-o", "json")
         assert (again.exit_code, again.stdout) == (ended.exit_code, "")
     assert ended.exit_code != ExitCode.OK
@@ -196,7 +196,7 @@ async def test_what_if_counts_what_stopped_bookies_have_cost_already(world: ApiW
     text = (await call(world, "what-if", "a")).stdout
     assert "a is not running: its ledgers lack its copies already" in text
     assert "no_live_copy: 0 ledgers more, 3 already" in text
-    assert "no ledger would be worse off than now" in text
+    assert "no ledger would have a worse severity than now" in text
 
 
 async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
@@ -288,7 +288,7 @@ async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld, monk
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "ask", older)
         old = await call(world, *words)
-    assert (old.exit_code, "none was begun; name one BOOKIE" in old.stderr) == (ExitCode.FAILED, True)
+    assert (old.exit_code, "none was begun, so name one BOOKIE" in old.stderr) == (ExitCode.FAILED, True)
     assert (await document(world, *words))["bookies"] == ["c", "d"]
     assert (await drains.read()).keys() == {"c", "d"}
 
@@ -527,7 +527,7 @@ async def test_a_window_of_a_rack_follows_the_topology_of_the_service(world: Api
     assert "no bookie is in rack /r2; racks with bookies: /r1" in str(unknown.exception)
     assert (await document(world, "maintenance", "end", "rack:/r1"))["was_open"] is True
     here = await call(world, "maintenance", "start", "c", "--topology-file", __file__)
-    assert (here.exit_code, "the auditor's own topology" in here.output) == (ExitCode.USAGE, True)
+    assert (here.exit_code, "the auditor uses its own" in here.output) == (ExitCode.USAGE, True)
 
 
 async def test_only_an_administrator_holds_ledgers_with_one_copy_left_back(world: ApiWorld) -> None:

@@ -51,7 +51,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
             if self.url in found.down:
                 raise RemoteUnavailableError(f"no answer from {self.url}")
             if found.busy:
-                raise RemoteBusyError("a bookies run is under way already: r1", "r1")
+                raise RemoteBusyError("a bookies run is already under way: r1", "r1")
             found.started.append((self.url, kind, is_dry_run))
             return a_run("running", None)
 
@@ -201,7 +201,7 @@ def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
         (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "nonsense"), "nonsense"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),
-        (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "leave no ledger"),
+        (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "select no ledger"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
     ],
 )

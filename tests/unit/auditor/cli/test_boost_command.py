@@ -71,7 +71,7 @@ def test_the_bound_is_reported_for_each_ledger(cluster: CommandCluster, monkeypa
     result = call("7", "8", "9", "-o", "json")
     outcomes = [row["outcome"] for row in json.loads(result.stdout)["ledgers"]]
     assert (result.exit_code, outcomes) == (ExitCode.FAILED, ["boosted", "not_boosted", "not_boosted"])
-    assert "ledger 8 was not boosted: 1 ledgers are boosted, which is the bound" in result.stderr
+    assert "ledger 8 was not boosted: 1 ledgers are boosted, which is the maximum" in result.stderr
 
 
 def test_a_dry_run_reports_the_bound_too(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:

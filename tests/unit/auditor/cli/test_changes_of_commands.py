@@ -161,7 +161,7 @@ def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before
         assert (refused.exit_code, "no bookie of this cluster: nope:1" in refused.stderr) == (ExitCode.FAILED, True)
     asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("gone")}, EPOCH_MS, registered=set()))
     done = call("decommission", "gone", "--yes")
-    assert done == "gone: the note of its drain and the note of its loss are deleted\n"
+    assert done == "gone: the record of its drain and the record of its loss are deleted\n"
     for name in ("gone", "old"):
         assert call("decommission", name, "--yes") == f"{name}: nothing to do, its records are deleted already\n"
     assert [detail for *_, detail in recorded()] == ["gone"]

@@ -263,7 +263,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
     )
     for table, words in {
         "metadata_uri": ("zk",),
-        "[bookie]": ("two directories", "or set plaintext", "give advertised_host", "both to use port 4000"),
+        "[bookie]": ("two directories", "or set plaintext", "give advertised_host", "cannot both use port 4000"),
         "[replicator]": (
             "go together",
             "need tls_ca",
@@ -271,7 +271,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
             "no file /none.json",
             "no file /none.key",
         ),
-        "[audit.run]": ("leave no ledger", "sample = 0", "'sometimes'"),
+        "[audit.run]": ("select no ledger", "sample = 0", "'sometimes'"),
         "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is not a schedule"),
     }.items():
         for word in words:

@@ -170,7 +170,7 @@ def test_a_bookie_that_goes_away_while_ledgers_are_read_is_no_yes(
     during_the_reading(monkeypatch, lambda: gone(cluster, "d"))
     code, document = asked("c")
     assert (code, document["ok"]) == (ExitCode.FAILED, False)
-    assert document["placement_problems"] == ["d went away while ledgers were read: ask again"]
+    assert document["placement_problems"] == ["d lost the registration while ledgers were read: run the command again"]
 
 
 def test_the_room_is_that_after_the_ledgers_were_read(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world
 @in_service_world
 async def test_a_placement_run_that_is_requested_without_a_topology_is_refused(world: ServiceWorld) -> None:
     auditor = await world.leader()
-    with pytest.raises(RefusedError, match="there is no topology"):
+    with pytest.raises(RefusedError, match="without a topology"):
         await start(auditor.service, RunKind.PLACEMENT)
     assert not await auditor.service.runs()
     await auditor.service.start_run(RunKind.PLACEMENT, cause=RunCause.SCHEDULE, owner="a")
@@ -343,7 +343,7 @@ async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceW
     await asyncio.sleep(150)
     goes_on = await auditor.service.run(run.run_id)
     assert (goes_on.state, goes_on.pause_ends_ms) == (RunState.RUNNING, 0)
-    assert goes_on.detail.startswith("goes on by itself")
+    assert goes_on.detail.startswith("continues automatically")
     await asyncio.sleep(150)
     assert (await auditor.service.run(run.run_id)).state is RunState.DONE
 
@@ -397,7 +397,7 @@ async def test_a_follower_knows_the_schedules_without_their_times(world: Service
     await when(lambda: follower.service.status().leader != "", 30)
     own, others = leader.service.status(), follower.service.status()
     assert own.schedules == others.schedules == {RunKind.BOOKIES: "1h", RunKind.PLACEMENT: "17 2 * * 0"}
-    assert why_no_next_run(others, RunKind.PLACEMENT) == "17 2 * * 0 on the leader, time not known here"
+    assert why_no_next_run(others, RunKind.PLACEMENT) == "17 2 * * 0 on the leader, next time unknown here"
     assert why_no_next_run(others, RunKind.REPLICAS) == "not scheduled"
 
 
@@ -557,7 +557,7 @@ async def standing() -> tuple[MemoryStore, ElectionView, RunGate, RunManager]:
 async def test_the_gate_itself_sees_that_the_term_is_over() -> None:
     _, leads, gate, _ = await standing()
     leads.state = Leadership(True, 2, "a")  # lost and won again while this run was paused
-    with pytest.raises(RunStoppedError, match="does not lead"):
+    with pytest.raises(RunStoppedError, match="no longer the leader"):
         gate.pass_through()
 
 

@@ -196,5 +196,5 @@ async def test_an_auditor_that_does_not_lead_shows_the_schedules_and_no_times() 
     control = FakeControl()
     control.now = replace(STATUS, is_leader=False, next_run_ms={}, schedules={RunKind.REPLICAS: "7d"})
     rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}
-    assert (rows["replicas"].next_ms, rows["replicas"].why_no_next) == (0, "7d on the leader, time not known here")
+    assert (rows["replicas"].next_ms, rows["replicas"].why_no_next) == (0, "7d on the leader, next time unknown here")
     assert rows["placement"].why_no_next == "not scheduled"

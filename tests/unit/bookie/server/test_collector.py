@@ -517,7 +517,7 @@ async def test_implausibly_many_are_left_alone() -> None:
         await ledger(world, LedgerId(number), OURS if number < 2 else None)
     report = await world.collector.run_pass()
     assert (report.suspects, report.collected) == (4, 0)
-    assert "look at the metadata" in report.stopped
+    assert "check the metadata" in report.stopped
     assert len(await world.storage.ledger_ids()) == 6
 
 
@@ -868,7 +868,7 @@ async def test_limbo_ends_while_a_collection_is_held_back() -> None:
     await world.storage.set_limbo(limbo)
     report = await world.collector.run_pass()
     assert (report.held, report.collected, report.limbo_cleared) == (4, 0, 1)
-    assert "look at the metadata" in report.stopped
+    assert "check the metadata" in report.stopped
     assert await world.storage.limbo_ids() == limbo[1:]
     assert (await world.storage.list_entries(LedgerId(0))).status is Status.OK
     assert len(await world.held(L5)) == 10

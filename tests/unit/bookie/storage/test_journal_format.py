@@ -168,7 +168,7 @@ def test_record_length_beyond_its_batch_is_refused_before_it_is_read() -> None:
         strange = resealed(data, BATCH_HEADER_SIZE, length, len(data) - 4)
         header = decode_batch_header(strange, 0, EPOCH)
         assert header is not None
-        with pytest.raises(DamagedJournalError, match="passes the end"):
+        with pytest.raises(DamagedJournalError, match="past the end"):
             decode_records(strange, header)
 
 
@@ -185,7 +185,7 @@ def test_wrong_record_count_is_refused() -> None:
     data = batch_bytes([(RecordKind.FENCE, 7, b"")], count=2)
     header = decode_batch_header(data, 0, EPOCH)
     assert header is not None
-    with pytest.raises(DamagedJournalError, match="names 2 records, holds 1"):
+    with pytest.raises(DamagedJournalError, match="declares 2 records, contains 1"):
         decode_records(data, header)
 
 

@@ -24,7 +24,7 @@ def test_a_long_reason_is_shortened() -> None:
 
 def test_the_text_of_a_fenced_copy_contains_the_cause_and_what_ends_it() -> None:
     cause = (
-        "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or not asked for 7 days"
+        "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or is not asked for 7 days"
     )
     assert str(fenced(BookieId("t"))) == f"t=FENCED ({cause})"
     assert str(fenced(BookieId("t"), "write refused")) == f"t=FENCED ({cause}: write refused)"

@@ -140,7 +140,7 @@ async def test_a_bookie_whose_location_is_not_known_is_not_judged_and_not_chosen
         for ledger_id in (LEDGER, OTHER):
             await world.tasks.marking.mark(ledger_id, ())
         results = {result.ledger_id: result for result in (await heal(world)).results}
-        assert "no location is known of q" in results[LEDGER].detail
+        assert "the topology has no location for q" in results[LEDGER].detail
         assert "no registered bookie is better" in results[OTHER].detail
         assert copied(world) == {}
 

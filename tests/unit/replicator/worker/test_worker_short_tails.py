@@ -269,7 +269,7 @@ async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stay
         running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert running.recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
-        assert "none after 9" in running.recorder.results[-1].detail
+        assert "no bookie reports an entry after 9" in running.recorder.results[-1].detail
         for bookie in ("a", "b"):
             world.bookies[bookie].last = lambda result: result  # as after a flush
         await until(world.is_clean, seconds=4000, every_s=1)

@@ -441,7 +441,7 @@ async def test_an_apache_bookie_that_can_read_no_sample_of_many_ledgers_is_unkno
             assert missing(answers) == {0: {BookieId("b")}}
             assert answers.unknown == {(BookieId("a"), "IO_ERROR"): count}
             detail = answers.details[BookieId("a"), "IO_ERROR"]
-            assert detail.startswith("cannot read its entries: look at its disk (reading entry 0:")
+            assert detail.startswith("cannot read its entries: check its disk (reading entry 0:")
         else:
             assert {number for number, bookies in missing(answers).items() if "a" in bookies} == set(range(count))
             assert dict(answers.unknown) == {}

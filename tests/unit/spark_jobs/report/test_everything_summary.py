@@ -159,7 +159,7 @@ def test_the_text_has_a_section_for_each_check() -> None:
         f"unknown     the ledgers of {world.bookie_name(2)}, not offered: it speaks",
         "surplus     4 ledgers",
         "unowned     2 ledgers",
-        "damaged     1 ledger of which",
+        "damaged     1 ledger with damaged",
         "not judged  5 ledgers",
         "last collection",
         "more pairs",

@@ -41,7 +41,7 @@ def told(summary: RunSummary) -> str:
             ["bkheal bookies", "Bring the missing bookies back: bookie-00", "and 2 more", "--missing-share-max"],
         ),
         (world.INCOMPLETE, ["ZooKeeper stopped answering"]),
-        (world.WAITING, ["Waited for: bookie-00"]),
+        (world.WAITING, ["not marked yet: bookie-00"]),
         (world.PLACEMENT, ["reported and not marked", "in /ledgers/../bookies: bookie-08"]),
         (world.REPLICAS, ["from a copy outside the cluster", "bkheal ledger show 11", "could not list their entries"]),
         (DISABLED, ["bkheal recovery enable"]),

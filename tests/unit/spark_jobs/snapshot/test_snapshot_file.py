@@ -132,7 +132,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 def test_something_behind_the_end_is_refused() -> None:
     for more in (b"\x00", SMALL, LAST_ZXID):
-        with pytest.raises(SnapshotError, match="does not end as a snapshot does"):
+        with pytest.raises(SnapshotError, match="lacks the end mark of a snapshot"):
             read(SMALL + more)
 
 

@@ -72,7 +72,7 @@ async def test_bad_ids_are_refused_before_anything_is_changed(world: WriterWorld
     ):
         with pytest.raises(error):
             await writer.submit_at(EntryId(bad), b"other")
-    with pytest.raises(EntryIdTooFarError, match="bytes wait"):
+    with pytest.raises(EntryIdTooFarError, match="bytes already wait"):
         await writer.submit_at(EntryId(6), bytes(1000))
     with pytest.raises(EntryTooLargeError):
         await writer.submit_at(EntryId(1), bytes(ENTRY_PAYLOAD_MAX + 1))
